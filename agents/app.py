@@ -86,9 +86,13 @@ class App(FaustParts):
     bound: str
     """Faust's web_bind as it was before its command line was read."""
     load_again: Load | None = None
-    """Loads this application again in a process of its own, where the console on the worker folds a partition anew; `holdfast worker` knows how."""
+    """Loads this application again in a process of its own, where the console on the worker folds a partition
+    anew; `holdfast worker` knows how.
+    """
     worded: Callable[[str], str] | None = None
-    """Words what a worker leaves with for whoever started it: `holdfast worker` adds the application to the commands that errors advise."""
+    """Words what a worker leaves with for whoever started it: `holdfast worker` adds the application to the
+    commands that errors advise.
+    """
 
     def on_init_dependencies(self) -> Iterable[Any]:
         self._refuse_faust_options()
@@ -122,7 +126,8 @@ class App(FaustParts):
         except ModuleNotFoundError as error:
             extra = extra_of(error.name) or "console"
             raise ConfigError(
-                f"console_on_workers needs {error.name}, which is not installed: pip install 'holdfast[{extra}]'"
+                f"console_on_workers needs {error.name}, which is not installed: pip install"
+                f" 'holdfast[{extra}]'"
             ) from None
         return partial(
             open_on_worker,
@@ -140,13 +145,15 @@ class App(FaustParts):
             or self.conf.web_bind != self.bound
         ):
             raise ConfigError(
-                "faust's --web-port, --web-host and --web-bind do not move the port of tables, health and metrics: "
-                f"set web_port, web_url and web_bind instead, as in HOLDFAST_WEB_PORT={self.conf.web_port}"
+                "faust's --web-port, --web-host and --web-bind do not move the port of tables, health and"
+                " metrics: set web_port, web_url and web_bind instead, as in"
+                f" HOLDFAST_WEB_PORT={self.conf.web_port}"
             )
         folder = os.environ.get("F_DATADIR", FAUST_DATADIR)
         if folder != FAUST_DATADIR:
             raise ConfigError(
-                f"faust's --datadir (F_DATADIR) does not move the tables: set data_dir instead, HOLDFAST_DATA_DIR={folder}"
+                "faust's --datadir (F_DATADIR) does not move the tables: set data_dir instead,"
+                f" HOLDFAST_DATA_DIR={folder}"
             )
 
     async def on_first_start(self) -> None:
@@ -184,7 +191,8 @@ def make_data_dir(folder: Path) -> None:
         ) from None
     except OSError as error:
         raise ConfigError(
-            f"data_dir is {folder}, which cannot be used: {error.strerror}; name a folder that this account owns"
+            f"data_dir is {folder}, which cannot be used: {error.strerror}; name a folder that this account"
+            " owns"
         ) from error
 
 
@@ -203,10 +211,10 @@ def create_app(
     """Return a Faust app that folds *processors* exactly once: `faust -A module worker -l info`.
 
     Settings come from the environment and `holdfast.toml` unless given. *faust* are Faust's own for agents,
-    tables and pages beside the processors (agents/faust/declared/options.py), such as `topic_partitions` or `store`;
-    ConfigError for one that holdfast's settings govern. Nothing is contacted before the worker starts. ChainError
-    when one is of another version than those that read what it emits allow, ConfigError when two declare another
-    retention of one topic.
+    tables and pages beside the processors (agents/faust/declared/options.py), such as `topic_partitions` or
+    `store`; ConfigError for one that holdfast's settings govern. Nothing is contacted before the worker
+    starts. ChainError when one is of another version than those that read what it emits allow, ConfigError
+    when two declare another retention of one topic.
     """
     named = by_name(processors)
     require_chains(processors)

@@ -94,7 +94,9 @@ def survey(settings: Settings, processors: Sequence[Processor[Any, Any]]) -> Sur
 
 
 def tell(findings: Sequence[TopicFinding]) -> None:
-    """Log warnings about topics; those that keep records for a time are one line, since that is nothing new at each start."""
+    """Log warnings about topics; those that keep records for a time are one line, since that is nothing new
+    at each start.
+    """
     for finding in findings:
         if not finding.limited:
             logger.warning(
@@ -103,7 +105,8 @@ def tell(findings: Sequence[TopicFinding]) -> None:
             )
     if limited := sorted({finding.topic for finding in findings if finding.limited}):
         logger.info(
-            "%(topics)s keep their records for a time only, so a version that begins later is partial: `holdfast topics check` tells more",
+            "%(topics)s keep their records for a time only, so a version that begins later is partial:"
+            " `holdfast topics check` tells more",
             {"topics": ", ".join(limited)},
         )
 
@@ -115,13 +118,14 @@ def _compression(settings: Settings) -> int:
         return int(Compression[name.upper()])
     except KeyError:
         raise ConfigError(
-            f"compression.type is {name!r}: write one of {', '.join(kind.name.lower() for kind in Compression)}"
+            f"compression.type is {name!r}: write one of"
+            f" {', '.join(kind.name.lower() for kind in Compression)}"
         ) from None
 
 
 class _Identity:
-    """The cluster's id, and its topics: their partitions by name, and their ids, which tell one that was deleted and made
-    again under its name.
+    """The cluster's id, and its topics: their partitions by name, and their ids, which tell one that was
+    deleted and made again under its name.
     """
 
     def __init__(self, settings: Settings) -> None:

@@ -59,11 +59,11 @@ def shortage(limit: int, partitions: int, connections: int) -> str | None:
     True
     >>> shortage(256, 64, 64)
     'this process may open 256 files and needs about 640 (7 for each of 64 partitions, 64 connections, 128 others): raise ulimit -n'
-    """
+    """  # noqa: E501
     want = needed(partitions, connections)
     if want <= limit:
         return None
     return (
-        f"this process may open {limit} files and needs about {want} ({PER_PARTITION} for each of {partitions} partitions, "
-        f"{connections} connections, {BASE} others): raise ulimit -n"
+        f"this process may open {limit} files and needs about {want} ({PER_PARTITION} for each of"
+        f" {partitions} partitions, {connections} connections, {BASE} others): raise ulimit -n"
     )

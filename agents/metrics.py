@@ -327,7 +327,8 @@ class _Page(Collector):
         )
         waiting = GaugeMetricFamily(
             "holdfast_waiting",
-            "1 while this version of a partition has folded all there is, and waits for partitions that old workers have",
+            "1 while this version of a partition has folded all there is, and waits for partitions that old"
+            " workers have",
             labels=("table", "partition", "version"),
         )
         for replica in replicas:

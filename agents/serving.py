@@ -67,7 +67,9 @@ class Replica(Protocol):
 
     @property
     def role(self) -> str:
-        """Return what this worker is for the partition: "active", "standby", or "earlier" for what it keeps of an earlier version."""
+        """Return what this worker is for the partition: "active", "standby", or "earlier" for what it keeps
+        of an earlier version.
+        """
         ...
 
     @property
@@ -80,7 +82,9 @@ class Replica(Protocol):
 
     @property
     def standing(self) -> str | None:
-        """Return why an active partition is not folded further: it waits for what its fold needs, or for a person."""
+        """Return why an active partition is not folded further: it waits for what its fold needs, or for a
+        person.
+        """
         ...
 
     @property
@@ -106,12 +110,16 @@ class Replica(Protocol):
 
     @property
     def offsets(self) -> Mapping[str, int]:
-        """Return the last offset in the state of each source, -1 for none. Asked of tables of several alone."""
+        """Return the last offset in the state of each source, -1 for none. Asked of tables of several
+        alone.
+        """
         ...
 
     @property
     def partial(self) -> Mapping[str, int]:
-        """Return of each source whose head was deleted before this version began the first offset that was there."""
+        """Return of each source whose head was deleted before this version began the first offset that was
+        there.
+        """
         ...
 
     @property
@@ -159,8 +167,8 @@ class Replica(Protocol):
         ...
 
     async def reached(self, wanted: int | Mapping[str, int], timeout_s: float) -> bool:
-        """Wait until `applied` is at least *wanted*, or `offsets` are where it names sources; False when time ran out or the partition went away
-        first.
+        """Wait until `applied` is at least *wanted*, or `offsets` are where it names sources; False when time
+        ran out or the partition went away first.
         """
         ...
 
@@ -193,7 +201,9 @@ class GlobalReplica(Protocol):
     def approximate_rows(self) -> int: ...
 
     async def read(self, work: Callable[[GlobalView], T]) -> T:
-        """Return what *work* makes of the copy as it is now, beside the event loop; StoreError once it is closed."""
+        """Return what *work* makes of the copy as it is now, beside the event loop; StoreError once it is
+        closed.
+        """
         ...
 
     async def reached(self, wanted: Mapping[int, int], timeout_s: float) -> bool:
@@ -229,13 +239,15 @@ class Serving(Protocol):
         ...
 
     def building(self, table: str, partition: int) -> str | None:
-        """Return why the partition is not read yet in the version that runs here: it has not caught up with the current one;
-        None when it may be.
+        """Return why the partition is not read yet in the version that runs here: it has not caught up with
+        the current one; None when it may be.
         """
         ...
 
     def waiting(self, table: str, partition: int) -> bool:
-        """Return whether a partition that is not read yet has folded all there is, and waits for partitions that old workers have."""
+        """Return whether a partition that is not read yet has folded all there is, and waits for partitions
+        that old workers have.
+        """
         ...
 
     def owner(self, table: str, partition: int) -> str | None:

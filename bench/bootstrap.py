@@ -1,9 +1,11 @@
-"""Bootstrap of a table of many rows from history: by this process (`--engine local`), and by Spark from the topic and from the lake.
+"""Bootstrap of a table of many rows from history: by this process (`--engine local`), and by Spark from the
+topic and from the lake.
 
     python -P -m bench.bootstrap [--rows 1000000] [--engines local,spark,spark-bronze]
 
-One record makes one row of some 100 bytes, in 4 partitions; CPU is that of this process and of its JVM, without the broker's, the start of the
-session included. `verify` of the changelog follows, and must say equal.
+One record makes one row of some 100 bytes, in 4 partitions; CPU is that of this process and of its JVM,
+without the broker's, the start of the session included. `verify` of the changelog follows, and must say
+equal.
 """
 
 from __future__ import annotations

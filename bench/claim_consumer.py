@@ -212,7 +212,8 @@ def rates(place: Place, records: int, rounds: int) -> None:
         rounds,
     )
     print(
-        f"  plain {median(found, 'plain'):,.0f}/s, batches {median(found, 'batch'):,.0f}/s, one by one {median(found, 'one-by-one'):,.0f}/s"
+        f"  plain {median(found, 'plain'):,.0f}/s, batches {median(found, 'batch'):,.0f}/s, one by one"
+        f" {median(found, 'one-by-one'):,.0f}/s"
     )
     ratio(found, "batch", "plain", 0.6)
     ratio(found, "one-by-one", "plain", 0.12)
@@ -238,7 +239,8 @@ async def claims(place: Place) -> None:
         if isinstance(frame, Heartbeat):
             held.setdefault(frame.partition, at_ms / 1000)
     print(
-        f"  claim to heartbeat, 100 at once: {quantiles([held[each] - asked[each] for each in asked])} (wanted p99 < 500)"
+        f"  claim to heartbeat, 100 at once: {quantiles([held[each] - asked[each] for each in asked])}"
+        " (wanted p99 < 500)"
     )
     print(
         f"  claim to first message, 100 at once: {quantiles([first[each] - asked[each] for each in asked])}"

@@ -1,7 +1,7 @@
 """Windows that end together: what it costs to tell and to remove them, `python -P -m bench.closing`.
 
-24 windows of 10,000 keys, and 1,000 windows of 1,000 keys, all closed by one record, and all removed by a later one. A real
-store; the changelog's records are counted. "stall" is the longest step, in processor time.
+24 windows of 10,000 keys, and 1,000 windows of 1,000 keys, all closed by one record, and all removed by a
+later one. A real store; the changelog's records are counted. "stall" is the longest step, in processor time.
 """
 
 from __future__ import annotations
@@ -116,9 +116,10 @@ def measured(name: str, windows: int, keys: int) -> None:
                 peak_mib = max(peak_mib, resident_mib())
             took_s = time.process_time() - began_s
             print(
-                f"{name:28s} {what:8s} {took_s / count * 1e6:6.2f} us a window  stall {life.stall_s * 1e3:8.1f} ms  "
-                f"{life.transactions} transactions  {records / count:4.2f} records and {size / count:6.1f} bytes of changelog a window  {emits:,d} emitted  "
-                f"{peak_mib - before_mib:,d} MiB more"
+                f"{name:28s} {what:8s} {took_s / count * 1e6:6.2f} us a window  stall"
+                f" {life.stall_s * 1e3:8.1f} ms  {life.transactions} transactions  {records / count:4.2f}"
+                f" records and {size / count:6.1f} bytes of changelog a window  {emits:,d} emitted "
+                f" {peak_mib - before_mib:,d} MiB more"
             )
         rows: Rows[Any] = life.folder.rows
         left = sum(1 for _ in rows.scan())

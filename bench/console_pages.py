@@ -1,9 +1,11 @@
-"""The console's bars: how soon a browser paints a page, and what the console costs while one is open. 1,000 partitions, 10,000 claims.
+"""The console's bars: how soon a browser paints a page, and what the console costs while one is open. 1,000
+partitions, 10,000 claims.
 
     PYTHONPATH=. python -P -m bench.console_pages [--rounds 9] [--open-s 20]
 
-No Kafka: a worker in memory answers the console, each in a process of its own; the processor told is the console's. Chromium (headless)
-opens each page several times; what it calls the first contentful paint counts from the request on.
+No Kafka: a worker in memory answers the console, each in a process of its own; the processor told is the
+console's. Chromium (headless) opens each page several times; what it calls the first contentful paint counts
+from the request on.
 """
 
 from __future__ import annotations
@@ -95,7 +97,8 @@ def measure(url: str, console: psutil.Process, rounds: int, open_s: float) -> No
                 page.goto(path)
                 painted.append(painted_after(page))
             print(
-                f"  {path}: painted after {statistics.median(painted):.0f} ms [{min(painted):.0f}-{max(painted):.0f}]",
+                f"  {path}: painted after {statistics.median(painted):.0f} ms"
+                f" [{min(painted):.0f}-{max(painted):.0f}]",
                 flush=True,
             )
         page.goto("about:blank")

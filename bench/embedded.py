@@ -1,12 +1,14 @@
-"""The embedded Kafka, in memory and in a folder, beside librdkafka's mock cluster, `python -P -m bench.embedded`: start, memory, records a
-second and transactions a second, of one producer and of several at once, through librdkafka on one core; and its start with a folder of 100 MB.
-Of Apache Kafka, start and memory.
+"""The embedded Kafka, in memory and in a folder, beside librdkafka's mock cluster, `python -P -m
+bench.embedded`: start, memory, records a second and transactions a second, of one producer and of several at
+once, through librdkafka on one core; and its start with a folder of 100 MB. Of Apache Kafka, start and
+memory.
 
-Broker and client are pinned to one core, for the mock cluster lives within the client; with `--apart` the broker has that core to itself and
-the client another, which the mock cluster shares. Of what each took, the seconds of processor are told too: on a machine that does other work
-they say more than those of the clock. The mock cluster keeps no rules (it fences nobody, orders no
-sequences, has no isolation), so it is a bound of speed, not a broker. Apache Kafka is not pinned: it starts as `holdfast dev up` starts it, on
-all cores, and needs them.
+Broker and client are pinned to one core, for the mock cluster lives within the client; with `--apart` the
+broker has that core to itself and the client another, which the mock cluster shares. Of what each took, the
+seconds of processor are told too: on a machine that does other work they say more than those of the clock.
+The mock cluster keeps no rules (it fences nobody, orders no sequences, has no isolation), so it is a bound of
+speed, not a broker. Apache Kafka is not pinned: it starts as `holdfast dev up` starts it, on all cores, and
+needs them.
 """
 
 from __future__ import annotations
@@ -60,7 +62,9 @@ with EmbeddedKafka(folder=folder or None, fsync=how == "fsync") as kafka:
 
 
 class Spent(NamedTuple):
-    """What a measurement took: things done, seconds of the clock, seconds of processor of client and broker."""
+    """What a measurement took: things done, seconds of the clock, seconds of processor of client and
+    broker.
+    """
 
     done: int
     clock_s: float
@@ -143,7 +147,9 @@ def records(producer: Producer, count: int) -> int:
 
 
 def transactions(producers: Sequence[Producer], seconds: float) -> int:
-    """Have each producer, in a thread of its own, commit transactions of one record, one after the other, for *seconds*."""
+    """Have each producer, in a thread of its own, commit transactions of one record, one after the other, for
+    *seconds*.
+    """
     until_s = time.perf_counter() + seconds
 
     def committed(producer: Producer) -> int:
@@ -187,8 +193,9 @@ def start_with_records() -> None:
             size_mb = sum(each.stat().st_size for each in Path(folder, f"{TOPIC}-0").iterdir()) / 1e6
             with served("folder", folder) as kafka:
                 print(
-                    f"folder    start with {size_mb:.0f} MB in batches of {batch_bytes:,} bytes, after SIGKILL: {kafka.took_ms:.0f} ms,"
-                    f" {kafka.used_ms:.0f} ms of processor, {kafka.resident_mb:.0f} MB",
+                    f"folder    start with {size_mb:.0f} MB in batches of {batch_bytes:,} bytes, after"
+                    f" SIGKILL: {kafka.took_ms:.0f} ms, {kafka.used_ms:.0f} ms of processor,"
+                    f" {kafka.resident_mb:.0f} MB",
                     flush=True,
                 )
 
@@ -220,8 +227,8 @@ def start_kafka(name: str, *, short_lived: bool) -> None:
             (node,) = kafka.status()
             assert node.pid is not None
             print(
-                f"{name:<9} start {took_ms:,.0f} ms to its first answer ({cpu_s(node.pid) * 1000:,.0f} of processor),"
-                f" {resident_mb(node.pid):.0f} MB; load {busy:.1f}",
+                f"{name:<9} start {took_ms:,.0f} ms to its first answer ({cpu_s(node.pid) * 1000:,.0f} of"
+                f" processor), {resident_mb(node.pid):.0f} MB; load {busy:.1f}",
                 flush=True,
             )
 
@@ -243,8 +250,9 @@ def main() -> None:
     busy = os.getloadavg()[0]
     with served(core=core) as kafka:
         print(
-            f"embedded  start {kafka.took_ms:.1f} ms after the import ({kafka.used_ms:.1f} of processor), {kafka.whole_ms:.0f} ms with the process"
-            f" and the import, {kafka.resident_mb:.1f} MB; load {busy:.1f}"
+            f"embedded  start {kafka.took_ms:.1f} ms after the import ({kafka.used_ms:.1f} of processor),"
+            f" {kafka.whole_ms:.0f} ms with the process and the import, {kafka.resident_mb:.1f} MB; load"
+            f" {busy:.1f}"
         )
         measure("embedded", {"bootstrap.servers": kafka.bootstrap}, told.records, told.seconds, kafka.used_s)
     for how in ("folder", "fsync"):
@@ -257,7 +265,8 @@ def main() -> None:
     mock.list_topics(timeout=DEADLINE_S)
     took_ms = (time.perf_counter() - began_s) * 1000
     print(
-        f"mock      start {took_ms:.1f} ms to its first answer, {resident_mb() - before_mb:.1f} MB more than before"
+        f"mock      start {took_ms:.1f} ms to its first answer, {resident_mb() - before_mb:.1f} MB more than"
+        " before"
     )
     (broker,) = mock.list_topics(timeout=DEADLINE_S).brokers.values()
     config = {"bootstrap.servers": f"{broker.host}:{broker.port}"}  # one mock for all producers

@@ -1,10 +1,12 @@
-"""A simulated fleet of claim members: their own machines (`core.member`, `core.groups`), a log in memory, simulated time, no broker.
+"""A simulated fleet of claim members: their own machines (`core.member`, `core.groups`), a log in memory,
+simulated time, no broker.
 
     python -P -m bench.fleet_claims [--only log,others,race,balanced] [--members 10,30,100]
 
-What a member spends on the log is told for three sizes of the log. A race for partitions, ten to a member, is run for three
-sizes of the group: until all are held, for two intervals in peace, and from a kill until another has what was left.
-It ends by itself: one size takes (members x frames) folds, so a hundred members are ten seconds of processor time.
+What a member spends on the log is told for three sizes of the log. A race for partitions, ten to a member, is
+run for three sizes of the group: until all are held, for two intervals in peace, and from a kill until
+another has what was left. It ends by itself: one size takes (members x frames) folds, so a hundred members
+are ten seconds of processor time.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ from tests.simulation.timeline import BEGAN_S, Timeline
 
 GROUP, TOPIC = "billing", "orders.placed"
 INTERVAL_S, HOLD_S = 3.0, 0.2
-"""Heartbeats as `bench.settle` has them, and how long the broker holds frames back for a reader (`follow_wait_ms`)."""
+"""Heartbeats as `bench.settle` has them, and how long the broker holds frames back for a reader
+(`follow_wait_ms`).
+"""
 EACH, SPARE = 10, 2
 """Partitions for each member, and how many more it may take."""
 DELAY_LOW_S, DELAY_HIGH_S = 0.001, 0.005
@@ -91,8 +95,9 @@ def read_log(claims: int, group: str = GROUP) -> None:
     offset = observe(member, rounds[1], offset)
     took_s = time.process_time() - began_s
     print(
-        f"  {claims:>7,} claims {'of the own group' if group == GROUP else 'of other groups'}: {took_s / claims * 1e6:.1f} us a frame,"
-        f" {held / claims:,.0f} B of memory a claim, {size:.0f} B of log a frame",
+        f"  {claims:>7,} claims {'of the own group' if group == GROUP else 'of other groups'}:"
+        f" {took_s / claims * 1e6:.1f} us a frame, {held / claims:,.0f} B of memory a claim, {size:.0f} B of"
+        " log a frame",
         flush=True,
     )
 
@@ -220,9 +225,10 @@ def race(members: int) -> None:
     taken_s = fleet.until(left, killed_s, killed_s + 20 * INTERVAL_S) - killed_s
     asked = sum(until_settled.values()) / fleet.partitions
     print(
-        f"  {members:>4} members, {fleet.partitions:>6,} partitions: settled after {settled_s:.1f} s with {asked:.1f} frames a partition"
-        f" {dict(until_settled)}; {in_peace:.2f} frames a partition and interval in peace; {len(left)} claims of a killed one are"
-        f" taken over after {taken_s:.1f} s; {time.process_time() - used_s:.0f} s of processor",
+        f"  {members:>4} members, {fleet.partitions:>6,} partitions: settled after {settled_s:.1f} s with"
+        f" {asked:.1f} frames a partition {dict(until_settled)}; {in_peace:.2f} frames a partition and"
+        f" interval in peace; {len(left)} claims of a killed one are taken over after {taken_s:.1f} s;"
+        f" {time.process_time() - used_s:.0f} s of processor",
         flush=True,
     )
 
@@ -231,7 +237,9 @@ def race(members: int) -> None:
 
 
 def balanced(members: int) -> None:
-    """Print what one member of a balanced group spends while *members* join, and how large the group's summary is."""
+    """Print what one member of a balanced group spends while *members* join, and how large the group's
+    summary is.
+    """
     partitions = members * EACH
     balancer = Balancer(
         BalancerSettings(group_id=GROUP, client_id="reader", member_id="reader", topics=(TOPIC,)),
@@ -264,8 +272,9 @@ def balanced(members: int) -> None:
     assert summary is not None
     size = len(encode_announcement(summary))
     print(
-        f"  {members:>4} members, {partitions:>6,} partitions: the last one's join {1e3 * (ended_s - last_s):.0f} ms, all joins"
-        f" {ended_s - began_s:.1f} s of processor in each member; summary {size:,} B, {size / members:.0f} B a member",
+        f"  {members:>4} members, {partitions:>6,} partitions: the last one's join"
+        f" {1e3 * (ended_s - last_s):.0f} ms, all joins {ended_s - began_s:.1f} s of processor in each"
+        f" member; summary {size:,} B, {size / members:.0f} B a member",
         flush=True,
     )
 

@@ -1,9 +1,11 @@
-"""A simulated fleet of workers, no broker: what a leader shares out, what the broker keeps of the group, the directory, the console.
+"""A simulated fleet of workers, no broker: what a leader shares out, what the broker keeps of the group, the
+directory, the console.
 
     python -P -m bench.fleet_workers [--only group,directory,console] [--workers 30,100,300,1000]
 
-A hundred partitions to each worker and one standby of each. The group's own assignor (Faust's, as workers run it) shares them out
-once from nothing and once from what all hold; then a worker has gone. Records of the directory are those that workers announce.
+A hundred partitions to each worker and one standby of each. The group's own assignor (Faust's, as workers run
+it) shares them out once from nothing and once from what all hold; then a worker has gone. Records of the
+directory are those that workers announce.
 """
 
 from __future__ import annotations
@@ -47,7 +49,8 @@ from holdfast.console.watching.reports import (
 APP, SOURCE, EACH, STANDBYS = "shop", "orders.placed", 100, 1
 NOW_MS = 1_795_600_000_000
 GROUP_RECORD_BYTES = 1_048_588
-"""Kafka's `max.message.bytes`: the broker keeps a group, all members with their assignments, as one record."""
+"""Kafka's `max.message.bytes`: the broker keeps a group, all members with their assignments, as one record.
+"""
 
 
 def url_of(worker: int) -> str:
@@ -93,9 +96,10 @@ def group(workers: int, each: int) -> None:
     del members[url_of(0)]
     after = shared(leader, cluster, members)
     print(
-        f"  {workers:>5} workers, {workers * each:>7,} partitions: shared out in {fresh.took_s:.1f} s of the leader's processor, again {again.took_s:.1f} s,"
-        f" without one {after.took_s:.1f} s; members tell {again.told / 1e6:.2f} MB in all, are told {again.answered / 1e6:.2f} MB;"
-        f" the broker's record {again.record / GROUP_RECORD_BYTES:.0%} of its limit",
+        f"  {workers:>5} workers, {workers * each:>7,} partitions: shared out in {fresh.took_s:.1f} s of the"
+        f" leader's processor, again {again.took_s:.1f} s, without one {after.took_s:.1f} s; members tell"
+        f" {again.told / 1e6:.2f} MB in all, are told {again.answered / 1e6:.2f} MB; the broker's record"
+        f" {again.record / GROUP_RECORD_BYTES:.0%} of its limit",
         flush=True,
     )
 
@@ -110,7 +114,9 @@ def told_by(metadata: Any, url: str, assignment: Any, leader: Any = None) -> Any
 
 
 def shared(leader: Any, cluster: Cluster, members: dict[str, Any]) -> Any:
-    """Let the leader share out; return how long it took and how many bytes were said: by members, to them, and both in one record."""
+    """Let the leader share out; return how long it took and how many bytes were said: by members, to them,
+    and both in one record.
+    """
     began_s = time.process_time()
     found = leader.assign(cluster, members)
     took_s = time.process_time() - began_s
@@ -150,8 +156,9 @@ def directory(workers: int) -> None:
     indexed_s = used(lambda: Workers(claims))
     partitions = workers * EACH
     print(
-        f"  {workers:>5} workers, {partitions:>7,} partitions: {size / 1e6:.2f} MB on the topic, {size / partitions:.0f} B a partition; a client reads it in"
-        f" {read_s * 1e3:.0f} ms, sorts it in {indexed_s * 1e3:.0f} ms, keeps {held / 1e6:.1f} MB",
+        f"  {workers:>5} workers, {partitions:>7,} partitions: {size / 1e6:.2f} MB on the topic,"
+        f" {size / partitions:.0f} B a partition; a client reads it in {read_s * 1e3:.0f} ms, sorts it in"
+        f" {indexed_s * 1e3:.0f} ms, keeps {held / 1e6:.1f} MB",
         flush=True,
     )
 
@@ -210,8 +217,9 @@ def console(workers: int) -> None:
     )
     pages = ", ".join(page(desk, *each) for each in ((OVERVIEW, ""), (WORKERS, ""), (TABLE, "count")))
     print(
-        f"  {workers:>5} workers, {workers * EACH:>7,} partitions: a look {look_s * 1e3:,.0f} ms of processor ({asked_s * 1e3:.0f} decoding"
-        f" {sum(map(len, answers)) / 1e6:.1f} MB of answers, {painted_s * 1e3:.0f} putting them together); {pages}",
+        f"  {workers:>5} workers, {workers * EACH:>7,} partitions: a look {look_s * 1e3:,.0f} ms of processor"
+        f" ({asked_s * 1e3:.0f} decoding {sum(map(len, answers)) / 1e6:.1f} MB of answers,"
+        f" {painted_s * 1e3:.0f} putting them together); {pages}",
         flush=True,
     )
 

@@ -1,8 +1,10 @@
-"""What `pipeline fold` costs for a tail: tables of the state and history of a lake, then of the same lake with one hundredth more, in this process's engine.
+"""What `pipeline fold` costs for a tail: tables of the state and history of a lake, then of the same lake
+with one hundredth more, in this process's engine.
 
     python -P -m bench.fold_tail [--rows 4000000]
 
-Each part is a process of its own; CPU seconds and peak memory are those of it, Python's start included. Lakes are generated, without a broker: one partition, 5,000 keys.
+Each part is a process of its own; CPU seconds and peak memory are those of it, Python's start included. Lakes
+are generated, without a broker: one partition, 5,000 keys.
 """
 
 from __future__ import annotations

@@ -61,7 +61,10 @@ def attacked() -> None:
 def attack(port: int) -> None:
     packer = zlib.compressobj(9, wbits=31)
     bomb = packer.compress(bytes(1000 * BODY_BYTES)) + packer.flush()  # about a MB that unpacks to a GB
-    head = f"POST /tables/claims/0/rows HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Encoding: gzip\r\nContent-Length: {len(bomb)}\r\n\r\n"
+    head = (
+        "POST /tables/claims/0/rows HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Encoding: gzip\r\nContent-Length:"
+        f" {len(bomb)}\r\n\r\n"
+    )
     open_s = [connect(port)]  # waits for the worker
     for _ in range(SILENT):
         with contextlib.suppress(OSError):
@@ -75,7 +78,8 @@ def attack(port: int) -> None:
                 one.sendall(bomb)
             refused += b" 4" in one.recv(64)
     print(
-        f"{len(open_s)} connections opened, {BODIES} bodies sent in {time.monotonic() - began_s:.1f} s, {refused} answered",
+        f"{len(open_s)} connections opened, {BODIES} bodies sent in {time.monotonic() - began_s:.1f} s,"
+        f" {refused} answered",
         flush=True,
     )
 

@@ -1,7 +1,9 @@
-"""The stream-table join of `bench.joins` without a broker: `python -P -m bench.join_folds [--orders 200000] [--rounds 5]`.
+"""The stream-table join of `bench.joins` without a broker: `python -P -m bench.join_folds [--orders 200000]
+[--rounds 5]`.
 
-Processor time of what a worker does between a fetch and a Produce request: records are merged and folded, and what is sent is placed and
-packed. In one step, and by way of a merged topic; the least of rounds that take turns, in us for each record of the two topics.
+Processor time of what a worker does between a fetch and a Produce request: records are merged and folded, and
+what is sent is placed and packed. In one step, and by way of a merged topic; the least of rounds that take
+turns, in us for each record of the two topics.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The worker of `bench.joins`: holdfast's own, with the clock of `bench.worker`.
 
-    BENCH_FOLD=join|hops BENCH_RECORDS=N BENCH_ORDERS=T BENCH_CUSTOMERS=T python -P -m bench.join_worker worker -l warn
+    BENCH_FOLD=join|hops BENCH_RECORDS=N BENCH_ORDERS=T BENCH_CUSTOMERS=T python -P -m bench.join_worker
+    worker -l warn
 
 `join` folds both topics in one step; `hops` merges them into one topic, which a second processor folds.
 """

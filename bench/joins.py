@@ -1,14 +1,17 @@
-"""A stream-table join over two topics, in one step, beside Kafka Streams and the same join by way of a merged topic.
+"""A stream-table join over two topics, in one step, beside Kafka Streams and the same join by way of a merged
+topic.
 
-python -P -m bench.joins [--rounds 3] [--orders 1000000] [--customers 100000] [--only holdfast-join,streams-join]
-python -P -m bench.joins --live 10000 [--seconds 20]
+python -P -m bench.joins [--rounds 3] [--orders 1000000] [--customers 100000] [--only
+holdfast-join,streams-join] python -P -m bench.joins --live 10000 [--seconds 20]
 
-All customers are written before the first order, so every order finds its customer, whoever joins; the records that
-come out are counted. Then both topics are written at the same time, each by a producer of its own: every customer changes once more while the orders
-come in. Values are JSON, which holdfast decodes, checks and encodes; the rival joins their bytes. Rates are of all records of both topics.
+All customers are written before the first order, so every order finds its customer, whoever joins; the
+records that come out are counted. Then both topics are written at the same time, each by a producer of its
+own: every customer changes once more while the orders come in. Values are JSON, which holdfast decodes,
+checks and encodes; the rival joins their bytes. Rates are of all records of both topics.
 
-With `--live` both forms of holdfast's join follow such traffic as it is written, so many orders a second: told is of how many transactions one had to
-record a barrier, because a record came too late for its place in the order.
+With `--live` both forms of holdfast's join follow such traffic as it is written, so many orders a second:
+told is of how many transactions one had to record a barrier, because a record came too late for its place in
+the order.
 """
 
 from __future__ import annotations
@@ -87,7 +90,9 @@ class Ground:
         }
 
     def live(self, fold: str, rate: int, orders: int) -> Part:
-        """Return a form of the join beside topics of its own, written while it runs: so many orders a second."""
+        """Return a form of the join beside topics of its own, written while it runs: so many orders a
+        second.
+        """
         changes = orders // PER_CHANGE
 
         def part(name: str) -> tuple[list[str], dict[str, str]]:
@@ -140,7 +145,9 @@ def woven(orders: tuple[str, int], changes: tuple[str, int], customers: int) -> 
 
 
 def send(bootstrap: str, records: Iterable[Record], rate: int | None = None) -> None:
-    """Send records where Java clients would put them, to each topic by a producer of its own; with *rate*, so many a second."""
+    """Send records where Java clients would put them, to each topic by a producer of its own; with *rate*, so
+    many a second.
+    """
     config = {
         "bootstrap.servers": bootstrap,
         "partitioner": "murmur2_random",
@@ -244,8 +251,8 @@ def barriers(results: Mapping[str, list[Result]]) -> None:
         recorded = sum(each["barriers"] for each in found)
         verdict = "reached" if recorded < SHARE * transactions else "NOT reached"
         print(
-            f"  {name}: {recorded:,.0f} barriers in {transactions:,.0f} transactions, {recorded / transactions:.2%}, "
-            f"wanted below {SHARE:.0%}: {verdict}"
+            f"  {name}: {recorded:,.0f} barriers in {transactions:,.0f} transactions,"
+            f" {recorded / transactions:.2%}, wanted below {SHARE:.0%}: {verdict}"
         )
 
 

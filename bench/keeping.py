@@ -107,7 +107,8 @@ async def measure(place: Place, rounds: int, seconds: float) -> None:
             writing.join(20)
     await asyncio.gather(*tasks)
     print(
-        f"  {rounds} joins and leaves, {kept // rounds} of {PARTITIONS} partitions stay; from the append to the hand-out on those:"
+        f"  {rounds} joins and leaves, {kept // rounds} of {PARTITIONS} partitions stay; from the append to"
+        " the hand-out on those:"
     )
     print(f"    while nothing happens    {quantiles(quiet)}")
     print(f"    during joins and leaves  {quantiles(moving)}")

@@ -1,9 +1,10 @@
-"""What upkeep of a lake is worth: one partition as a follower leaves it (many small commits), the same after `pipeline compact`, and as one
-bulk landing writes it, read by a replay's reader in this process.
+"""What upkeep of a lake is worth: one partition as a follower leaves it (many small commits), the same after
+`pipeline compact`, and as one bulk landing writes it, read by a replay's reader in this process.
 
     python -P -m bench.lake_upkeep [--rows 10000000] [--files 2000]
 
-Each part is a process of its own; CPU seconds and peak memory are those of it. Tables are generated, without a broker.
+Each part is a process of its own; CPU seconds and peak memory are those of it. Tables are generated, without
+a broker.
 """
 
 from __future__ import annotations

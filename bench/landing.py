@@ -1,10 +1,11 @@
-"""Landing of one topic in Delta tables: by this process (`--engine local`), by Spark, and by Spark's own Structured Streaming
-(`availableNow`) as the rival, in one run.
+"""Landing of one topic in Delta tables: by this process (`--engine local`), by Spark, and by Spark's own
+Structured Streaming (`availableNow`) as the rival, in one run.
 
     python -P -m bench.landing [--records 1000000] [--rounds 3]
 
-Each part is a process of its own; CPU is that of it and of its JVM, the start of the session included, and peak memory that of the largest
-of its processes. "nothing new" is a landing by this process that finds nothing.
+Each part is a process of its own; CPU is that of it and of its JVM, the start of the session included, and
+peak memory that of the largest of its processes. "nothing new" is a landing by this process that finds
+nothing.
 """
 
 from __future__ import annotations

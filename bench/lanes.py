@@ -190,7 +190,8 @@ def main() -> None:
         return
     assert inversions([(0.0, 1, 1, "", 0)]) == (1, 0), "the check of order sees nothing"
     print(
-        f"lanes: {PARTITIONS} partitions, {WORK_S * 1e3:g} ms a message, heartbeats of {QUIET['heartbeat_interval_s']:g} s; load {load_average()}"
+        f"lanes: {PARTITIONS} partitions, {WORK_S * 1e3:g} ms a message, heartbeats of"
+        f" {QUIET['heartbeat_interval_s']:g} s; load {load_average()}"
     )
     with tempfile.TemporaryDirectory() as scratch, Cluster(Path(scratch) / "broker") as cluster:
         place, out = Place(cluster.bootstrap), Path(scratch)
@@ -205,12 +206,14 @@ def main() -> None:
     ):
         wrong, again = inversions(handled)
         print(
-            f"  {count} members, {name}: {rate:,.0f}/s; {len(handled):,} handled, {wrong} out of order, {again} again"
+            f"  {count} members, {name}: {rate:,.0f}/s; {len(handled):,} handled, {wrong} out of order,"
+            f" {again} again"
         )
         assert not wrong, "keys out of order"
     ratio = many / one
     print(
-        f"  {ratio:.2f} x (wanted {WANTED:g}): {'reached' if ratio >= WANTED else 'MISSED'}; load {load_average()}"
+        f"  {ratio:.2f} x (wanted {WANTED:g}): {'reached' if ratio >= WANTED else 'MISSED'}; load"
+        f" {load_average()}"
     )
 
 

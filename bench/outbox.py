@@ -113,7 +113,8 @@ def drains(ground: Ground, rows: int, rounds: int, reaper: Path | None) -> None:
         for name, times in (("fenced", 6.0), ("mark", 2.5)):
             rate = median(out, name)
             print(
-                f"  {name}: {rate:,.0f} rows/s, {rate / TUNED_GOHARVEST:.1f} times what tuned goharvest measured, wanted {times}",
+                f"  {name}: {rate:,.0f} rows/s, {rate / TUNED_GOHARVEST:.1f} times what tuned goharvest"
+                f" measured, wanted {times}",
                 flush=True,
             )
 

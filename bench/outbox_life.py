@@ -39,7 +39,7 @@ def chunks(table: Table, rows: int) -> Iterator[bytes]:
     """Yield *rows* rows as text for COPY, their numbers from 0; a header is the msgpack of [["Seq", the
     number]].
     """
-    line = f'{{}}\t{table.topic}\tkey-{{}}\t{{{{"seq":{{:08d}},"pad":"{PAD}"}}}}\t\\\\221\\\\222\\\\243Seq\\\\304\\\\010{{:08d}}\n'
+    line = f'{{}}\t{table.topic}\tkey-{{}}\t{{{{"seq":{{:08d}},"pad":"{PAD}"}}}}\t\\\\221\\\\222\\\\243Seq\\\\304\\\\010{{:08d}}\n'  # noqa: E501
     buckets = [bucket_of(table.topic, b"key-%d" % key) for key in range(KEYS)]
     for begin in range(0, rows, CHUNK_ROWS):
         numbers = range(begin, min(begin + CHUNK_ROWS, rows))
@@ -79,7 +79,8 @@ def flow(ground: Ground, rows: int) -> None:
                 sizes.append(size_mb(connection, table))
                 rate, last, told_s = (written - last) / (time.time() - told_s), written, time.time()
                 print(
-                    f"  {written:>10,} rows  {rate:8,.0f} rows/s  table {sizes[-1]:6.1f} MB  RSS {rss_mb(process.pid):.0f} MB",
+                    f"  {written:>10,} rows  {rate:8,.0f} rows/s  table {sizes[-1]:6.1f} MB  RSS"
+                    f" {rss_mb(process.pid):.0f} MB",
                     flush=True,
                 )
         until_s = time.time() + LIMIT_S
@@ -92,10 +93,12 @@ def flow(ground: Ground, rows: int) -> None:
     half = len(sizes) // 2
     early, late = max(sizes[: half or 1]), max(sizes[half:])
     print(
-        f"  {rows:,} rows in {spent_s:.0f} s: {rows / spent_s:,.0f} rows/s, {used_s / rows * 1e6:.1f} us of CPU a row, RSS {peak_mb:.0f} MB"
+        f"  {rows:,} rows in {spent_s:.0f} s: {rows / spent_s:,.0f} rows/s, {used_s / rows * 1e6:.1f} us of"
+        f" CPU a row, RSS {peak_mb:.0f} MB"
     )
     print(
-        f"  largest table: {early:.1f} MB in the first half, {late:.1f} MB in the second (all rows together are {rows * 330 / 1e6:,.0f} MB)"
+        f"  largest table: {early:.1f} MB in the first half, {late:.1f} MB in the second (all rows together"
+        f" are {rows * 330 / 1e6:,.0f} MB)"
     )
     check(ground, table, rows)
 
@@ -173,8 +176,8 @@ def kills(ground: Ground, rounds: int) -> None:
             time.sleep(0.05)
         tail.end()
     print(
-        f"  SIGKILL to the next row, session {SESSION_S:.0f} s: median {statistics.median(gaps):.2f} s, longest {max(gaps):.2f} s, "
-        f"wanted {SESSION_S + 1:.0f} s; {number:,} rows, none lost",
+        f"  SIGKILL to the next row, session {SESSION_S:.0f} s: median {statistics.median(gaps):.2f} s,"
+        f" longest {max(gaps):.2f} s, wanted {SESSION_S + 1:.0f} s; {number:,} rows, none lost",
         flush=True,
     )
 

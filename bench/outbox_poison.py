@@ -34,12 +34,14 @@ def poison(table: Table, number: int) -> int:
         else:
             more = f"convert_to({more}, 'UTF8')"
         connection.execute(
-            f"UPDATE {table.name} SET {value} = {value} || {more} WHERE id = (SELECT min(id) + {number} FROM {table.name})"
+            f"UPDATE {table.name} SET {value} = {value} || {more} WHERE id = (SELECT min(id) + {number} FROM"
+            f" {table.name})"
         )
         connection.execute(f"VACUUM ANALYZE {table.name}")
         connection.execute("CHECKPOINT")
         (count,) = connection.execute(
-            f"SELECT count(*) FROM {table.name} WHERE {key} = (SELECT {key} FROM {table.name} ORDER BY id LIMIT 1 OFFSET {number})"
+            f"SELECT count(*) FROM {table.name} WHERE {key} = (SELECT {key} FROM {table.name} ORDER BY id"
+            f" LIMIT 1 OFFSET {number})"
         ).fetchone() or (0,)
     return int(count)
 
@@ -93,7 +95,8 @@ def main() -> None:
                     )
                 clean, other = (statistics.median(rates[poisoned]) for poisoned in (False, True))
                 print(
-                    f"{strategy:6} {policy}: clean {clean:9,.0f} rows/s, poisoned {other:9,.0f} rows/s: {other / clean:.2f} (0.9)",
+                    f"{strategy:6} {policy}: clean {clean:9,.0f} rows/s, poisoned {other:9,.0f} rows/s:"
+                    f" {other / clean:.2f} (0.9)",
                     flush=True,
                 )
 

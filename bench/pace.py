@@ -58,7 +58,8 @@ def measure(cluster: Cluster, name: str, make_pace: type[TransactionPacing], sec
     cost_ms = (cpu_s(*brokers) - used_s) / len(took_s) * 1e3
     late = sum(each_s >= SENT_BACK_S for each_s in took_s) / len(took_s)
     print(
-        f"  {name:8s} due to done {quantiles(waited_s)}; {late:.1%} over 20 ms, broker {cost_ms:.1f} ms of CPU each",
+        f"  {name:8s} due to done {quantiles(waited_s)}; {late:.1%} over 20 ms, broker {cost_ms:.1f} ms of"
+        " CPU each",
         flush=True,
     )
 

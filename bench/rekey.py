@@ -1,4 +1,5 @@
-"""A stateless re-key of 1,000,000 records of 4 partitions, exactly once, against a plain transactional consume-produce loop and Kafka Streams.
+"""A stateless re-key of 1,000,000 records of 4 partitions, exactly once, against a plain transactional
+consume-produce loop and Kafka Streams.
 
 python -P -m bench.rekey [--rounds 3] [--records 1000000] [--batch 20000]
 """

@@ -73,11 +73,13 @@ def wiped(on: Bench, settings: dict[str, str], rounds: int) -> dict[str, str]:
             memory_mb = empty.rss_mb()
         rates.append(records / seconds / theirs["rate"])
         print(
-            f"  wiped: {records:,} records, {records / seconds:,.0f}/s, {memory_mb} MB; Kafka Streams {theirs['rate']:,.0f}/s",
+            f"  wiped: {records:,} records, {records / seconds:,.0f}/s, {memory_mb} MB; Kafka Streams"
+            f" {theirs['rate']:,.0f}/s",
             flush=True,
         )
     print(
-        f"  ratio {sorted(rates)[len(rates) // 2]:.2f} [{min(rates):.2f}-{max(rates):.2f}] (wanted 1.20); {load_average()}",
+        f"  ratio {sorted(rates)[len(rates) // 2]:.2f} [{min(rates):.2f}-{max(rates):.2f}] (wanted 1.20);"
+        f" {load_average()}",
         flush=True,
     )
     return environment
@@ -101,7 +103,8 @@ def promote(on: Bench, environment: dict[str, str]) -> None:
             time.sleep(0.05)
         took_s = time.perf_counter() - started_s
         print(
-            f"  standby serving {took_s:.1f} s after SIGKILL, {took_s - SESSION_S:.1f} s after the session of {SESSION_S:.0f} s (wanted < 3)"
+            f"  standby serving {took_s:.1f} s after SIGKILL, {took_s - SESSION_S:.1f} s after the session of"
+            f" {SESSION_S:.0f} s (wanted < 3)"
         )
 
 

@@ -149,7 +149,8 @@ def run(command: Sequence[str], more: Mapping[str, str]) -> tuple[str, Result]:
     found = RESULT.search(done.stdout + done.stderr)
     if found is None:
         raise SystemExit(
-            f"{' '.join(command[:6])} gave no result (exit {done.returncode}):\n{(done.stdout + done.stderr)[-3000:]}"
+            f"{' '.join(command[:6])} gave no result (exit"
+            f" {done.returncode}):\n{(done.stdout + done.stderr)[-3000:]}"
         )
     figures = {
         key: float(value) for key, value in (pair.split("=") for pair in found[2].split() if "=" in pair)

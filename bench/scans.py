@@ -1,8 +1,8 @@
 """Folds that scan: records a second of processor time by the size of a transaction, `python -P -m
 bench.scans`. Pure folding over a store in memory.
 
-Each record sets a row of its own and scans the few of its customer, or 50 rows set before; without a scan, the same fold
-tells what that costs.
+Each record sets a row of its own and scans the few of its customer, or 50 rows set before; without a scan,
+the same fold tells what that costs.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def rate(fold: Callable[[Rows[int], int, int], None], size: int) -> float:
 def main() -> None:
     for size in SIZES:
         print(
-            f"{size:6d} records a transaction: {rate(scanning, size):9,.0f}/s with a scan each, {rate(scanning_50, size):9,.0f}/s with one "
-            f"of 50 rows, {rate(plain, size):9,.0f}/s without"
+            f"{size:6d} records a transaction: {rate(scanning, size):9,.0f}/s with a scan each,"
+            f" {rate(scanning_50, size):9,.0f}/s with one of 50 rows, {rate(plain, size):9,.0f}/s without"
         )
 
 

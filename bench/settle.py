@@ -101,10 +101,11 @@ def measure(place: Place, members: int, partitions: int, processes: int, *, bala
         kinds = Counter(type(frame).__name__ for at_ms, frame in frames if at_ms / 1000 <= settled_s)
         took_s = settled_s - first_s
         print(
-            f"  {'balanced' if balanced else 'race'}: {members} members, {partitions:,} partitions, {min(spread)} to {max(spread)} each: "
-            f"settled {took_s:.1f} s after the first claim was asked for (wanted < {WANTED_S:g}: "
-            f"{'reached' if took_s < WANTED_S else 'NOT reached'}), {settled_s - started_s:.1f} s after the last member had started, "
-            f"{settled_s - began_s:.1f} s after {processes} processes were\n    {dict(kinds)}, {load_average()}",
+            f"  {'balanced' if balanced else 'race'}: {members} members, {partitions:,} partitions,"
+            f" {min(spread)} to {max(spread)} each: settled {took_s:.1f} s after the first claim was asked"
+            f" for (wanted < {WANTED_S:g}: {'reached' if took_s < WANTED_S else 'NOT reached'}),"
+            f" {settled_s - started_s:.1f} s after the last member had started, {settled_s - began_s:.1f} s"
+            f" after {processes} processes were\n    {dict(kinds)}, {load_average()}",
             flush=True,
         )
     finally:

@@ -1,8 +1,8 @@
-"""The replay of a processor of two sources, beside its sources one by one: `python -P -m bench.several`. On this
-machine, from the topics of a real broker, and from the lake's files with `--lake`.
+"""The replay of a processor of two sources, beside its sources one by one: `python -P -m bench.several`. On
+this machine, from the topics of a real broker, and from the lake's files with `--lake`.
 
-A table of customers and a stream of orders, one in five a customer, in each partition as they were appended; the
-processors of one source run the same fold over theirs. A choice stands behind each ten thousand records.
+A table of customers and a stream of orders, one in five a customer, in each partition as they were appended;
+the processors of one source run the same fold over theirs. A choice stands behind each ten thousand records.
 """
 
 from __future__ import annotations
@@ -153,8 +153,9 @@ def tell(where: str, found: list[tuple[Took, Took]], records: int) -> None:
     of_cpu = sorted(both.cpu_s / alone.cpu_s for alone, both in found)
     rate = records / median(both.s for _, both in found)
     print(
-        f"{where:8s} two sources / one by one: {median(ratios):.2f} [{ratios[0]:.2f}-{ratios[-1]:.2f}] of the time, "
-        f"{median(of_cpu):.2f} [{of_cpu[0]:.2f}-{of_cpu[-1]:.2f}] of the processor's; {rate:,.0f} records/s"
+        f"{where:8s} two sources / one by one: {median(ratios):.2f} [{ratios[0]:.2f}-{ratios[-1]:.2f}] of the"
+        f" time, {median(of_cpu):.2f} [{of_cpu[0]:.2f}-{of_cpu[-1]:.2f}] of the processor's; {rate:,.0f}"
+        " records/s"
     )
 
 

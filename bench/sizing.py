@@ -1,8 +1,10 @@
-"""The constants of `holdfast size` and docs/capacity.md, measured: stores, decoded rows, transactions on the log, whole workers.
+"""The constants of `holdfast size` and docs/capacity.md, measured: stores, decoded rows, transactions on the
+log, whole workers.
 
     python -P -m bench.sizing [--only store,cache,log,worker]
 
-The broker is the embedded Kafka, in a process of its own: sizes are those of Kafka's own formats. Each part takes half a minute at most.
+The broker is the embedded Kafka, in a process of its own: sizes are those of Kafka's own formats. Each part
+takes half a minute at most.
 """
 
 from __future__ import annotations
@@ -95,8 +97,8 @@ def store(rows: int) -> None:
             size = sum(each.stat().st_size for each in files)
             sorted_tables = sum(each.suffix == ".sst" for each in files)
             told.append(
-                f"{size / rows:.0f} B a row ({size / rows / (KEY_BYTES + VALUE_BYTES + 1):.2f} of its own), {sorted_tables} files,"
-                f" {descriptors() - before} open"
+                f"{size / rows:.0f} B a row ({size / rows / (KEY_BYTES + VALUE_BYTES + 1):.2f} of its own),"
+                f" {sorted_tables} files, {descriptors() - before} open"
             )
         opened.close()
     print(
@@ -116,8 +118,8 @@ def stores(count: int) -> None:
             opened.append(each)
         files = sum(each.stat().st_size for each in Path(folder).rglob("*") if each.is_file())
         print(
-            f"  {count:>9,} stores: {(descriptors() - before) / count:.1f} open files, {(resident_mb() - before_mb) / count:.2f} MB,"
-            f" {files / count / 1000:.0f} kB of disk each",
+            f"  {count:>9,} stores: {(descriptors() - before) / count:.1f} open files,"
+            f" {(resident_mb() - before_mb) / count:.2f} MB, {files / count / 1000:.0f} kB of disk each",
             flush=True,
         )
         for each in opened:
@@ -194,7 +196,9 @@ async def written(bootstrap: str, rows: int, name: str) -> float:
 
 
 def log(rows: int) -> None:
-    """Print what a transaction of *rows* rows leaves on the changelog and with the transaction's coordinator."""
+    """Print what a transaction of *rows* rows leaves on the changelog and with the transaction's
+    coordinator.
+    """
     with tempfile.TemporaryDirectory() as folder, served("folder", folder) as kafka:
         name = f"sizing-{rows}"
         create(kafka.bootstrap, name, 1)
@@ -207,8 +211,9 @@ def log(rows: int) -> None:
         )
     own = 21 + len(RowCodec[Count](Count).encode(Count(1, 2, 3, b"", b"x" * 80)))
     print(
-        f"  transactions of {rows:>5,} rows of {own} B: {size / TRANSACTIONS - rows * own:,.0f} B beside the rows on the changelog,"
-        f" {coordinator / TRANSACTIONS:.0f} B with the coordinator, {took_s * 1e3:.2f} ms of processor",
+        f"  transactions of {rows:>5,} rows of {own} B: {size / TRANSACTIONS - rows * own:,.0f} B beside the"
+        f" rows on the changelog, {coordinator / TRANSACTIONS:.0f} B with the coordinator, {took_s * 1e3:.2f}"
+        " ms of processor",
         flush=True,
     )
 
@@ -228,7 +233,9 @@ def choice(sources: int) -> None:
 
 
 def whole(partitions: int) -> None:
-    """Print what a worker that runs takes: a thousand rows in each partition, at rest and while records come."""
+    """Print what a worker that runs takes: a thousand rows in each partition, at rest and while records
+    come.
+    """
     with tempfile.TemporaryDirectory() as folder, served() as kafka:
         topic, app = f"heartbeats-{partitions}", f"sizing-{partitions}"
         create(kafka.bootstrap, topic, partitions)
@@ -248,7 +255,10 @@ def whole(partitions: int) -> None:
         with worker(environment, Path(folder)) as running:
             running.wait_ready()
             wait_folded(running, feed.sent)
-            told = f"{resident_mb(running.pid):.0f} MB, {open_files(running.pid)} open files, {share(running, 3.0):.1%} of a core at rest"
+            told = (
+                f"{resident_mb(running.pid):.0f} MB, {open_files(running.pid)} open files,"
+                f" {share(running, 3.0):.1%} of a core at rest"
+            )
             print(f"  {partitions:>4} partitions: {told}; {live(running, feed)}", flush=True)
 
 
@@ -282,8 +292,8 @@ def live(running: Worker, feed: Feed) -> str:
     wait_folded(running, feed.sent)
     done = counters(running)[TRANSACTIONS_TOTAL] - before[TRANSACTIONS_TOTAL]
     return (
-        f"{(feed.sent - sent) / took_s:,.0f} records/s: {used_s / took_s:.0%} of a core, {done / took_s:,.0f} transactions/s,"
-        f" {used_s / done * 1e3:.2f} ms of processor each"
+        f"{(feed.sent - sent) / took_s:,.0f} records/s: {used_s / took_s:.0%} of a core, {done / took_s:,.0f}"
+        f" transactions/s, {used_s / done * 1e3:.2f} ms of processor each"
     )
 
 

@@ -288,8 +288,8 @@ def soak(cluster: Cluster, minutes: float, members: int, rate: int) -> bool:
                 )
                 told_s = now_s
                 print(
-                    f"  {(now_s - started_s) / 60:5.1f} min: {len(watch.takeovers)} takeovers, oldest heartbeat {watch.longest_s:.1f} s, "
-                    f"{load_average()}, of a core: {shares}",
+                    f"  {(now_s - started_s) / 60:5.1f} min: {len(watch.takeovers)} takeovers, oldest"
+                    f" heartbeat {watch.longest_s:.1f} s, {load_average()}, of a core: {shares}",
                     flush=True,
                 )
         took_s = time.monotonic() - started_s
@@ -302,12 +302,13 @@ def soak(cluster: Cluster, minutes: float, members: int, rate: int) -> bool:
         total, twice, lost = found
         events = sum((Counter(child.told["events"]) for child in children), Counter[str]())
         print(
-            f"  {took_s / 60:.1f} min, {members} members, {PARTITIONS} partitions, heartbeats of {BEAT_S:g} s, load "
-            f"{min(loads):.1f} to {max(loads):.1f}: {len(watch.takeovers)} claims taken from an owner that had not released them\n"
-            f"  {total:,} messages, {twice} handed out twice, {lost} never; {watch.heartbeats:,} heartbeats, the oldest {watch.longest_s:.2f} s "
-            f"(free at {STALE_S} s), {watch.releases} releases\n"
-            f"  longest stall of a process {max([stalls.longest_s, *(c.told['stall_s'] for c in children)]):.2f} s; of a core at last: {shares}\n"
-            f"  events: {dict(events)}",
+            f"  {took_s / 60:.1f} min, {members} members, {PARTITIONS} partitions, heartbeats of {BEAT_S:g}"
+            f" s, load {min(loads):.1f} to {max(loads):.1f}: {len(watch.takeovers)} claims taken from an"
+            f" owner that had not released them\n  {total:,} messages, {twice} handed out twice, {lost}"
+            f" never; {watch.heartbeats:,} heartbeats, the oldest {watch.longest_s:.2f} s (free at {STALE_S}"
+            f" s), {watch.releases} releases\n  longest stall of a process"
+            f" {max([stalls.longest_s, *(c.told['stall_s'] for c in children)]):.2f} s; of a core at last:"
+            f" {shares}\n  events: {dict(events)}",
             *watch.takeovers,
             sep="\n  ",
             flush=True,
@@ -342,7 +343,8 @@ def planted(watch: Watch, children: list[Child]) -> bool:
         watch.read(0.2)
     taken = len(watch.takeovers) - before
     print(
-        f"  then one that held {claims} was killed: {taken} takeovers counted, the last after {time.monotonic() - killed_s:.1f} s",
+        f"  then one that held {claims} was killed: {taken} takeovers counted, the last after"
+        f" {time.monotonic() - killed_s:.1f} s",
         flush=True,
     )
     for child in children:

@@ -156,8 +156,9 @@ def measured(name: str, events: int, work: Callable[[], str]) -> Run:
     wall_s, after = time.perf_counter() - started_s, cpu_s()
     run = Run(wall_s=wall_s, python_s=after[0] - before[0], jvm_s=after[1] - before[1], digest=found)
     print(
-        f"  {name:16s} {wall_s:7.2f} s  {events / wall_s:11,.0f} events/s  CPU {run.cpu_s:6.2f} s "
-        f"(Python {run.python_s:.2f}, JVM {run.jvm_s:.2f})  {run.cpu_s / events * 1e6:.2f} us/event  {found[:12]}  {load_average()}",
+        f"  {name:16s} {wall_s:7.2f} s  {events / wall_s:11,.0f} events/s  CPU {run.cpu_s:6.2f} s (Python"
+        f" {run.python_s:.2f}, JVM {run.jvm_s:.2f})  {run.cpu_s / events * 1e6:.2f} us/event  {found[:12]} "
+        f" {load_average()}",
         flush=True,
     )
     return run
@@ -211,7 +212,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
         path = write_table(folder, given.events, given.claims)
         print(
-            f"{given.events:,} heartbeats of {given.claims:,} claims, fold {given.fold}, {MASTER}, {load_average()}",
+            f"{given.events:,} heartbeats of {given.claims:,} claims, fold {given.fold}, {MASTER},"
+            f" {load_average()}",
             flush=True,
         )
         started_s = time.perf_counter()
@@ -261,7 +263,8 @@ def report(results: dict[str, list[Run]], start_s: float, events: int) -> None:
     if spark < plain:
         even = lost_s / (plain - spark) * events
         print(
-            f"  Spark loses {lost_s:.1f} s at its start and is done first from about {even / 1e6:,.0f} M events on {MASTER}"
+            f"  Spark loses {lost_s:.1f} s at its start and is done first from about {even / 1e6:,.0f} M"
+            f" events on {MASTER}"
         )
     else:
         print(f"  Spark loses {lost_s:.1f} s at its start and never makes up for it on {MASTER}")
@@ -281,7 +284,10 @@ def _ratios(results: dict[str, list[Run]]) -> Iterator[str]:
     pairs.append(("spark's CPU over plain's", cpu["spark"] / cpu["plain"], 2.0, False))
     for name, found, wanted, at_least in pairs:
         reached = found >= wanted if at_least else found <= wanted
-        yield f"  {name}: {found:.2f}x, wanted at {'least' if at_least else 'most'} {wanted:.1f}x: {'reached' if reached else 'NOT reached'}"
+        yield (
+            f"  {name}: {found:.2f}x, wanted at {'least' if at_least else 'most'} {wanted:.1f}x:"
+            f" {'reached' if reached else 'NOT reached'}"
+        )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""Millions of live timers: de-duplication with a time to live over a store on disk, `python -P -m bench.timers
---ids 1000000`. Without a broker.
+"""Millions of live timers: de-duplication with a time to live over a store on disk, `python -P -m
+bench.timers --ids 1000000`. Without a broker.
 
-What folding so many ids stores, a row and a timer of each, is written as a restore or a standby writes it. Then another process, which has done
-nothing else, takes the store over as the owner of a standby does: it opens a folder over it and folds a transaction that makes the first
-timers fire. Its memory is the highest resident size less what it was before the store was opened.
+What folding so many ids stores, a row and a timer of each, is written as a restore or a standby writes it.
+Then another process, which has done nothing else, takes the store over as the owner of a standby does: it
+opens a folder over it and folds a transaction that makes the first timers fire. Its memory is the highest
+resident size less what it was before the store was opened.
 """
 
 from __future__ import annotations
@@ -64,14 +65,17 @@ def fill(path: Path, ids: int) -> None:
         store.write(puts, Marker(last, batch.times_ms[-1], 1), last + 1, options=UNLOGGED)
     took_s = time.perf_counter() - began_s
     print(
-        f"{ids:,d} rows and timers are stored, {ids / took_s:,.0f}/s; {resident_mb():.0f} MB resident at most",
+        f"{ids:,d} rows and timers are stored, {ids / took_s:,.0f}/s; {resident_mb():.0f} MB resident at"
+        " most",
         flush=True,
     )
     store.close()
 
 
 def resident_mb() -> float:
-    """Return the highest resident size of this process: of what ran before an exec, `getrusage` would tell too."""
+    """Return the highest resident size of this process: of what ran before an exec, `getrusage` would tell
+    too.
+    """
     status = Path("/proc/self/status").read_text(encoding="ascii")
     return int(status.partition("VmHWM:")[2].split()[0]) / 1024
 
@@ -85,8 +89,8 @@ def take_over(path: Path, ids: int) -> None:
     folded_s = time.perf_counter() - began_s
     fired = (puts - 2 * TRANSACTION) // 2
     print(
-        f"taken over in {ready_s:.2f} s; its first transaction, of {TRANSACTION:,d} records and {fired:,d} timers, is stored after "
-        f"{folded_s:.2f} s; {resident_mb() - before_mb:.0f} MB more than before"
+        f"taken over in {ready_s:.2f} s; its first transaction, of {TRANSACTION:,d} records and {fired:,d}"
+        f" timers, is stored after {folded_s:.2f} s; {resident_mb() - before_mb:.0f} MB more than before"
     )
     store.close()
 

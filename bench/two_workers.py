@@ -93,7 +93,8 @@ def main() -> None:
     with bench(given.records, 10_000) as on:
         one, two = measure(on, "one", 1), measure(on, "two", 2)
         print(
-            f"  one worker {one:,.0f}/s, two workers {two:,.0f}/s: {two / one:.2f} (wanted 1.6 where there are cores for it)"
+            f"  one worker {one:,.0f}/s, two workers {two:,.0f}/s: {two / one:.2f} (wanted 1.6 where there"
+            " are cores for it)"
         )
         print(f"  this machine has {os.cpu_count()} cores, for broker and workers together; {load_average()}")
 

@@ -68,7 +68,7 @@ def warm(bootstrap: str, seconds: float = SECONDS) -> None:
         sorted(took for each in took_s for took in each[part]) for part in (slice(0, 100), slice(-100, None))
     )
     print(
-        f"broker warmed by {sum(map(len, took_s)):,} transactions: p50 {first[len(first) // 2] * 1e3:.1f} ms at first, "
-        f"{last[len(last) // 2] * 1e3:.1f} ms at last",
+        f"broker warmed by {sum(map(len, took_s)):,} transactions: p50 {first[len(first) // 2] * 1e3:.1f} ms"
+        f" at first, {last[len(last) // 2] * 1e3:.1f} ms at last",
         flush=True,
     )

@@ -99,7 +99,8 @@ def main() -> None:
     for name, (processor, records) in shapes.items():
         took_us, emitted = rate(processor, given[:records])
         print(
-            f"{name:28s} {records:9,d} records  {1e6 / took_us:9,.0f}/s  {took_us:6.2f} us  {emitted:9,d} emitted"
+            f"{name:28s} {records:9,d} records  {1e6 / took_us:9,.0f}/s  {took_us:6.2f} us  {emitted:9,d}"
+            " emitted"
         )
 
 

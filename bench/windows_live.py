@@ -2,9 +2,10 @@
 
 python -P -m bench.windows_live [--rounds 3] [--records 1000000] [--only tumbling,sessions,interval]
 
-Records are spread evenly over a day of event time and lie in its order: of 10,000 keys for tumbling windows of an hour, of 100,000 for sessions
-of a gap of 10 minutes. Results are final on both sides, and counted: each side tells all windows that its last records have closed. The join is of
-two topics of half as many records each: a second one comes within ten seconds of a first of its key.
+Records are spread evenly over a day of event time and lie in its order: of 10,000 keys for tumbling windows
+of an hour, of 100,000 for sessions of a gap of 10 minutes. Results are final on both sides, and counted: each
+side tells all windows that its last records have closed. The join is of two topics of half as many records
+each: a second one comes within ten seconds of a first of its key.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ DAY_MS, START_MS = 86_400_000, 1_700_006_400_000
 KEYS = {"tumbling": 10_000, "sessions": 100_000, "interval": 100_000}
 WITHIN_MS = 9_000
 SHARE = 0.98
-"""Two sides have closed as many windows, but for those of the last hour: a partition's clock is a record's on one
-side, and a task's on the other.
+"""Two sides have closed as many windows, but for those of the last hour: a partition's clock is a record's on
+one side, and a task's on the other.
 """
 
 Record = tuple[int, bytes, bytes]

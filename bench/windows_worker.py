@@ -1,6 +1,7 @@
 """The worker of `bench.windows_live`: holdfast's own, with the clock of `bench.worker`.
 
-BENCH_FOLD=tumbling|sessions|interval BENCH_RECORDS=N BENCH_IN=T[,T] python -P -m bench.windows_worker worker -l warn
+BENCH_FOLD=tumbling|sessions|interval BENCH_RECORDS=N BENCH_IN=T[,T] python -P -m bench.windows_worker worker
+-l warn
 """
 
 from __future__ import annotations

@@ -96,8 +96,10 @@ class Clock:
             wall_s, cpu_s = time.perf_counter() - self.started_s, time.process_time() - self.cpu_s
             rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
             print(
-                f"RESULT holdfast-{FOLD} rate={self.records / wall_s:.0f} wall_s={wall_s:.2f} cpu_us={cpu_s / self.records * 1e6:.2f} "
-                f"changelog={self.rows} transactions={self.transactions} barriers={self.barriers} stall_ms={self.stall_s * 1e3:.0f} rss_mb={rss}",
+                f"RESULT holdfast-{FOLD} rate={self.records / wall_s:.0f} wall_s={wall_s:.2f}"
+                f" cpu_us={cpu_s / self.records * 1e6:.2f} changelog={self.rows}"
+                f" transactions={self.transactions} barriers={self.barriers}"
+                f" stall_ms={self.stall_s * 1e3:.0f} rss_mb={rss}",
                 flush=True,
             )
             os._exit(0)

@@ -9,12 +9,14 @@ The names below are the public face, and so is what the pages in docs/ name of t
   tables of an outbox, and `DebeziumLayout`;
 * `holdfast.outbox.harvest.harvester` and `holdfast.outbox.goharvest`: a `Harvester` in your own process, and
   the settings of a reaper;
-* `holdfast.pipeline.pages.page` and `holdfast.pipeline.pages.timelines`: pages with plots of what a lake holds;
+* `holdfast.pipeline.pages.page` and `holdfast.pipeline.pages.timelines`: pages with plots of what a lake
+  holds;
 * `holdfast.testing`, `holdfast.embedded.kafka`, `holdfast.dev.fixtures`, `holdfast.dev.databases.servers` and
   `holdfast.dev.databases.schema_registry`: for your tests.
 
 Everything else is internal: it may change in any release. Each name is imported at its first use: a Spark
-executor that imports `holdfast.core` runs this file, and a service that only claims partitions needs no Faust.
+executor that imports `holdfast.core` runs this file, and a service that only claims partitions needs no
+Faust.
 """
 
 from __future__ import annotations

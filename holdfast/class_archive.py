@@ -1,5 +1,5 @@
-"""The JVM's own archive of loaded classes (class data sharing): later JVMs with the same jars start in half the
-time.
+"""The JVM's own archive of loaded classes (class data sharing): later JVMs with the same jars start in half
+the time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ class ClassArchive:
     """An archive for one JDK and one class path, and where it is written if it is not there yet.
 
     A JVM makes it at its exit under a name of its own, then `keep` renames it: a half-written one is never
-    used. The JVM checks it against itself and its class path, and silently does without one that does not fit.
+    used. The JVM checks it against itself and its class path, and silently does without one that does not
+    fit.
     """
 
     path: Path
@@ -71,8 +72,8 @@ def shared_classes(
 ) -> tuple[str, ...]:
     """Return the flags for programs that share the archive which *of* finds; none where none could be made.
 
-    Where it is not there yet, *run_once* is given the flags of a JVM that makes it. It starts one that nobody uses,
-    has it load what the others will, and ends it in good order. Other processes wait meanwhile.
+    Where it is not there yet, *run_once* is given the flags of a JVM that makes it. It starts one that nobody
+    uses, has it load what the others will, and ends it in good order. Other processes wait meanwhile.
     """
     archive = of()
     if archive.made_at is not None:

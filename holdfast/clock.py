@@ -24,7 +24,9 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's own clocks. *processor_s* is what this process has used of its processors, in seconds, *thread_s* what this thread has."""
+    """The machine's own clocks. *processor_s* is what this process has used of its processors, in seconds,
+    *thread_s* what this thread has.
+    """
 
     monotonic_s = staticmethod(time.monotonic)
     processor_s = staticmethod(time.process_time)

@@ -62,7 +62,7 @@ HoldfastError
 │   └── BrokerFolderError    the folder of an embedded Kafka cannot be read or written, or is damaged
 ├── WorkersError             a worker that `holdfast worker` keeps running fails to start again and again
 └── DemoError                something the demo shows did not hold, or could not be shown
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -86,11 +86,15 @@ class TopicError(HoldfastError):
 
 
 class MigrationError(ConfigError):
-    """A table cannot begin with the rows of an earlier version: it says which row, or why none. Nothing was written."""
+    """A table cannot begin with the rows of an earlier version: it says which row, or why none. Nothing was
+    written.
+    """
 
 
 class ChainError(TopicError):
-    """A processor was raised to another version without those that read what it emits; it says which to raise."""
+    """A processor was raised to another version without those that read what it emits; it says which to
+    raise.
+    """
 
 
 class OutOfRangeError(TopicError):
@@ -145,12 +149,14 @@ class FoldError(HoldfastError):
 class Later(HoldfastError):
     """What a fold or a serde needs is not there yet. The record is folded again later, and is never refused.
 
-    Raise it from a decoder, a fold, a timer's function, a serde or a `time`; that is all there is to do. It must tell
-    whether something is there, never what it holds: what a fold makes of a record depends on its arguments alone.
+    Raise it from a decoder, a fold, a timer's function, a serde or a `time`; that is all there is to do. It
+    must tell whether something is there, never what it holds: what a fold makes of a record depends on its
+    arguments alone.
 
     Attributes:
         needs: what is awaited, as an operator knows it, such as ``schema registry http://localhost:8081``.
-        at: where it was raised: the topic ("" for the only source) and the offset of the record, of a tick the number
+        at: where it was raised: the topic ("" for the only source) and the offset of the record, of a tick
+        the number
             of its choice. holdfast sets it.
     """
 
@@ -161,7 +167,9 @@ class Later(HoldfastError):
 
 
 class StillWaitingError(HoldfastError):
-    """What a fold needs did not come within `later_timeout_s`. Nothing was refused; *needs* is what was awaited."""
+    """What a fold needs did not come within `later_timeout_s`. Nothing was refused; *needs* is what was
+    awaited.
+    """
 
     def __init__(self, text: str, *, needs: str) -> None:
         super().__init__(text)
@@ -169,10 +177,11 @@ class StillWaitingError(HoldfastError):
 
 
 class StoppedError(HoldfastError):
-    """A record would be refused, and its processor is declared with ``on_error="stop"``: nothing of it is folded.
+    """A record would be refused, and its processor is declared with ``on_error="stop"``: nothing of it is
+    folded.
 
-    *topic* ("" for the only source) and *offset* tell which, of a tick the number of its choice; *stage*, *error* and
-    *reason* are those of the refusal.
+    *topic* ("" for the only source) and *offset* tell which, of a tick the number of its choice; *stage*,
+    *error* and *reason* are those of the refusal.
     """
 
     def __init__(self, *, topic: str, offset: int, stage: str, error: str, reason: str) -> None:
@@ -181,7 +190,9 @@ class StoppedError(HoldfastError):
 
 
 class SchemaError(HoldfastError):
-    """A schema is not registered, is refused by its registry, or does not fit what was registered before it."""
+    """A schema is not registered, is refused by its registry, or does not fit what was registered before
+    it.
+    """
 
 
 class ImpureFoldError(HoldfastError):
@@ -215,7 +226,9 @@ class ChoicesError(StateError):
 
 
 class GlobalsError(StateError):
-    """A global table cannot be read as of the position that was recorded: its log lacks records, or a copy is behind."""
+    """A global table cannot be read as of the position that was recorded: its log lacks records, or a copy is
+    behind.
+    """
 
 
 class FencedError(HoldfastError):
@@ -357,7 +370,9 @@ class LakeError(PipelineError):
 
 
 class UnknownCommitError(LakeError):
-    """Whether a commit was made is not known, since the table cannot be read; files that it may name are kept."""
+    """Whether a commit was made is not known, since the table cannot be read; files that it may name are
+    kept.
+    """
 
 
 class LinkTakenError(LakeError):

@@ -37,7 +37,8 @@ _IMPORTING = {
     *("importlib", "importlib._bootstrap", "importlib._bootstrap_external"),
     *("_frozen_importlib", "_frozen_importlib_external"),
 }
-"""Modules that import for others. `importlib.util` is none of them: it only looks whether a package is there."""
+"""Modules that import for others. `importlib.util` is none of them: it only looks whether a package is there.
+"""
 
 
 def extra_of(module: str | None) -> str | None:
@@ -50,8 +51,8 @@ def extra_of(module: str | None) -> str | None:
 
 
 class MissingExtras:
-    """The last of the interpreter's finders. It finds nothing: it says which extra brings a package that one of
-    holdfast's modules imports and no other finder has found.
+    """The last of the interpreter's finders. It finds nothing: it says which extra brings a package that one
+    of holdfast's modules imports and no other finder has found.
 
     The imports of all other modules are none of its business. Many of them try a package and do without.
     """
@@ -67,7 +68,8 @@ class MissingExtras:
         package = next((each for each in EXTRAS if f"{each}.".startswith(f"{name}.")), None)
         if package is not None and (module := _importer()).startswith("holdfast."):
             raise ModuleNotFoundError(
-                f"{module} needs {package}, which is not installed: pip install 'holdfast[{EXTRAS[package]}]'",
+                f"{module} needs {package}, which is not installed: pip install"
+                f" 'holdfast[{EXTRAS[package]}]'",
                 name=package,
             )
 

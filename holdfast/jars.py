@@ -10,8 +10,9 @@ the one in the lock file beside this module. A warm cache needs neither a JDK no
 - ``JAVA_HOME``: a JDK to use in place of the first ``java`` on ``PATH``
 
 A lock file is text, one jar a line: SHA-256, ``group:artifact:version``, file name. ``root`` lines name what
-was asked for; all the rest follows from them. ``python -m holdfast.jars`` writes one anew. A file that is not the
-artifact's own jar is named as the repository names it (``artifact-version-classifier.tar.gz``), and pinned by hand.
+was asked for; all the rest follows from them. ``python -m holdfast.jars`` writes one anew. A file that is not
+the artifact's own jar is named as the repository names it (``artifact-version-classifier.tar.gz``), and
+pinned by hand.
 """
 
 from __future__ import annotations
@@ -93,7 +94,8 @@ def read_lock(path: Path) -> LockFile:
                 jars.append(Jar(sha256=sha256, coordinate=coordinate, file_name=file_name))
             case _:
                 raise JarError(
-                    f"{path}:{number}: not 'SHA256 group:artifact:version file.jar': {line!r}; restore the file from the repository"
+                    f"{path}:{number}: not 'SHA256 group:artifact:version file.jar': {line!r}; restore the"
+                    " file from the repository"
                 )
     if not jars:
         raise JarError(f"{path}: pins no jar; restore the file from the repository")
@@ -142,7 +144,8 @@ def resolve(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise JarError(
-            f"cannot create the cache folder {folder}: {error}; set HOLDFAST_CACHE to a folder you can write to"
+            f"cannot create the cache folder {folder}: {error}; set HOLDFAST_CACHE to a folder you can"
+            " write to"
         ) from error
     with exclusive(folder.with_name(f"{lock.name}.lock"), deadline_at_s=deadline_at_s):
         if lacking := _lacking(lock, folder):  # another process may have fetched them meanwhile
@@ -172,12 +175,14 @@ def _fetch(jars: Sequence[Jar], folder: Path, *, deadline_at_s: float) -> None:
             path = by_coordinate.get(jar.coordinate)
             if path is None:
                 raise JarError(
-                    f"the repository answered, but without {jar.coordinate}; check HOLDFAST_MAVEN_REPOSITORY if you use a mirror"
+                    f"the repository answered, but without {jar.coordinate}; check HOLDFAST_MAVEN_REPOSITORY"
+                    " if you use a mirror"
                 )
             if (got := _sha256(path)) != jar.sha256:
                 raise JarChecksumError(
-                    f"{jar.coordinate}: SHA-256 is {got}, the lock file says {jar.sha256}; the file was thrown away. Do not run it: "
-                    "find out who serves other bytes (a mirror, a proxy) or, after an intended upgrade, write the lock file anew"
+                    f"{jar.coordinate}: SHA-256 is {got}, the lock file says {jar.sha256}; the file was"
+                    " thrown away. Do not run it: find out who serves other bytes (a mirror, a proxy) or,"
+                    " after an intended upgrade, write the lock file anew"
                 )
         for jar in jars:  # all are good: only now does any of them become visible, each by an atomic rename
             os.replace(by_coordinate[jar.coordinate], folder / jar.file_name)
@@ -194,13 +199,14 @@ def exclusive(path: Path, *, deadline_at_s: float) -> Iterator[None]:
             except BlockingIOError:
                 if system_clock.monotonic_s() > deadline_at_s:
                     raise JarError(
-                        f"another process has held {path} for too long; end it (it is fetching jars, or making an archive of their classes) and try again"
+                        f"another process has held {path} for too long; end it (it is fetching jars, or"
+                        " making an archive of their classes) and try again"
                     ) from None
                 time.sleep(0.05)
         yield
 
 
-# --- Ivy ---------------------------------------------------------------------------------------------------------------
+# --- Ivy ----------------------------------------------------------------------------------------------------
 
 
 def find_java() -> Path:
@@ -208,7 +214,10 @@ def find_java() -> Path:
     home = os.environ.get("JAVA_HOME")
     found = shutil.which("java", path=str(Path(home) / "bin")) if home else shutil.which("java")
     where = f"JAVA_HOME={home}" if home else "PATH"
-    advice = f"install a JDK {JAVA_MAJOR_MIN} or newer (Debian: apt-get install openjdk-17-jdk-headless) or set JAVA_HOME to one"
+    advice = (
+        f"install a JDK {JAVA_MAJOR_MIN} or newer (Debian: apt-get install openjdk-17-jdk-headless) or set"
+        " JAVA_HOME to one"
+    )
     if found is None:
         raise JavaMissingError(f"no java in {where}; {advice}")
     try:
@@ -238,10 +247,10 @@ def _settings(*, poms: bool) -> str:
     root = f" root={quoteattr(mirror.rstrip('/') + '/')}" if mirror else ""
     timeouts = f'connectionTimeout="{_IVY_CONNECT_TIMEOUT_MS}" readTimeout="{_IVY_READ_TIMEOUT_MS}"'
     return (
-        '<ivysettings><settings defaultResolver="repository"/>'
-        f'<timeout-constraints><timeout-constraint name="patient" {timeouts}/></timeout-constraints>'
-        f'<resolvers><ibiblio name="repository" m2compatible="true" usepoms="{str(poms).lower()}" timeoutConstraint="patient"{root}/></resolvers>'
-        "</ivysettings>"
+        '<ivysettings><settings defaultResolver="repository"/><timeout-constraints><timeout-constraint'
+        f' name="patient" {timeouts}/></timeout-constraints><resolvers><ibiblio name="repository"'
+        f' m2compatible="true" usepoms="{str(poms).lower()}"'
+        f' timeoutConstraint="patient"{root}/></resolvers></ivysettings>'
     )
 
 
@@ -253,10 +262,12 @@ def _module(wanted: Mapping[str, str | None], *, transitive: bool) -> str:
         attributes = f"org={quoteattr(group)} name={quoteattr(artifact)} rev={quoteattr(version)}"
         inside = "" if file_name is None else _artifact(artifact, version, file_name)
         lines.append(
-            f'<dependency {attributes} transitive="{str(transitive).lower()}" conf={quoteattr(conf)}>{inside}</dependency>'
+            f'<dependency {attributes} transitive="{str(transitive).lower()}"'
+            f" conf={quoteattr(conf)}>{inside}</dependency>"
         )
     return (
-        '<ivy-module version="2.0" xmlns:m="http://ant.apache.org/ivy/maven"><info organisation="holdfast" module="jars"/><configurations><conf name="default"/></configurations>'
+        '<ivy-module version="2.0" xmlns:m="http://ant.apache.org/ivy/maven"><info organisation="holdfast"'
+        ' module="jars"/><configurations><conf name="default"/></configurations>'
         f"<dependencies>{''.join(lines)}</dependencies></ivy-module>"
     )
 
@@ -277,8 +288,8 @@ def _artifact(artifact: str, version: str, file_name: str) -> str:
 def _run_ivy(
     wanted: Mapping[str, str | None], scratch: Path, *, transitive: bool, deadline_at_s: float
 ) -> list[tuple[str, Path]]:
-    """Return (coordinate, path below *scratch*) of each file that Ivy retrieved: of the coordinates in *wanted*, under the
-    names given there, or, *transitive*, the jars of all they need too.
+    """Return (coordinate, path below *scratch*) of each file that Ivy retrieved: of the coordinates in
+    *wanted*, under the names given there, or, *transitive*, the jars of all they need too.
     """
     java, ivy = find_java(), find_ivy()
     # Without POMs where the lock file says what belongs together: each jar then costs one request, and
@@ -309,12 +320,14 @@ def _run_ivy(
         )
     except subprocess.TimeoutExpired as error:
         raise JarError(
-            f"fetching jars took longer than {remaining_s:.0f} s and was stopped; check the network and try again"
+            f"fetching jars took longer than {remaining_s:.0f} s and was stopped; check the network and try"
+            " again"
         ) from error
     if ran.returncode != 0:
         raise JarError(
-            f"could not fetch the jars (Ivy exit code {ran.returncode}): {_reason(ran.stdout + ran.stderr)}. "
-            "A network is needed once, to fill the cache; behind a mirror set HOLDFAST_MAVEN_REPOSITORY to its address"
+            f"could not fetch the jars (Ivy exit code {ran.returncode}): {_reason(ran.stdout + ran.stderr)}."
+            " A network is needed once, to fill the cache; behind a mirror set HOLDFAST_MAVEN_REPOSITORY to"
+            " its address"
         )
     return [(_coordinate(path), path) for path in sorted((scratch / "lib").glob("*/*/*/*"))]
 
@@ -335,14 +348,15 @@ def _reason(output: str) -> str:
     return "it gave no reason"
 
 
-# --- writing a lock file -------------------------------------------------------------------------------------------------
+# --- writing a lock file ------------------------------------------------------------------------------------
 
 
 def write_lock(lock_path: Path, roots: Sequence[str], *, name: str, beside_pyspark: bool = False) -> LockFile:
     """Resolve *roots* with all they depend on, pin what came, and return it. For maintainers: read the diff
     before committing.
 
-    *beside_pyspark* leaves out the jars that the installed pyspark brings itself, under the same name and version.
+    *beside_pyspark* leaves out the jars that the installed pyspark brings itself, under the same name and
+    version.
     """
     carried = {jar.name for jar in find_ivy().parent.glob("*.jar")} if beside_pyspark else set()
     with tempfile.TemporaryDirectory() as scratch:
@@ -359,7 +373,10 @@ def write_lock(lock_path: Path, roots: Sequence[str], *, name: str, beside_pyspa
     jars = tuple(jar for jar in pinned if jar.file_name not in carried)
     flag = "--beside-pyspark " if beside_pyspark else ""
     lines = [
-        f"# The roots and all they need{' beside pyspark' * beside_pyspark}: SHA-256, coordinate, file name. Checked before each use; made by",
+        (
+            f"# The roots and all they need{' beside pyspark' * beside_pyspark}: SHA-256, coordinate, file"
+            " name. Checked before each use; made by"
+        ),
         f"# python -m holdfast.jars {flag}{lock_path.name} {name} {' '.join(roots)}",
         f"name {name}",
         *(f"root {root}" for root in roots),

@@ -17,8 +17,8 @@ _OF_MODE = re.compile(r"\[\^-*([^\]]*)\]: ")
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats a record as one JSON object on one line: `time` (UTC), `level`, `logger`, `event`, `message`, its
-    fields, and `exception`.
+    """Formats a record as one JSON object on one line: `time` (UTC), `level`, `logger`, `event`, `message`,
+    its fields, and `exception`.
 
     `event` is the template of the message, before its fields are filled in. All lines of one event have the
     same, so programs can count and search by it.
@@ -50,7 +50,8 @@ class JsonFormatter(logging.Formatter):
 
 
 def _event(record: logging.LogRecord) -> str:
-    """Return the template of a record, without what mode puts before it: how deep its service lies, and the service's name.
+    """Return the template of a record, without what mode puts before it: how deep its service lies, and the
+    service's name.
 
     >>> _event(logging.makeLogRecord({"msg": "[^---Fetcher]: Stopping..."}))
     'Stopping...'
@@ -59,7 +60,9 @@ def _event(record: logging.LogRecord) -> str:
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, object]:
-    """Return the named fields of a record: the mapping that its text is made with, and what was given as `extra`."""
+    """Return the named fields of a record: the mapping that its text is made with, and what was given as
+    `extra`.
+    """
     named = record.args if isinstance(record.args, Mapping) else {}
     if (service := _OF_MODE.match(str(record.msg))) is not None:
         named = {**named, "service": service[1]}
@@ -67,7 +70,9 @@ def fields_of(record: logging.LogRecord) -> dict[str, object]:
 
 
 def use_format(log_format: str) -> None:
-    """Have the root logger's handlers write as the setting `log_format` says; `text` leaves them as they are."""
+    """Have the root logger's handlers write as the setting `log_format` says; `text` leaves them as they
+    are.
+    """
     if log_format == "json":
         for handler in logging.getLogger().handlers:
             handler.setFormatter(JsonFormatter())

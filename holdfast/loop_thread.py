@@ -38,7 +38,9 @@ class LoopThread:
         return self._loop.is_closed()
 
     def wait(self, coroutine: Coroutine[Any, Any, T], timeout_s: float) -> T:
-        """Return what *coroutine* gives; NotReadyError when the loop itself does not answer, or was never started."""
+        """Return what *coroutine* gives; NotReadyError when the loop itself does not answer, or was never
+        started.
+        """
         if self._thread.ident is None:
             coroutine.close()
             raise NotReadyError("the client is not open: use it in a `with` statement")

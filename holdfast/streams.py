@@ -3,7 +3,8 @@
     from holdfast.streams import Tumbling, Windowed, count, final
 
     words  = count(name="words", source="words", decode=bytes.decode, key=str.lower)
-    hourly = Windowed(name="hourly", source="views", decode=..., by=..., time=..., window=Tumbling("1h", grace="10m"),
+    hourly = Windowed(name="hourly", source="views", decode=..., by=..., time=..., window=Tumbling("1h",
+    grace="10m"),
                       fold=..., row=int, emit=final("hourly-views"))
     app = create_app([words, hourly])
 

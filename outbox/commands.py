@@ -135,7 +135,8 @@ def tell(
     try:
         if settings.answers_topic not in producer.list_topics(timeout=timeout_s).topics:
             raise TopicError(
-                f"topic {settings.answers_topic} is missing: no harvester of {settings.name} has ever run here"
+                f"topic {settings.answers_topic} is missing: no harvester of {settings.name} has ever run"
+                " here"
             )
         reader = _reader_of_new_answers(settings)
     except KafkaException as error:

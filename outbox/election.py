@@ -372,8 +372,8 @@ class Election:
         count = len(found.partitions)
         if count != roles and not (self.settings.interop and count):
             raise TopicError(
-                f"leader topic {topic} has {count} partition(s) for {roles} role(s); every process must use the same number, that of the "
-                f"topic's partitions"
+                f"leader topic {topic} has {count} partition(s) for {roles} role(s); every process must use"
+                " the same number, that of the topic's partitions"
             )
 
     def _close_clients(self) -> None:

@@ -152,8 +152,9 @@ def settings_of(document: Mapping[str, Any], *, kafka: Settings, name: str) -> H
     """Return the settings of a harvester that shares table and election with the reapers of *document*, its
     `harvest` section.
 
-    *kafka* holds what the file has not; *name* is the outbox's. Raises ConfigError for what a reaper would refuse, and for the two things
-    it should: a leader topic that brokers keep to themselves, and a heartbeat timeout that no broker takes a session for.
+    *kafka* holds what the file has not; *name* is the outbox's. Raises ConfigError for what a reaper would
+    refuse, and for the two things it should: a leader topic that brokers keep to themselves, and a heartbeat
+    timeout that no broker takes a session for.
     """
     if unknown := sorted(document.keys() - KEYS):
         raise ConfigError(

@@ -41,7 +41,8 @@ class Poison(StrEnum):
 class HarvestSettings:
     """One outbox and how it is harvested. One that exists is valid; times are in seconds.
 
-    *name* is the outbox's: producers, group and topics are named after it, so it must be unique on its Kafka cluster and never change.
+    *name* is the outbox's: producers, group and topics are named after it, so it must be unique on its Kafka
+    cluster and never change.
     """
 
     database: str = field(repr=False)
@@ -79,7 +80,8 @@ class HarvestSettings:
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
             raise ConfigError(
-                f"the outbox's name is {self.name!r}; use 1 to 150 letters, digits, '.', '_' or '-': topics are named after it"
+                f"the outbox's name is {self.name!r}; use 1 to 150 letters, digits, '.', '_' or '-': topics"
+                " are named after it"
             )
         for name, low, high in (
             ("shards", 1, BUCKETS),
@@ -105,7 +107,8 @@ class HarvestSettings:
                 ) from None
         if self.shards > 1 and not layout_named(self.layout).sharded:
             raise ConfigError(
-                f"layout {self.layout} has no column that spreads rows over {self.shards} shards; it has one shard"
+                f"layout {self.layout} has no column that spreads rows over {self.shards} shards; it has one"
+                " shard"
             )
         if self.strategy is Strategy.MARK and self.layout != "goharvest":
             raise ConfigError(
@@ -121,7 +124,8 @@ class HarvestSettings:
             )
         if not self.instance:
             object.__setattr__(self, "instance", f"{sanitise(socket.gethostname())}_{os.getpid()}")
-        # Troubles are told once, when they begin and when they end. librdkafka's clients would each tell of every attempt to connect.
+        # Troubles are told once, when they begin and when they end. librdkafka's clients would each tell of
+        # every attempt to connect.
         properties = {"log_level": str(CRITICAL), **self.kafka.kafka}
         object.__setattr__(self, "kafka", replace(self.kafka, kafka=properties))
         self.election()
@@ -173,7 +177,8 @@ def harvest_settings(settings: Settings, **given: Any) -> HarvestSettings:
     """
     if settings.outbox_database is None and given.get("database") is None:
         raise ConfigError(
-            "name the database in outbox_database (HOLDFAST_OUTBOX_DATABASE), like postgresql://user:password@host/name"
+            "name the database in outbox_database (HOLDFAST_OUTBOX_DATABASE), like"
+            " postgresql://user:password@host/name"
         )
     configured: dict[str, Any] = {
         "database": settings.outbox_database,

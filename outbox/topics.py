@@ -75,8 +75,8 @@ def ensure_topics(settings: HarvestSettings) -> list[str]:
                     raise
     except KafkaException as error:
         raise BrokerError(
-            f"topics {', '.join(topics)} at {settings.kafka.bootstrap_servers}: {error.args[0].str()}; check bootstrap.servers, the broker, "
-            "and what this principal may do"
+            f"topics {', '.join(topics)} at {settings.kafka.bootstrap_servers}: {error.args[0].str()}; check"
+            " bootstrap.servers, the broker, and what this principal may do"
         ) from error
     for name in topics.keys() & there.keys():
         count = len(there[name].partitions)
@@ -86,7 +86,7 @@ def ensure_topics(settings: HarvestSettings) -> list[str]:
             and not settings.interop
         ):
             raise TopicError(
-                f"topic {name} has {count} partition(s) for {settings.shards} shard(s): every harvester must use the same number. To "
-                f"change it, stop all of them and add partitions to the topic"
+                f"topic {name} has {count} partition(s) for {settings.shards} shard(s): every harvester must"
+                " use the same number. To change it, stop all of them and add partitions to the topic"
             )
     return sorted(made)

@@ -40,7 +40,8 @@ class Trouble:
         fields = {"outbox": self.who, "kind": kind, "reason": " ".join(reason.split())}
         if is_new:
             logger.warning(
-                "outbox %(outbox)s: %(reason)s; nothing is published until this is over; retrying automatically",
+                "outbox %(outbox)s: %(reason)s; nothing is published until this is over; retrying"
+                " automatically",
                 fields,
             )
         else:

@@ -45,11 +45,12 @@ Ends = Mapping[tuple[str, int], Mapping[str, int]]
 class AuditOptions:
     """What to audit, and how.
 
-    *topics* empty stands for every topic that the outbox's leaders say they published to; then, and for *ends*, `rules.outbox` must be
-    named. *ends* compares the last number of each producer with what its leaders say; None does for topics, and not for bronze, where
-    it holds only if the progress topic was landed before the others. *settle_s* is how long transactions that
-    are open may take to end.
-    *by_key* says that every key belongs to its partition by murmur2 among those the topic has now; only for rows whose digest does not tell.
+    *topics* empty stands for every topic that the outbox's leaders say they published to; then, and for
+    *ends*, `rules.outbox` must be named. *ends* compares the last number of each producer with what its
+    leaders say; None does for topics, and not for bronze, where it holds only if the progress topic was
+    landed before the others. *settle_s* is how long transactions that are open may take to end. *by_key* says
+    that every key belongs to its partition by murmur2 among those the topic has now; only for rows whose
+    digest does not tell.
     """
 
     topics: tuple[str, ...] = ()
@@ -65,7 +66,8 @@ class AuditOptions:
     def __post_init__(self) -> None:
         if self.rules.outbox is None and (self.ends or not self.topics):
             raise ConfigError(
-                "name the outbox, or the topics to audit: what its leaders say of themselves is found by its name"
+                "name the outbox, or the topics to audit: what its leaders say of themselves is found by its"
+                " name"
             )
         if self.source == "bronze" and self.lake is None:
             raise ConfigError("an audit of bronze needs the lake: --lake DIR")
@@ -177,7 +179,8 @@ def _audit(settings: Settings, options: AuditOptions) -> AuditReport:
             else set()
         )
         notes += [
-            f"{topic} partition {each}: a transaction is open, so its last records are not compared with what the leaders say"
+            f"{topic} partition {each}: a transaction is open, so its last records are not compared with what"
+            " the leaders say"
             for each in sorted(unsettled)
         ]
         rules = options.rules
@@ -192,7 +195,8 @@ def _audit(settings: Settings, options: AuditOptions) -> AuditReport:
             first = firsts.get(summary.partition, 0)
             if first:
                 notes.append(
-                    f"{topic} partition {summary.partition} begins at offset {first}: what was deleted before it is not proved"
+                    f"{topic} partition {summary.partition} begins at offset {first}: what was deleted before"
+                    " it is not proved"
                 )
             partitions.append(_concluded(replayed, place, rules, first, summary.records, expected))
     return AuditReport(

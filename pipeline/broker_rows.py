@@ -15,7 +15,9 @@ from holdfast.pipeline.topic import TopicLog
 def rows_of(
     settings: Settings, processor: Processor[Any, Any], refused: Callable[[int], None] = lambda count: None
 ) -> Iterator[tuple[int, str, Any]]:
-    """Yield partition, key and row of all that *processor* makes of its topic as it is now. At the end *refused* gets how many records it could not read, if any."""
+    """Yield partition, key and row of all that *processor* makes of its topic as it is now. At the end
+    *refused* gets how many records it could not read, if any.
+    """
     with TopicLog(settings, str(processor.topics[0])) as log:
         # Most of the 50 partitions are empty where few producers are, and each that is read takes a while.
         holding = tuple(partition for partition, span in log.spans().items() if span.first < span.end)

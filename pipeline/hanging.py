@@ -1,4 +1,6 @@
-"""Hanging transactions of a cluster: found in the logs of partitions and of coordinators, and ended as was decided."""
+"""Hanging transactions of a cluster: found in the logs of partitions and of coordinators, and ended as was
+decided.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ class Hanging:
         self._settings, self._raw, self._admin = settings, raw, Admin(settings)
 
     async def find(self, topics: Iterable[str] | None) -> list[LostEnd]:
-        """Return what hangs in *topics*, in all of them when None, each with what was decided if that is certain."""
+        """Return what hangs in *topics*, in all of them when None, each with what was decided if that is
+        certain.
+        """
         before = await self._open(await asyncio.to_thread(self._places, topics))
         if not before:
             return []
@@ -66,7 +70,9 @@ class Hanging:
         return {key: row for _, key, row in rows_of(self._settings, ends_log())}
 
     async def _open(self, places: Iterable[Place]) -> list[UnendedTransaction]:
-        """Return what is open in *places*: all that begins at the last stable offset or behind it, and has no marker."""
+        """Return what is open in *places*: all that begins at the last stable offset or behind it, and has no
+        marker.
+        """
         places = sorted(places)
         stable = await asyncio.to_thread(self._admin.stable_offsets, places)
         bounds = await asyncio.to_thread(self._admin.offsets, places)
@@ -80,7 +86,9 @@ class Hanging:
         return found
 
     async def _certain(self, lost: LostEnd) -> LostEnd:
-        """Return *lost* without its decision if that was to commit and its marker is there: then what is open came after it."""
+        """Return *lost* without its decision if that was to commit and its marker is there: then what is open
+        came after it.
+        """
         each, how = lost.transaction, lost.decided
         if how is None or not how.commit:
             return lost

@@ -1,4 +1,6 @@
-"""Deleting, as they are landed, the records of topics that an application declares with retention "landed"."""
+"""Deleting, as they are landed, the records of topics that an application declares with retention
+"landed".
+"""
 
 from __future__ import annotations
 
@@ -16,15 +18,17 @@ from holdfast.pipeline.trimming import LandedTrim, PartitionTrim
 
 TRIM_EVERY_S = 60.0
 REST_SHARE = 10
-"""A trim compares what the topic still holds: so long, as a multiple of what one took, it rests before the next."""
+"""A trim compares what the topic still holds: so long, as a multiple of what one took, it rests before the
+next.
+"""
 END_S = 30.0
 
 Told = Callable[[str], None]
 
 
 class LandedTopics:
-    """The topics of an application that keep only what is not landed yet, and their trimming behind *lake*. *groups* and *agents_read* are as for
-    `LandedTrim`.
+    """The topics of an application that keep only what is not landed yet, and their trimming behind *lake*.
+    *groups* and *agents_read* are as for `LandedTrim`.
     """
 
     def __init__(
@@ -62,8 +66,8 @@ class LandedTopics:
     def trimmed(
         self, landing: Callable[[], Collection[str]], told: Told, every_s: float = TRIM_EVERY_S
     ) -> Iterator[None]:
-        """Trim every *every_s*, in a thread of its own, while the block runs: *landing* are the topics that it lands. One that cannot be trimmed is *told*
-        of, and tried again.
+        """Trim every *every_s*, in a thread of its own, while the block runs: *landing* are the topics that
+        it lands. One that cannot be trimmed is *told* of, and tried again.
         """
         ended = threading.Event()
         thread = threading.Thread(
@@ -104,4 +108,7 @@ def trim_told(trimmed: PartitionTrim) -> str:
     >>> trim_told(PartitionTrim(topic="orders", partition=1, first=0, before=7, held_by=""))
     'deleted from orders partition 1 what has landed: offsets 0 to 6'
     """
-    return f"deleted from {trimmed.topic} partition {trimmed.partition} what has landed: offsets {trimmed.first} to {trimmed.before - 1}"
+    return (
+        f"deleted from {trimmed.topic} partition {trimmed.partition} what has landed: offsets {trimmed.first}"
+        f" to {trimmed.before - 1}"
+    )

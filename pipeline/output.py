@@ -48,7 +48,8 @@ class Writer:
     def __init__(self, out: str, form: Format, plan: FoldPlan) -> None:
         if "://" in out and not out.startswith("file://"):
             raise ConfigError(
-                f"--out {out}: the local engine writes to local folders; use --engine spark for object storage"
+                f"--out {out}: the local engine writes to local folders; use --engine spark for object"
+                " storage"
             )
         self._target, self._form, self._plan = Path(out.removeprefix("file://")).absolute(), form, plan
         if self._target.exists():

@@ -1,4 +1,6 @@
-"""How far a replay in this process has come, for whoever watches it. Nobody does by default, and then it costs nothing."""
+"""How far a replay in this process has come, for whoever watches it. Nobody does by default, and then it
+costs nothing.
+"""
 
 from __future__ import annotations
 

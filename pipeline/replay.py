@@ -50,22 +50,27 @@ if TYPE_CHECKING:
 
 ReplayEngine = Literal["auto", "local", "spark"]
 Source = Literal["topic", "bronze", "history"]
-"""Where records are read: in the topic, in its bronze table, or as one history: in the table up to its end, and in the topic from there."""
+"""Where records are read: in the topic, in its bronze table, or as one history: in the table up to its end,
+and in the topic from there.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayOptions:
     """What to replay, and how.
 
-    *source* "bronze" and "history" need *lake*. *until* None means all there is. *transitions* tells every change of a row (with *of_key*, table and key, of one
-    row), *rows* False only digests. *partitions* limits the replay to some. *out* is a folder to write the tables to, which must
-    not exist; without it they are in memory. *allow_holes* folds a log whose beginning was deleted. *skips*
-    None: what the application skips of the source, by its topic, or for bronze by what the last landing
-    noted. *positions* stand in for *until* where there are several sources. *emits* has what is emitted told. *refused* are records, by topic and offset, that are refused unread.
-    With *beside* another version is folded over the same records, and only where the two differ is told (holdfast/pipeline/folds/paired.py).
-    About *memory_bytes* of a partition's state are in memory while it is folded, and all of it in a temporary file where there is more.
-    Results go *through* something where they are made: here, or in Spark's tasks, so that it can be pickled. All but summaries go *into* something here, a part at a time and
-    those of a partition in order, in place of being returned.
+    *source* "bronze" and "history" need *lake*. *until* None means all there is. *transitions* tells every
+    change of a row (with *of_key*, table and key, of one row), *rows* False only digests. *partitions* limits
+    the replay to some. *out* is a folder to write the tables to, which must not exist; without it they are in
+    memory. *allow_holes* folds a log whose beginning was deleted. *skips* None: what the application skips of
+    the source, by its topic, or for bronze by what the last landing noted. *positions* stand in for *until*
+    where there are several sources. *emits* has what is emitted told. *refused* are records, by topic and
+    offset, that are refused unread. With *beside* another version is folded over the same records, and only
+    where the two differ is told (holdfast/pipeline/folds/paired.py). About *memory_bytes* of a partition's
+    state are in memory while it is folded, and all of it in a temporary file where there is more. Results go
+    *through* something where they are made: here, or in Spark's tasks, so that it can be pickled. All but
+    summaries go *into* something here, a part at a time and those of a partition in order, in place of being
+    returned.
     """
 
     engine: ReplayEngine = "auto"
@@ -237,7 +242,9 @@ def _on_spark(
 
 @contextmanager
 def _session(plan: FoldPlan, options: ReplayOptions) -> Iterator[SparkSession]:
-    """Give a Spark session; SparkError, before a JVM starts, when a processor cannot be sent to its workers."""
+    """Give a Spark session; SparkError, before a JVM starts, when a processor cannot be sent to its
+    workers.
+    """
     import_pyspark()
     folded = [plan.processor, *([] if options.beside is None else [options.beside.other])]
     for each in folded:
@@ -343,8 +350,8 @@ def _noted(plan: FoldPlan, app: str, options: ReplayOptions, landed: Landed | No
 
 
 def _tasks_read(uri: str) -> bool:
-    """Tell whether tasks open a table's files themselves, in order: in a third of the processor time that Spark's own reading, shuffling and
-    sorting takes, and in memory that does not grow with the partition.
+    """Tell whether tasks open a table's files themselves, in order: in a third of the processor time that
+    Spark's own reading, shuffling and sorting takes, and in memory that does not grow with the partition.
     """
     return is_local(uri) or is_s3(uri)
 
@@ -355,8 +362,8 @@ def _from_far_bronze(plan: FoldPlan, app: str, options: ReplayOptions, path: str
 
     if plan.bases:
         raise ConfigError(
-            f"table {plan.processor.table} began with rows of an earlier version, and Spark alone reads {path}: read the topic, "
-            "or a lake that this machine reads"
+            f"table {plan.processor.table} began with rows of an earlier version, and Spark alone reads"
+            f" {path}: read the topic, or a lake that this machine reads"
         )
     with _session(plan, options) as session:
         table = on_spark.SparkBronze(session, path)

@@ -1,5 +1,5 @@
-"""Where a replay of several sources ends before its logs do: at a place in the order in which they were folded, so
-that what comes of it is a state that the table was in.
+"""Where a replay of several sources ends before its logs do: at a place in the order in which they were
+folded, so that what comes of it is a state that the table was in.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from holdfast.pipeline.topic import Span
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayEnd:
-    """Where one partition ends: before the first record behind *last*, the last offset of each source (None for
-    any), and before the first record or tick later than *at_ms*.
+    """Where one partition ends: before the first record behind *last*, the last offset of each source (None
+    for any), and before the first record or tick later than *at_ms*.
 
     Records are as late as their source has become with them, so the time never goes back on the way there.
     """
@@ -36,7 +36,9 @@ class ReplayEnd:
         )
 
     def cut(self, stretches: Iterator[Stretch]) -> Iterator[Stretch]:
-        """Yield what of *stretches* comes before; raises PipelineError where a record that *last* names comes later."""
+        """Yield what of *stretches* comes before; raises PipelineError where a record that *last* names comes
+        later.
+        """
         for stretch in stretches:
             if stretch.choice is not None:
                 if self._is_before(stretch):
@@ -96,23 +98,25 @@ class ReplayEnd:
             if last is not None and number != source
         )
         raise PipelineError(
-            f"the table was never there: {self.topics[source]} {self.last[source]} was folded after {others}; name the last "
-            "offset of one source, and all that was folded before its next record is in the state"
+            f"the table was never there: {self.topics[source]} {self.last[source]} was folded after {others};"
+            " name the last offset of one source, and all that was folded before its next record is in the"
+            " state"
         )
 
 
 def stops(
     until: Until | None, topics: tuple[str, ...], spans: Mapping[str, Mapping[int, Span]], name: str
 ) -> dict[int, ReplayEnd]:
-    """Return where each partition ends by *until*, where it does; ConfigError for what names no source of processor
-    *name*, PipelineError for offsets that are not there.
+    """Return where each partition ends by *until*, where it does; ConfigError for what names no source of
+    processor *name*, PipelineError for offsets that are not there.
     """
     if until is None:
         return {}
     if until.offsets:
         partition, last = next(iter(until.offsets.items()))
         raise ConfigError(
-            f"processor {name} folds {len(topics)} sources, so an offset is one of them: write {partition}:{topics[0]}:{last}"
+            f"processor {name} folds {len(topics)} sources, so an offset is one of them: write"
+            f" {partition}:{topics[0]}:{last}"
         )
     partitions = spans[topics[0]]
     if until.at_ms is not None:
@@ -140,5 +144,6 @@ def _check_named(
             raise PipelineError(f"topic {topic} has no partition {partition}; it has {len(spans[topic])}")
         if last >= (end := spans[topic][partition].end):
             raise PipelineError(
-                f"topic {topic} partition {partition} ends at offset {end}, so it cannot be replayed up to and with {last}"
+                f"topic {topic} partition {partition} ends at offset {end}, so it cannot be replayed up to"
+                f" and with {last}"
             )

@@ -102,8 +102,8 @@ class TopicLog:
             ]
         if found.error is not None:
             raise TopicError(
-                f"topic {self.topic}: {found.error.str()}; check its name (`holdfast topics list`), or make what the application needs "
-                "(`holdfast topics create`)"
+                f"topic {self.topic}: {found.error.str()}; check its name (`holdfast topics list`), or make"
+                " what the application needs (`holdfast topics create`)"
             )
         return sorted(found.partitions)
 
@@ -229,7 +229,8 @@ class TopicReader:
             return self._thread.wait(work, self._settings.stall_timeout_s)
         except NotReadyError as error:
             raise BrokerError(
-                f"topic {self.topic}: nothing read for {self._settings.stall_timeout_s:.0f} s; check the brokers"
+                f"topic {self.topic}: nothing read for {self._settings.stall_timeout_s:.0f} s; check the"
+                " brokers"
             ) from error
 
     async def _begin(self, place: Place, first: int) -> SourceFetcher:
@@ -285,9 +286,9 @@ class TopicReader:
 def _unreadable(found: Unreadable) -> str:
     where = f"offset {found.first}" if found.first == found.last else f"offsets {found.first} to {found.last}"
     return (
-        f"{found.topic} partition {found.partition}: {where} cannot be read: {found.reason} ({found.codec}, {found.size_bytes} bytes). Where a "
-        f"worker has read it, raise unpacked_batch_bytes; else skip it for good: `holdfast quarantine skip {found.topic} {found.partition} "
-        f"{found.first}`"
+        f"{found.topic} partition {found.partition}: {where} cannot be read: {found.reason} ({found.codec},"
+        f" {found.size_bytes} bytes). Where a worker has read it, raise unpacked_batch_bytes; else skip it"
+        f" for good: `holdfast quarantine skip {found.topic} {found.partition} {found.first}`"
     )
 
 
@@ -297,6 +298,6 @@ def _as_pipeline_error(place: Place, span: Span) -> Iterator[None]:
         yield
     except OutOfRangeError as error:
         raise LostRecordsError(
-            f"{place[0]} partition {place[1]}: records from offset {span.first} on were deleted (retention, or the topic was made again); "
-            "give the lake that holds them (--lake DIR)"
+            f"{place[0]} partition {place[1]}: records from offset {span.first} on were deleted (retention,"
+            " or the topic was made again); give the lake that holds them (--lake DIR)"
         ) from error

@@ -1,8 +1,9 @@
 """Deleting from source topics what a lake holds, and never more than everybody behind them has taken in.
 
-What is deleted of a partition lies before the offset that the lake has landed to, before the position of each version of each table that folds the
-topic, and before what named consumer groups have committed. Where anything may go, the rows of the lake are compared with the records first. Whoever is cut between two partitions
-begins again: nothing is noted, and everything is judged anew.
+What is deleted of a partition lies before the offset that the lake has landed to, before the position of each
+version of each table that folds the topic, and before what named consumer groups have committed. Where
+anything may go, the rows of the lake are compared with the records first. Whoever is cut between two
+partitions begins again: nothing is noted, and everything is judged anew.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ Needs = Mapping[str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionTrim:
-    """What may go of a partition: the offsets from *first* to *before*, which stays. *held_by* is who needs that next; "" where nobody needs
-    anything.
+    """What may go of a partition: the offsets from *first* to *before*, which stays. *held_by* is who needs
+    that next; "" where nobody needs anything.
     """
 
     topic: str
@@ -51,11 +52,12 @@ class PartitionTrim:
 
 
 class LandedTrim:
-    """The trimming of some source *topics* of an application, behind what *lake* holds; None means all that its processors fold.
+    """The trimming of some source *topics* of an application, behind what *lake* holds; None means all that
+    its processors fold.
 
-    *groups* are consumer groups beside the tables: what they have not committed stays. *agents_read* are topics that ordinary agents of the
-    application read. Topics that are declared with retention "landed" may be named though nobody folds them. Raises ConfigError for a topic that must not be
-    trimmed.
+    *groups* are consumer groups beside the tables: what they have not committed stays. *agents_read* are
+    topics that ordinary agents of the application read. Topics that are declared with retention "landed" may
+    be named though nobody folds them. Raises ConfigError for a topic that must not be trimmed.
     """
 
     def __init__(
@@ -78,11 +80,12 @@ class LandedTrim:
             _require_trimmable(topic, known, processors)
 
     def plan(self) -> list[PartitionTrim]:
-        """Return what may go, by topic and partition. Where anything may, compares every record that the topic still holds of what has landed with the lake's
-        row.
+        """Return what may go, by topic and partition. Where anything may, compares every record that the
+        topic still holds of what has landed with the lake's row.
 
-        Raises LakeError where these differ, or where the table is of another topic; TopicError while the application's topics are wrong, as in the
-        middle of a reset; ChangelogError for a position of an earlier version that does not tell where it stood in the topic.
+        Raises LakeError where these differ, or where the table is of another topic; TopicError while the
+        application's topics are wrong, as in the middle of a reset; ChangelogError for a position of an
+        earlier version that does not tell where it stood in the topic.
         """
         require_topics(self._settings, self._processors, admin=self._admin)
         return [each for topic in self.topics for each in self._plan_topic(topic)]
@@ -127,7 +130,9 @@ class LandedTrim:
         return out
 
     def _positions(self, processor: Processor[Any, Any], topic: str, count: int) -> dict[Place, int]:
-        """Return the last offset of *topic* in the state of each partition of a table, in every version that has a changelog."""
+        """Return the last offset of *topic* in the state of each partition of a table, in every version that
+        has a changelog.
+        """
         app, counts = self._settings.app, self._admin.partition_counts()
         versions = {processor.version, *versions_on(app, processor.name, counts, count)}
         found: dict[Place, int] = {}
@@ -157,12 +162,14 @@ def _require_trimmable(
 ) -> None:
     if topic not in folded:
         raise ConfigError(
-            f"topic {topic} is no source of this application: it folds {', '.join(sorted(folded)) or 'none'}; internal topics are trimmed by workers"
+            f"topic {topic} is no source of this application: it folds {', '.join(sorted(folded)) or 'none'};"
+            " internal topics are trimmed by workers"
         )
     for each in processors:
         if topic in each.kept_whole:
             raise ConfigError(
-                f"topic {topic} is read whole, as a global table, by processor {each.name}: none of its records may go; name the others with --topics"
+                f"topic {topic} is read whole, as a global table, by processor {each.name}: none of its"
+                " records may go; name the others with --topics"
             )
 
 
@@ -171,8 +178,9 @@ def _require_equal(settings: Settings, topic: str, lake: str) -> None:
     verdict = check_table(settings, topic, lake, against_topic=True)
     if verdict.faults:
         raise LakeError(
-            f"nothing of {topic} is deleted, for the lake does not hold what the topic does: {verdict.faults[0].told}; `holdfast pipeline check "
-            f"--against-topic` tells all {len(verdict.faults)}"
+            f"nothing of {topic} is deleted, for the lake does not hold what the topic does:"
+            f" {verdict.faults[0].told}; `holdfast pipeline check --against-topic` tells all"
+            f" {len(verdict.faults)}"
         )
 
 
@@ -201,8 +209,8 @@ def _trim_of(place: Place, first: int, end: int, needs: Needs) -> PartitionTrim:
     held_by, needed = min(needs.items(), key=lambda each: (each[1], each[0]))
     if needed > end:
         raise PipelineError(
-            f"{held_by} has taken in topic {place[0]} partition {place[1]} up to offset {needed - 1}, and it ends at {end}: it was deleted and made anew, so "
-            "nothing of it is deleted"
+            f"{held_by} has taken in topic {place[0]} partition {place[1]} up to offset {needed - 1}, and it"
+            f" ends at {end}: it was deleted and made anew, so nothing of it is deleted"
         )
     before = max(first, needed)
     return PartitionTrim(
@@ -224,7 +232,8 @@ def _offset_in(
     position = form.decode(value)
     if isinstance(position, VectorMarker) and position.sources != processor.signature:
         raise ChangelogError(
-            f"{changelog} tells where version {processor.version} of {processor.name} stood in other sources than those that are declared now, so nothing of "
-            f"{topic} is deleted: delete that topic when nobody asks for the version any more"
+            f"{changelog} tells where version {processor.version} of {processor.name} stood in other sources"
+            f" than those that are declared now, so nothing of {topic} is deleted: delete that topic when"
+            " nobody asks for the version any more"
         )
     return offsets_of(position)[processor.topics.index(topic)]

@@ -1,7 +1,9 @@
-"""The program that forks the Python workers of Spark on one machine, with what a fold and a landing need imported once.
+"""The program that forks the Python workers of Spark on one machine, with what a fold and a landing need
+imported once.
 
-Spark's own daemon forks workers that have imported neither: each compiles this package from the zip that it was sent, for most of a second of a core. There are
-as many as cores, and Spark ends those that are idle for a minute. Spark starts this module by its name (`spark.python.daemon.module`).
+Spark's own daemon forks workers that have imported neither: each compiles this package from the zip that it
+was sent, for most of a second of a core. There are as many as cores, and Spark ends those that are idle for a
+minute. Spark starts this module by its name (`spark.python.daemon.module`).
 """
 
 from __future__ import annotations

@@ -61,7 +61,9 @@ def told(
 
 
 def surroundings(programs: Path | None = None, settings: dict[str, str] | None = None) -> dict[str, str]:
-    """Return the variables of a stranger's shell: *programs* first on the path, and *settings* of holdfast."""
+    """Return the variables of a stranger's shell: *programs* first on the path, and *settings* of
+    holdfast.
+    """
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "HOLDFAST_"))}
     kept.pop("VIRTUAL_ENV", None)
     if programs is not None:

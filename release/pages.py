@@ -21,17 +21,20 @@ _EXAMPLE = re.compile(r"^>>> .*(?:\n(?!\s*$).*)*", re.MULTILINE)
 
 
 def page_text(markdown: str, uri: str, home: str) -> str:
-    """Return the text of the page *uri*: links as the site has them, and each block of code with its language alone.
+    """Return the text of the page *uri*: links as the site has them, and each block of code with its language
+    alone.
 
     >>> page_text("```python runnable\n```\n[a](docs/GLOSSARY.md#claim), [b](tables/store.py)", "index.md", "")
     '```python\n```\n[a](GLOSSARY.md#claim), b'
-    """
+    """  # noqa: E501
     plain = _FENCE.sub(lambda found: found["open"], markdown)
     return _LINK.sub(lambda found: _linked(found["text"], found["target"], uri, home), plain)
 
 
 def _linked(text: str, target: str, uri: str, home: str) -> str:
-    """Return a link from the page *uri*: within the site, or to the repository; without a home, its text alone."""
+    """Return a link from the page *uri*: within the site, or to the repository; without a home, its text
+    alone.
+    """
     if re.match(r"[a-z]+:|#", target):
         return f"[{text}]({target})"
     path, mark, anchor = target.partition("#")

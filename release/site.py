@@ -1,4 +1,5 @@
-"""What mkdocs asks of holdfast (`hooks` of mkdocs.yml): the pages beside docs/, the reference, the text of each page.
+"""What mkdocs asks of holdfast (`hooks` of mkdocs.yml): the pages beside docs/, the reference, the text of
+each page.
 
 It runs in the environment of the site's tools, where holdfast itself is not installed.
 """

@@ -1,4 +1,6 @@
-"""README's program, run by a stranger: an empty environment, the wheel, an embedded broker, the commands in order."""
+"""README's program, run by a stranger: an empty environment, the wheel, an embedded broker, the commands in
+order.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ def readme(programs: Path, folder: Path, page: str) -> None:
 
 
 def write_programs(folder: Path, page: str) -> None:
-    """Save README's first program as shop.py, and those that write and ask by their names, as it tells its reader to."""
+    """Save README's first program as shop.py, and those that write and ask by their names, as it tells its
+    reader to.
+    """
     shop, *_ = (block.text for block in blocks(page) if "runnable" in block.words)
     (folder / "shop.py").write_text(shop, "utf-8")
     for name in ("order.py", "ask.py"):

@@ -32,9 +32,12 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 TURN_EMITS = 256
-"""After so many emits others of the event loop may have their turn: a look at the clock costs as much as one of them."""
+"""After so many emits others of the event loop may have their turn: a look at the clock costs as much as one
+of them.
+"""
 SHORT_KEY_BYTES, MOST_KEYS = 64, 1 << 16
-"""Where keys are no longer, their partitions are remembered: murmur2 is slow here, and most keys come again."""
+"""Where keys are no longer, their partitions are remembered: murmur2 is slow here, and most keys come again.
+"""
 _BACKOFF_S = 0.1
 _NO_HEADERS: list[tuple[str, bytes | None]] = []
 
@@ -83,7 +86,8 @@ class ChangelogWriter:
     async def write_parts(self, parts: Callable[[], Iterable[ChangelogPart]], timeout_s: float) -> int:
         """Write one transaction that need not be in memory as a whole; otherwise as `write`.
 
-        *parts* gives it from its beginning each time it is asked; the last record of the last part is the marker.
+        *parts* gives it from its beginning each time it is asked; the last record of the last part is the
+        marker.
         """
         return await self._within(
             timeout_s, self._write(parts), f"{self._producer.transactional_id}: transaction failed"
@@ -125,7 +129,9 @@ class ChangelogWriter:
             ) from error
 
     async def _append(self, part: ChangelogPart) -> int:
-        """Append a part of what the transaction writes; return the offset after its last record of the changelog, 0 for none."""
+        """Append a part of what the transaction writes; return the offset after its last record of the
+        changelog, 0 for none.
+        """
         records: dict[Place, list[Written]] = {}
         if part.puts:
             records[self._place] = [(key, value, _NO_HEADERS) for key, value in part.puts]
@@ -157,7 +163,9 @@ class ChangelogWriter:
         return (await self._producer.append(records)).get(self._place, 0)
 
     async def _sent_to(self, topic: str, partition: int, before: _ByPartition | None) -> _ByPartition:
-        """Return where to put what goes to *topic*, which has *partition*; *before* is of fewer partitions."""
+        """Return where to put what goes to *topic*, which has *partition*; *before* is of fewer
+        partitions.
+        """
         partitions = await self._producer.partitions(topic, more_than=partition)
         records = [] if before is None else before.records
         records += [list[Written]() for _ in range(partitions - len(records))]
@@ -205,7 +213,9 @@ _key_partitions = lru_cache(8)(_KeyPartitions)
 
 
 class _ByPartition(NamedTuple):
-    """What a transaction sends to one topic, by partition, what puts more there, and where its keys belong."""
+    """What a transaction sends to one topic, by partition, what puts more there, and where its keys
+    belong.
+    """
 
     of_key: _KeyPartitions
     records: list[list[Written]]

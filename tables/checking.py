@@ -116,7 +116,9 @@ def _read(
 
 
 class _Piece:
-    """What one fetch brings for the scratch store, where *upto* is the first offset that the state has not."""
+    """What one fetch brings for the scratch store, where *upto* is the first offset that the state has
+    not.
+    """
 
     def __init__(self, upto: int) -> None:
         self._upto, self._bytes = upto, 0

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
-from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]  # the package does not declare what it re-exports
+
+# the package does not declare what it re-exports
+from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
 from holdfast.clock import system_clock
 from holdfast.core.kafka.topic_partition import Place
@@ -48,7 +50,9 @@ class EndsClient:
             self._pending = self.begin(places)
 
     def begin(self, places: Iterable[Place]) -> dict[Place, Future[Any]]:
-        """Ask for the ends of *places* and return what will tell them: `result().offset`, or KafkaException."""
+        """Ask for the ends of *places* and return what will tell them: `result().offset`, or
+        KafkaException.
+        """
         wanted = {TopicPartition(*place): OffsetSpec.latest() for place in places}  # type: ignore[no-untyped-call]
         if not wanted:
             return {}

@@ -1,5 +1,5 @@
-"""The rows of a worker's copy of a global table: a RocksDB store that each start makes anew, within the worker's memory
-budget.
+"""The rows of a worker's copy of a global table: a RocksDB store that each start makes anew, within the
+worker's memory budget.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ class GlobalStore:
             self._db = R.Rdict(str(path), budget.options())
         except Exception as error:
             raise StoreError(
-                f"cannot make the store {path} of a global table: {error}; check the disk and the rights of data_dir"
+                f"cannot make the store {path} of a global table: {error}; check the disk and the rights of"
+                " data_dir"
             ) from error
         make_private(path)
 

@@ -102,9 +102,9 @@ class Partition:
 
     Blocking methods (`open` by construction, `fence`, `write`, `apply`, `close`) run in threads, one at a
     time per partition. Reads show committed state only and are safe from any thread. `serving` tells whether
-    reads may be answered; an owner's only while
-    *still_ours* says so, since after a pause of the process nothing else tells that another has taken over.
-    An *earlier* one is of a version that nobody folds any more: it is restored and read, and answers as an owner does.
+    reads may be answered; an owner's only while *still_ours* says so, since after a pause of the process
+    nothing else tells that another has taken over. An *earlier* one is of a version that nobody folds any
+    more: it is restored and read, and answers as an owner does.
     """
 
     def __init__(
@@ -153,7 +153,9 @@ class Partition:
         self._barrier: Choice | None = None
         """The choice of the handover, which the next transaction has to record."""
         self.head_of: Callable[[Place], int] = lambda place: 0
-        """Tells where the log of a source began that is read from its beginning and has lost its head; 0 for all others."""
+        """Tells where the log of a source began that is read from its beginning and has lost its head; 0 for
+        all others.
+        """
         self.views: WorkerGlobals | None = None
         """What its folds see of globals, where they read any; set before `activate`."""
         self._held: dict[bytes, bytes | None] = {}
@@ -193,8 +195,8 @@ class Partition:
 
     @property
     def partial(self) -> LostHeads:
-        """Return what was deleted of the sources before this table began, and is not in its state: of each such source the
-        first offset that was there.
+        """Return what was deleted of the sources before this table began, and is not in its state: of each
+        such source the first offset that was there.
         """
         return {**self._store.lost_heads, **self._heads_before(offsets_of(self._store.marker))}
 
@@ -278,10 +280,12 @@ class Partition:
         return self._writer is not None and not self._lost
 
     async def fence(self, timeout_s: float, *, by_common_id: bool = False) -> None:
-        """Become the only owner whose writes the broker accepts; with *by_common_id* also shut out a worker of an older release, which writes every version
-        by one id. It must not be in use by an earlier version.
+        """Become the only owner whose writes the broker accepts; with *by_common_id* also shut out a worker
+        of an older release, which writes every version by one id. It must not be in use by an earlier
+        version.
 
-        Must come before the restore, else an old owner could still write, or a bootstrap's transaction be open.
+        Must come before the restore, else an old owner could still write, or a bootstrap's transaction be
+        open.
         """
         common_id = self.processor.common_id(self._env.app, self.partition) if by_common_id else None
         older = [] if common_id is None else [self._writer_by(common_id)]
@@ -305,7 +309,9 @@ class Partition:
 
     @property
     def is_to_begin(self) -> bool:
-        """Return whether a worker has to begin it before it folds, since a bootstrap may still write its first state beside workers of earlier versions."""
+        """Return whether a worker has to begin it before it folds, since a bootstrap may still write its
+        first state beside workers of earlier versions.
+        """
         return self.processor.hands_over and not self.processor.migrate and not self.has_begun
 
     def builder(self) -> ChangelogWriter:
@@ -313,7 +319,9 @@ class Partition:
         return self._writer_by(self.processor.builder_id(self._env.app, self.partition))
 
     async def begin(self, builder: ChangelogWriter, timeout_s: float) -> None:
-        """Write that a worker has begun it, which a bootstrap will find; follow with a restore. *builder* is fenced, and nothing was there behind that."""
+        """Write that a worker has begun it, which a bootstrap will find; follow with a restore. *builder* is
+        fenced, and nothing was there behind that.
+        """
         marker = self._store.marker
         note = encode_handover(Handover(HANDOVER_FORMAT, offsets_of(marker), choices_of(marker)))
         last = ChangelogPart([(HANDOVER, note), (APPLIED, self._positions.encode(marker))], [])
@@ -329,13 +337,14 @@ class Partition:
         if not processor.migrate or self.has_begun:
             return
         raise ConfigError(
-            f"table {processor.table} partition {self.partition} is empty, and migrate= says that it begins with rows of an earlier version: run "
-            f"`holdfast bootstrap {processor.name} --version {processor.version} --from version` first, or leave out migrate="
+            f"table {processor.table} partition {self.partition} is empty, and migrate= says that it begins"
+            f" with rows of an earlier version: run `holdfast bootstrap {processor.name} --version"
+            f" {processor.version} --from version` first, or leave out migrate="
         )
 
     def activate(self) -> None:
-        """Start folding from the restored position; ConfigError where the row type cannot read what is there, or a migration is due,
-        TopicError where a source is not the log that was folded.
+        """Start folding from the restored position; ConfigError where the row type cannot read what is there,
+        or a migration is due, TopicError where a source is not the log that was folded.
         """
         self._due = {}
         self._compare_sources()
@@ -372,9 +381,10 @@ class Partition:
         if noted is not None and (other := noted.other_logs(now, folded)):
             topic, processor = other[0], self.processor
             raise TopicError(
-                f"topic {topic} was deleted and made again (its id was {noted.topics[topic]}, is {now.topics[topic]}), and {processor.table} partition "
-                f"{self.partition} has folded the old one up to offset {self.offsets[topic]}: write version={processor.version + 1}, which builds the table "
-                "from the new log, or run `holdfast reset`"
+                f"topic {topic} was deleted and made again (its id was {noted.topics[topic]}, is"
+                f" {now.topics[topic]}), and {processor.table} partition {self.partition} has folded the old"
+                f" one up to offset {self.offsets[topic]}: write version={processor.version + 1}, which"
+                " builds the table from the new log, or run `holdfast reset`"
             )
         self._due[SOURCE_IDS] = encode_source_ids(now)
 
@@ -390,8 +400,8 @@ class Partition:
         self._due[ROW_TYPES] = encode_row_types(types)
         if noted is not None:
             logger.warning(
-                "%(table)s partition %(partition)d: the row type has changed; rows that were written before keep their bytes, so that `verify` "
-                "tells a difference until the table is rebuilt",
+                "%(table)s partition %(partition)d: the row type has changed; rows that were written before"
+                " keep their bytes, so that `verify` tells a difference until the table is rebuilt",
                 {"table": self.processor.table, "partition": self.partition},
             )
 
@@ -460,8 +470,9 @@ class Partition:
             self._due = {}
 
     def noted(self, changes: AnyChanges) -> AnyChanges:
-        """Return *changes* with the notes that are due, before `commit` and `keep`: of the heads that were lost, where they bring the
-        first record of such a source, of the handover, where it was just learned, of records that are refused for now, and of what is new here.
+        """Return *changes* with the notes that are due, before `commit` and `keep`: of the heads that were
+        lost, where they bring the first record of such a source, of the handover, where it was just learned,
+        of records that are refused for now, and of what is new here.
 
         Raises OutOfRangeError when records between the state and these were deleted.
         """
@@ -480,13 +491,16 @@ class Partition:
 
     @property
     def may_learn_handover(self) -> bool:
-        """Return whether up to where this version is silent is not fixed yet: it is, once it has come past that."""
+        """Return whether up to where this version is silent is not fixed yet: it is, once it has come past
+        that.
+        """
         found, marker = self._store.handover, self._store.marker
         return found is None or found.covers(offsets_of(marker), choices_of(marker))
 
     def learn_handover(self, stood: Handover) -> None:
-        """Take in where the versions before stood, before `activate` and behind the reading of choices: its next transaction records up to where this one
-        is silent. Raises ChoicesError where choices are missing.
+        """Take in where the versions before stood, before `activate` and behind the reading of choices: its
+        next transaction records up to where this one is silent. Raises ChoicesError where choices are
+        missing.
         """
         position = self._store.marker
         if isinstance(position, VectorMarker):
@@ -517,21 +531,23 @@ class Partition:
     def _begun_without(self, topic: str, lost: LostHeads) -> str:
         name, version = self.processor.name, self.processor.version
         return (
-            f"{topic} partition {self.partition} begins at offset {lost[topic]}, for it is declared with retention landed, and {self.processor.table} has nothing "
-            f"of what is in the lake: run `holdfast bootstrap {name} --version {version} --lake DIR` first. If no lake has it, declare "
-            'retention="forever" until this table has begun; it is partial then'
+            f"{topic} partition {self.partition} begins at offset {lost[topic]}, for it is declared with"
+            f" retention landed, and {self.processor.table} has nothing of what is in the lake: run `holdfast"
+            f" bootstrap {name} --version {version} --lake DIR` first. If no lake has it, declare"
+            ' retention="forever" until this table has begun; it is partial then'
         )
 
     def _require_no_hole(self) -> None:
-        """Raise OutOfRangeError when a source was read from its beginning, for another table, and that lies behind the
-        next record of this one.
+        """Raise OutOfRangeError when a source was read from its beginning, for another table, and that lies
+        behind the next record of this one.
         """
         for place, offset in zip(self.places, offsets_of(self._store.marker), strict=True):
             head = self.head_of(place)
             if NOTHING_APPLIED < offset < head - 1:
                 raise OutOfRangeError(
-                    f"{place[0]} partition {place[1]} begins at offset {head}, and {self.processor.table} has folded it up to {offset}: records in "
-                    "between were deleted and are lost to it. Raise its version, or delete its changelog and stores, to fold what is left"
+                    f"{place[0]} partition {place[1]} begins at offset {head}, and {self.processor.table} has"
+                    f" folded it up to {offset}: records in between were deleted and are lost to it. Raise"
+                    " its version, or delete its changelog and stores, to fold what is left"
                 )
 
     def apply(self, messages: list[Message], options: WriteOptions) -> None:
@@ -571,7 +587,8 @@ class Partition:
             marker = self._positions.decode(value)
         except ChangelogError as error:
             self._objection = ChangelogError(
-                f"{self.changelog} partition {self.partition}, offset {message.offset()}: {error}{self._way_out()}"
+                f"{self.changelog} partition {self.partition}, offset {message.offset()}:"
+                f" {error}{self._way_out()}"
             )
             return None
         self._objection = None
@@ -591,8 +608,8 @@ class Partition:
         if not self._torn:
             return None
         return ChangelogError(
-            f"changelog {self.changelog} partition {self.partition} ends inside a transaction: records behind {self.changelog_next} have no "
-            f"position after them{self._way_out()}"
+            f"changelog {self.changelog} partition {self.partition} ends inside a transaction: records behind"
+            f" {self.changelog_next} have no position after them{self._way_out()}"
         )
 
     def _way_out(self) -> str:
@@ -600,9 +617,9 @@ class Partition:
 
     def _made_again(self) -> str:
         return (
-            f"{self.changelog} was deleted and made again while a worker wrote to it, and holds only a part of the state: stop all workers "
-            "of this application, delete it once more, run `holdfast topics create` and start them; the state is then rebuilt from "
-            f"{', '.join(self.processor.topics)}"
+            f"{self.changelog} was deleted and made again while a worker wrote to it, and holds only a part"
+            " of the state: stop all workers of this application, delete it once more, run `holdfast topics"
+            f" create` and start them; the state is then rebuilt from {', '.join(self.processor.topics)}"
         )
 
     @property

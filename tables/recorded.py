@@ -31,9 +31,9 @@ def read_choices(
 ) -> None:
     """Give each of *parts* that folds several sources the choices from its position on, those of any version.
 
-    Call it when the parts are restored, and their older owners fenced: then nobody adds to them. Choice n lies
-    at offset n or behind it, since an offset holds one choice at most. Raises ChoicesError for a topic that
-    ends before the position, BrokerError when nothing has come for *stall_timeout_s*.
+    Call it when the parts are restored, and their older owners fenced: then nobody adds to them. Choice n
+    lies at offset n or behind it, since an offset holds one choice at most. Raises ChoicesError for a topic
+    that ends before the position, BrokerError when nothing has come for *stall_timeout_s*.
     """
     todo: dict[Place, Partition] = {}
     for part in parts:
@@ -73,7 +73,8 @@ class _ChoicesReader:
                 idle.reset()
             elif idle.s > stall_timeout_s:
                 raise BrokerError(
-                    f"choices {sorted(self._ends)}: nothing read for {stall_timeout_s:.0f} s; check the broker"
+                    f"choices {sorted(self._ends)}: nothing read for {stall_timeout_s:.0f} s; check the"
+                    " broker"
                 )
 
     def _assign(self) -> None:
@@ -84,8 +85,9 @@ class _ChoicesReader:
             number = _number(part)
             if end < number:
                 raise ChoicesError(
-                    f"{place[0]} partition {place[1]} ends at {end}, and its table has obeyed {number} choices: the topic was deleted and "
-                    "made again. Nobody can fold the sources again without them; give the processor another name"
+                    f"{place[0]} partition {place[1]} ends at {end}, and its table has obeyed {number}"
+                    " choices: the topic was deleted and made again. Nobody can fold the sources again"
+                    " without them; give the processor another name"
                 )
             if end > low:
                 self._ends[place] = end

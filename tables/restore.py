@@ -232,8 +232,9 @@ def restore(
 def _stalled(reader: _Reader, todo: list[Place], stall_timeout_s: float) -> BrokerError:
     if found := [text for place in todo if (text := reader.open_transaction(place)) is not None]:
         return BrokerError(
-            f"changelog {'; '.join(found)}, for more than {stall_timeout_s:.0f} s and though its producer is fenced: the brokers have lost "
-            'how it ended. Stop its producers and run `holdfast producers hanging --end`; see docs/operating.md, "A transaction that never ends"'
+            f"changelog {'; '.join(found)}, for more than {stall_timeout_s:.0f} s and though its producer is"
+            " fenced: the brokers have lost how it ended. Stop its producers and run `holdfast producers"
+            ' hanging --end`; see docs/operating.md, "A transaction that never ends"'
         )
     return BrokerError(f"restoring {todo}: nothing read for {stall_timeout_s:.0f} s; check the broker")
 

@@ -58,8 +58,8 @@ class Budget:
         blocks.set_bloom_filter(10, False)
         blocks.set_cache_index_and_filter_blocks(True)
         blocks.set_pin_l0_filter_and_index_blocks_in_cache(True)
-        # In parts: a large file's index and filter are some 600 kB each, and a cache that cannot hold those of all
-        # files would read one from disk for each row that is looked up.
+        # In parts: a large file's index and filter are some 600 kB each, and a cache that cannot hold those
+        # of all files would read one from disk for each row that is looked up.
         blocks.set_index_type(R.BlockBasedIndexType.two_level_index_search())
         blocks.set_partition_filters(True)
         blocks.set_pin_top_level_index_and_filter(True)
@@ -96,7 +96,8 @@ def make_private(folder: Path) -> None:
                 path.chmod(PRIVATE_FOLDER if S_ISDIR(mode) else PRIVATE_FILE)
     except OSError as error:
         raise StoreError(
-            f"cannot keep the store {folder} from other accounts: {error}; let the worker's account own the data folder"
+            f"cannot keep the store {folder} from other accounts: {error}; let the worker's account own the"
+            " data folder"
         ) from error
 
 

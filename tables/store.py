@@ -135,7 +135,8 @@ class PartitionStore:
             self._db[_STAMP] = msgspec.msgpack.encode(self.stamp)
         except Exception as error:
             raise StoreError(
-                f"cannot create the store {self.path}: {error}; check the disk and permissions of the data folder"
+                f"cannot create the store {self.path}: {error}; check the disk and permissions of the data"
+                " folder"
             ) from error
         self.marker: Position
         self.marker, self.changelog_next, self._whole_at = self._positions.start, 0, 0
@@ -148,13 +149,15 @@ class PartitionStore:
         except Exception as error:
             if "lock" in str(error).lower():
                 raise StoreError(
-                    f"the store {self.path} is in use by another process: give each worker a data_dir of its own (`holdfast worker --data-dir`)"
+                    f"the store {self.path} is in use by another process: give each worker a data_dir of its"
+                    " own (`holdfast worker --data-dir`)"
                 ) from error
             if spares_content(error):
                 # The store may well be good: what is wrong is where it lies, and a rebuild would need more
                 # room yet.
                 raise StoreError(
-                    f"cannot open the store {self.path}: {error}; cure that and restart, the store is left as it is"
+                    f"cannot open the store {self.path}: {error}; cure that and restart, the store is left as"
+                    " it is"
                 ) from error
             return f"it cannot be opened: {error}"
         try:
@@ -194,7 +197,8 @@ class PartitionStore:
             if spares_content(error):
                 self._close_db()
                 raise StoreError(
-                    f"cannot read the store {self.path}: {error}; cure that and restart, the store is left as it is"
+                    f"cannot read the store {self.path}: {error}; cure that and restart, the store is left as"
+                    " it is"
                 ) from error
             self.rotten = f"it was not closed in good order and is damaged: {error}"
         self._close_db()
@@ -327,8 +331,8 @@ class PartitionStore:
             raise self._unread(error) from error
 
     def page(self, prefix: str, after: str | None, limit: int, table: str = "") -> list[tuple[str, bytes]]:
-        """Return up to *limit* rows of a table with *prefix*, from the first key above *after*, in the order of
-        the keys' bytes.
+        """Return up to *limit* rows of a table with *prefix*, from the first key above *after*, in the order
+        of the keys' bytes.
         """
         within = key_in_table(table, prefix)
         start = within if after is None else max(within, key_in_table(table, after) + b"\x00")
@@ -420,7 +424,8 @@ class PartitionStore:
                     f"the store {self.path} is damaged: {error}; it is rebuilt from its changelog"
                 ) from error
             raise StoreError(
-                f"cannot write the store {self.path}: {error}; nothing is lost (the changelog has it), free the disk and restart"
+                f"cannot write the store {self.path}: {error}; nothing is lost (the changelog has it), free"
+                " the disk and restart"
             ) from error
 
     def _note(self, puts: Iterable[Put]) -> None:

@@ -1,4 +1,5 @@
-"""Timers of a store in order of time, beside the timers themselves: so that of millions the first are read alone.
+"""Timers of a store in order of time, beside the timers themselves: so that of millions the first are read
+alone.
 
     00 due/ kind time key    nothing: time has 8 bytes, in whose order times are
 
@@ -29,7 +30,9 @@ def _place_of(key: bytes, due: bytes) -> bytes:
 
 
 def order(db: R.Rdict, batch: R.WriteBatch, rows: Sequence[Put]) -> None:
-    """Add to *batch*, which writes *rows* in the order of their keys, what puts the timers among them in order of time."""
+    """Add to *batch*, which writes *rows* in the order of their keys, what puts the timers among them in
+    order of time.
+    """
     timers: list[Put] = []
     for kind in TIMER_KINDS:
         first = bisect_left(rows, kind, key=BY_KEY)
@@ -62,7 +65,9 @@ def order_all(
 def first_of(
     scan: Callable[[bytes, bytes], Iterator[tuple[bytes, bytes]]], kind: bytes, after: Timer, limit: int
 ) -> list[Timer]:
-    """Return the first *limit* timers of a *kind* behind *after*; *scan* yields what has a prefix, from a key on."""
+    """Return the first *limit* timers of a *kind* behind *after*; *scan* yields what has a prefix, from a key
+    on.
+    """
     prefix = DUE + kind
     start = prefix + (after[0] + _BIAS).to_bytes(8, "big") + after[1].encode() + b"\x00"
     names: list[bytes] = []

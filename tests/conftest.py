@@ -1,8 +1,8 @@
-"""Fixtures of all tests. `broker` is the one real Kafka of the run; `fresh_topic` makes topics on it. `guarded_broker` is the
-one that asks who comes.
+"""Fixtures of all tests. `broker` is the one real Kafka of the run; `fresh_topic` makes topics on it.
+`guarded_broker` is the one that asks who comes.
 
-`postgres`, `mariadb` and `mysql` are the session's databases, and `schema_registry` its schema registry, each started by the first
-test that asks.
+`postgres`, `mariadb` and `mysql` are the session's databases, and `schema_registry` its schema registry, each
+started by the first test that asks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Dashboards and alert rules against the program: every metric they name exists, with the labels that they select, sum by and show.
+"""Dashboards and alert rules against the program: every metric they name exists, with the labels that they
+select, sum by and show.
 
 What a worker tells is in tables of docs/operating.md, which test_operating_page.py holds against a real one.
 """

@@ -5,8 +5,8 @@ A block is run when the word `runnable` stands behind its language. Python block
 in order. In console blocks, lines behind `$ ` are run and the lines below them are what they print, `...`
 standing for anything.
 
-Each page is run in the environment that its own install lines make (tests/support/installations.py), and shows no
-command that needs more.
+Each page is run in the environment that its own install lines make (tests/support/installations.py), and
+shows no command that needs more.
 
 Every Python block is run somewhere. A block with `program=NAME` is a program that needs a broker
 (test_page_programs.py). A block with `file=NAME` is a file of a tutorial (test_tutorial.py), or it equals the
@@ -96,7 +96,9 @@ def commands(page: str) -> Iterator[tuple[str, str]]:
 
 
 def run(*command: str, cwd: Path, path: str = "") -> str:
-    """Return what *command* printed; it finds the tools of this environment, or those of *path*, and no settings."""
+    """Return what *command* printed; it finds the tools of this environment, or those of *path*, and no
+    settings.
+    """
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith(("HOLDFAST_", "PYTHON"))
     }
@@ -173,7 +175,9 @@ def test_runnable_commands_print_what_the_page_says(
 
 
 def imports(page: str) -> str:
-    """Return the import statements of the Python blocks of *page*, but those of a file that the page itself shows."""
+    """Return the import statements of the Python blocks of *page*, but those of a file that the page itself
+    shows.
+    """
     shown = [block for block in blocks(page) if block.language == "python"]
     own = {
         name.removesuffix(".py")
@@ -253,7 +257,9 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def beyond(page: str) -> list[str]:
-    """Return what *page* shows and its install lines do not bring: commands that need another extra, or cannot be at all."""
+    """Return what *page* shows and its install lines do not bring: commands that need another extra, or
+    cannot be at all.
+    """
     named, found = named_extras(page), []
     lines = list(command_lines(page))
     if named is None:

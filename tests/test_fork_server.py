@@ -39,7 +39,9 @@ Start = Callable[..., Process]
 
 @pytest.fixture(autouse=True)
 def interruptible() -> Iterator[None]:
-    """Heed SIGINT here: a shell's background job ignores it, and so would the ordinary processes it starts."""
+    """Heed SIGINT here: a shell's background job ignores it, and so would the ordinary processes it
+    starts.
+    """
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -73,7 +75,9 @@ def ran(
 
 @pytest.mark.parametrize("hangup", [signal.SIG_DFL, signal.SIG_IGN], ids=["heeds hangup", "ignores hangup"])
 def test_a_forked_worker_begins_as_an_ordinary_one(hangup: signal.Handlers, tmp_path: Path) -> None:
-    """A server may have begun under `nohup`, and an event loop has heeded SIGHUP here since; or the other way."""
+    """A server may have begun under `nohup`, and an event loop has heeded SIGHUP here since; or the other
+    way.
+    """
     for _ in range(fork_server.SEEDS):
         fork_server._next_server()  # begun by now, with what SIGHUP does now
     before = signal.signal(signal.SIGHUP, hangup)

@@ -1,5 +1,5 @@
-"""docs/from-faust.md moves an application of Faust's in three steps: state, positions and emits are the same before and after
-each, and go on from there.
+"""docs/from-faust.md moves an application of Faust's in three steps: state, positions and emits are the same
+before and after each, and go on from there.
 """
 
 from __future__ import annotations
@@ -113,7 +113,8 @@ class Desk:
 
     def check_emits(self) -> None:
         """Nothing was sent twice, and nothing was left out."""
-        # A customer's orders come in any order of the partitions, so with which one the line is crossed is not told.
+        # A customer's orders come in any order of the partitions, so with which one the line is crossed is
+        # not told.
         big = self.emitted("big-customers")
         assert sorted(each["customer"] for each in big) == sorted(self.big)
         assert all(1_000 <= each["cents"] < 1_100 for each in big)
@@ -143,7 +144,7 @@ class Desk:
 
     def verify(self, table: str) -> None:
         """Compare a table with a replay that begins with what was taken over."""
-        (partition, *_) = json.loads(self.holdfast("-o", "json", "verify", table))["bases"]
+        partition, *_ = json.loads(self.holdfast("-o", "json", "verify", table))["bases"]
         assert f"of Faust application {self.name} behind offset" in partition
 
     @contextmanager
@@ -223,8 +224,8 @@ def test_an_application_moves_in_three_steps_and_nothing_is_counted_twice(desk: 
     assert HERE in text
     stock = text.replace("from holdfast import create_app\n", "").replace(
         HERE,
-        f"app = faust.App({desk.name!r}, broker='kafka://{desk.settings.bootstrap_servers}', topic_partitions=3, "
-        f"web_port={desk.port}, datadir={str(desk._folder / 'old')!r})",
+        f"app = faust.App({desk.name!r}, broker='kafka://{desk.settings.bootstrap_servers}',"
+        f" topic_partitions=3, web_port={desk.port}, datadir={str(desk._folder / 'old')!r})",
     )
     with desk.worker(stock, stock=True):
         desk.wait("the old application runs", lambda: desk.page("/paid/"), {})

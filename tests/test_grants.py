@@ -163,8 +163,8 @@ def worker_job(guarded: Guarded, folder: Path) -> Job:
 
 
 def delete_topics(guarded: Guarded, grants: Sequence[Grant]) -> None:
-    """Delete the topics that *grants* name, wholly or by how they begin: each run of a job is on topics of its own, under the
-    same names, so that what an earlier run has done is not found done.
+    """Delete the topics that *grants* name, wholly or by how they begin: each run of a job is on topics of
+    its own, under the same names, so that what an earlier run has done is not found done.
     """
     literal = {grant.name for grant in grants if grant.resource == "topic" and grant.pattern == "literal"}
     begin = tuple(grant.name for grant in grants if grant.resource == "topic" and grant.pattern == "prefixed")
@@ -189,8 +189,9 @@ def check_refusal(application: Application, kafka: Mapping[str, str], patience_s
 
 
 def clerks_job(guarded: Guarded, folder: Path) -> Job:
-    """A worker of Faust agents groups records anew, counts them in a table of Faust's, skips what it cannot read,
-    has a leader, says that it is there, restores on an empty disk, and will not start while a reset is under way.
+    """A worker of Faust agents groups records anew, counts them in a table of Faust's, skips what it cannot
+    read, has a leader, says that it is there, restores on an empty disk, and will not start while a reset is
+    under way.
     """
     broker = SessionBroker(config=guarded.root())
     application = Application(

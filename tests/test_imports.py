@@ -65,8 +65,8 @@ ROOMS: Mapping[str, frozenset[str] | None] = {
     "dev": None,
     "testing": None,
 }
-# What each wing of a room, or module at the room's root, may import of the same room, besides itself; and so of
-# large wings.
+# What each wing of a room, or module at the room's root, may import of the same room, besides itself; and so
+# of large wings.
 WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
     "core": {
         "untrusted": frozenset(),
@@ -715,7 +715,8 @@ def drawn() -> str:
     for room, allowed in ROOMS.items():
         packages = ", ".join(sorted(PACKAGES[room])) if room in PACKAGES else "any"
         out.append(
-            f"| `{room}` | {'anything' if allowed is None else ', '.join(sorted(allowed)) or 'nothing'} | {packages or 'none'} |"
+            f"| `{room}` | {'anything' if allowed is None else ', '.join(sorted(allowed)) or 'nothing'} |"
+            f" {packages or 'none'} |"
         )
     out += ["", "| Wing | may import of its room |", "|---|---|"]
     out += [
@@ -826,8 +827,9 @@ KAFKA_CLIENTS = frozenset(
         "AIOKafkaAdminClient",
     ]
 )
-"""The clients of confluent_kafka and aiokafka. Only holdfast/kafka makes them: their loggers, log levels and error
-callbacks are set there, one way."""
+"""The clients of confluent_kafka and aiokafka. Only holdfast/kafka makes them: their loggers, log levels and
+error callbacks are set there, one way.
+"""
 
 
 def _clients_made(nodes: list[ast.AST]) -> Iterator[int]:
@@ -905,7 +907,10 @@ def test_a_planted_client_is_found(text: str) -> None:
 
 
 def test_a_client_may_be_named_in_an_annotation() -> None:
-    text = "from confluent_kafka import Consumer\nx: Consumer | None = None\ndef f(y: Consumer) -> list[Consumer]: ..."
+    text = (
+        "from confluent_kafka import Consumer\nx: Consumer | None = None\ndef f(y: Consumer) ->"
+        " list[Consumer]: ..."
+    )
     assert parsed(text).clients_made == ()
     assert parsed("class Producer: ...\nmade = Producer()").clients_made == ()
 
@@ -976,7 +981,10 @@ def test_a_planted_violation_is_found(module: str, text: str, why: str) -> None:
     [
         (
             "core.claims",
-            "import re\nimport msgspec\nfrom holdfast.errors import FoldError\nfrom holdfast.core import codec",
+            (
+                "import re\nimport msgspec\nfrom holdfast.errors import FoldError\nfrom holdfast.core import"
+                " codec"
+            ),
         ),
         ("clients.tables.client", "from holdfast.kafka.codes import NO_TOPIC"),
         ("pipeline.replay", "def run():\n    from pyspark.sql import SparkSession"),

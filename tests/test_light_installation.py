@@ -29,7 +29,7 @@ SHOP = """
 from holdfast import Processor, by_key
 fold = lambda rows, event, at_ms: None
 processors = [Processor(name='totals', source='orders', decode=bytes.decode, fold=fold, row=int, route=by_key)]
-"""
+"""  # noqa: E501
 # One process imports what all commands need, and each command is a child of it: a start takes half a second.
 FORKING = """
 import json, os, sys, tempfile
@@ -60,7 +60,7 @@ for words in json.load(sys.stdin):
             texts.append(each.read())
         done.append((os.waitstatus_to_exitcode(status), *texts))
 json.dump(done, sys.stdout)
-"""
+"""  # noqa: E501
 Ended = tuple[int, str, str]
 
 

@@ -46,7 +46,9 @@ def log_calls(source: str) -> tuple[tuple[ast.Call, list[ast.expr]], ...]:
 
 
 def nameless(source: str) -> list[str]:
-    """Return the calls whose line has parts without a name: those not given as one mapping, or missing there."""
+    """Return the calls whose line has parts without a name: those not given as one mapping, or missing
+    there.
+    """
     found = []
     for call, (text, *fields) in log_calls(source):
         names = set(re.findall(r"%\((\w+)\)", ast.unparse(text)))

@@ -1,7 +1,7 @@
 """Mistakes that are typical of a first week: each ends in one line that names its cause and what to do.
 
-The commands run in this process, against an embedded Kafka, or none. A wrong word on the command line is told by the usage: its last line is
-the cause, the one before it the cure.
+The commands run in this process, against an embedded Kafka, or none. A wrong word on the command line is told
+by the usage: its last line is the cause, the one before it the cure.
 """
 
 from __future__ import annotations
@@ -386,7 +386,9 @@ Run = Callable[..., tuple[int, list[str]]]
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Run]:
-    """Give what runs a command in a folder with an application, and returns its exit code and the lines on stderr."""
+    """Give what runs a command in a folder with an application, and returns its exit code and the lines on
+    stderr.
+    """
     (tmp_path / "mistaken_shop.py").write_text(SHOP)
     (tmp_path / "mistaken_empty.py").write_text("x = 1\n")
     (tmp_path / "mistaken.db").touch()

@@ -60,7 +60,7 @@ def shown(name: str, value: object) -> str:
 
     >>> shown("web_port", 6066), shown("fetch_bytes", 8 << 20), shown("standbys", 0), shown("web_url", None), shown("compat_view", False)
     ('6066', '8 MiB', '0', '', 'false')
-    """
+    """  # noqa: E501
     if value is None or value == float("inf"):
         return ""
     if isinstance(value, bool):
@@ -160,7 +160,9 @@ def unknown(words: list[str]) -> str | None:
 
 
 def options(page: str) -> Iterator[tuple[list[str], set[str]]]:
-    """Yield the words of each command on *page* with the options that it is given, also where a sentence leaves out `holdfast`."""
+    """Yield the words of each command on *page* with the options that it is given, also where a sentence
+    leaves out `holdfast`.
+    """
     bare = f"`((?:{'|'.join(COMMANDS)}) [^`\\n]*--[^`\\n]*)`"
     whole = rf"(?:`|\$ |^ {{4}})holdfast ((?:-A \w+ )?[a-z][^`\n#;|]*)|{bare}"
     for found in re.finditer(whole, page, re.MULTILINE):

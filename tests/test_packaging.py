@@ -215,7 +215,10 @@ def test_the_wheel_installs_into_a_fresh_environment_without_network(wheel: Path
     )
     assert all(str(tmp_path / "venv") in each for each in shown.split())
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    metadata = "from importlib import metadata as m; print(m.version('holdfast'), m.metadata('holdfast')['License-Expression'])"
+    metadata = (
+        "from importlib import metadata as m; print(m.version('holdfast'),"
+        " m.metadata('holdfast')['License-Expression'])"
+    )
     assert run(python, "-c", metadata, cwd=tmp_path).split() == [version, "Apache-2.0"]
     assert "topics" in run(tmp_path / "venv" / "bin" / "holdfast", "--help", cwd=tmp_path, path=SITE_PACKAGES)
 
@@ -232,7 +235,10 @@ def test_an_editable_install_runs_the_files_of_the_checkout(links: bool, tmp_pat
         shutil.copytree(part, next(tmp_path.glob("venv/lib/*/site-packages")) / part.name)
     target = ("--python", python, "install", "--no-deps", "--no-index", "--no-build-isolation", "-e", source)
     run(sys.executable, "-m", "pip", *target, cwd=tmp_path)
-    show = "import holdfast.tables, holdfast.core, holdfast.added; print(holdfast.tables.__file__, holdfast.core.__file__)"
+    show = (
+        "import holdfast.tables, holdfast.core, holdfast.added; print(holdfast.tables.__file__,"
+        " holdfast.core.__file__)"
+    )
     (source / "holdfast" / "added.py").write_text("")
     shown = [Path(each).resolve() for each in run(python, "-P", "-c", show, cwd=source).split()]
     assert shown == [source / "tables/__init__.py", source / "holdfast/core/__init__.py"]

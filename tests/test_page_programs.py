@@ -1,5 +1,6 @@
 """The programs of README.md and docs/producers.md that need a broker: each is saved and started as its reader
-would start it, in the environment that the page's install lines make, against the session's broker. Only the names of topics differ.
+would start it, in the environment that the page's install lines make, against the session's broker. Only the
+names of topics differ.
 """
 
 from __future__ import annotations

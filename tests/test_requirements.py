@@ -32,7 +32,7 @@ def named(text: str) -> Iterator[str]:
 
     >>> list(named('def fold():\\n    \"\"\"D17: one owns.\"\"\"\\n    return "M8"  # and M4, as H1N1 does not'))
     ['D17', 'M4']
-    """
+    """  # noqa: E501
     if not ID.search(text):
         return
     before = tokenize.NEWLINE

@@ -1,5 +1,6 @@
-"""docs/tutorial.md, docs/tutorial-claims.md and docs/tutorial-streams.md, each followed to the letter in one shell: its files saved,
-its commands run in order in the environment that it says to install, what they print compared.
+"""docs/tutorial.md, docs/tutorial-claims.md and docs/tutorial-streams.md, each followed to the letter in one
+shell: its files saved, its commands run in order in the environment that it says to install, what they print
+compared.
 
 Only the ports differ: those that the page takes for free are exchanged for free ones.
 """
@@ -61,7 +62,9 @@ def script(commands: list[tuple[str, str]], ports: dict[str, str]) -> str:
 def follow(
     folder: Path, commands: list[tuple[str, str]], ports: dict[str, str], path: str = os.environ["PATH"]
 ) -> str:
-    """Run the commands of *path* in *folder*; return what they printed. Whatever they started and left is ended."""
+    """Run the commands of *path* in *folder*; return what they printed. Whatever they started and left is
+    ended.
+    """
     environment = {
         name: value
         for name, value in os.environ.items()
@@ -100,7 +103,8 @@ def follow(
             if (cluster := Cluster.find(folder / ".holdfast" / "broker")) is not None:
                 cluster.purge()
     assert in_time, (
-        f"not through within {SCENARIO_S:g} s, after {printed.count(MARK)} commands\n{printed[-2_000:]}\n{logs(folder)}"
+        f"not through within {SCENARIO_S:g} s, after {printed.count(MARK)}"
+        f" commands\n{printed[-2_000:]}\n{logs(folder)}"
     )
     assert shell.returncode == 0, f"{printed[-2_000:]}\n{logs(folder)}"
     return printed

@@ -1,1 +1,3 @@
-"""The global tables of a worker: the feed of their topics, one copy each, and what transactions see of them."""
+"""The global tables of a worker: the feed of their topics, one copy each, and what transactions see of
+them.
+"""

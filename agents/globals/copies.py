@@ -164,7 +164,9 @@ class GlobalCopies:
     # -- how far the copies are
 
     def unready(self, table: Global[Any]) -> str | None:
-        """Return why the copy of a global may not be read, None when it may: its topic was read to where it ended at the start."""
+        """Return why the copy of a global may not be read, None when it may: its topic was read to where it
+        ended at the start.
+        """
         if self.closed:
             return "the worker is stopping"
         if table.name not in self.copies or not (self.whole or self._goals):
@@ -179,7 +181,10 @@ class GlobalCopies:
         if not behind:
             return None
         more = f" and {len(behind) - TOLD_PARTITIONS} more" if len(behind) > TOLD_PARTITIONS else ""
-        return f"global table {table.name} is not caught up: {', '.join(behind[:TOLD_PARTITIONS])}{more} of {table.topic}"
+        return (
+            f"global table {table.name} is not caught up: {', '.join(behind[:TOLD_PARTITIONS])}{more} of"
+            f" {table.topic}"
+        )
 
     def behind(self) -> list[str]:
         """Return of each global that is not caught up why it is not."""
@@ -190,7 +195,9 @@ class GlobalCopies:
         return self._positions.get((topic, partition), 0)
 
     def lags(self, topic: str) -> dict[int, int]:
-        """Return how many offsets of each partition the copies have not read, as far as the broker has told the ends."""
+        """Return how many offsets of each partition the copies have not read, as far as the broker has told
+        the ends.
+        """
         ends = {} if self._feed is None else self._feed.ends()
         return {
             place[1]: max(0, end - self.position(*place))
@@ -276,7 +283,9 @@ class GlobalCopies:
                 await asyncio.shield(self._applying)
 
     async def _ends(self) -> dict[Place, int]:
-        """Return the ends of the topics; raises GlobalsError when brokers do not tell them within the stall deadline."""
+        """Return the ends of the topics; raises GlobalsError when brokers do not tell them within the stall
+        deadline.
+        """
         client, ends = EndsClient(self._host.settings.consumer(), committed=True), dict[Place, int]()
         idle = Stopwatch()
         while missing := [place for place in self._positions if place not in ends]:
@@ -294,7 +303,9 @@ class GlobalCopies:
         return ends
 
     def _look(self, feed: GlobalFeed, idle: Stopwatch, ends: Mapping[Place, int]) -> None:
-        """Report what holds partitions up; raises GlobalsError when that has lasted for the stall deadline."""
+        """Report what holds partitions up; raises GlobalsError when that has lasted for the stall
+        deadline.
+        """
         self._tell(feed.unreadable())
         if self.whole and not self.waited_for:
             idle.reset()
@@ -307,7 +318,8 @@ class GlobalCopies:
             name, wanted = next(iter(self.waited_for.items()))
             raise stalled(name, idle.s, self.copies[name].vector, wanted)
         raise GlobalsError(
-            f"global tables were read up to {self._positions} of {dict(ends)}, and nothing came for {idle.s:.0f} s: check the broker"
+            f"global tables were read up to {self._positions} of {dict(ends)}, and nothing came for"
+            f" {idle.s:.0f} s: check the broker"
         )
 
     def _tell(self, unreadable: str | None) -> None:
@@ -331,7 +343,9 @@ class GlobalCopies:
 
 
 class _Refusals:
-    """Logs and counts records that a copy refuses. They are not quarantined: each worker would send its own copy of them."""
+    """Logs and counts records that a copy refuses. They are not quarantined: each worker would send its own
+    copy of them.
+    """
 
     def __init__(self, table: Global[Any], failures: Counter[int]) -> None:
         self._table, self._failures = table, failures
@@ -339,7 +353,8 @@ class _Refusals:
     def __call__(self, partition: int, refused: Refused) -> None:
         self._failures[partition] += 1
         logger.warning(
-            "record of global %(table)s changes nothing: %(topic)s/%(partition)d/%(offset)d at %(stage)s: %(error)s: %(reason)s",
+            "record of global %(table)s changes nothing: %(topic)s/%(partition)d/%(offset)d at %(stage)s:"
+            " %(error)s: %(reason)s",
             {
                 "table": self._table.name,
                 "topic": self._table.topic,

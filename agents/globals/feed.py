@@ -1,4 +1,6 @@
-"""The logs of global tables as a worker reads them: all partitions of their topics, by the fetcher that sources are read by."""
+"""The logs of global tables as a worker reads them: all partitions of their topics, by the fetcher that
+sources are read by.
+"""
 
 from __future__ import annotations
 
@@ -65,8 +67,8 @@ class GlobalFeed:
         if found is None:
             return None
         return (
-            f"{found}; raise unpacked_batch_bytes and restart the workers. A batch of a global's topic cannot be skipped: if it stays unreadable, have "
-            "its producers write the topic anew under another name"
+            f"{found}; raise unpacked_batch_bytes and restart the workers. A batch of a global's topic cannot"
+            " be skipped: if it stays unreadable, have its producers write the topic anew under another name"
         )
 
     async def close(self) -> None:
@@ -82,7 +84,8 @@ def partitions_of(settings: Settings, topics: Iterable[str]) -> dict[str, int]:
             found = admin.list_topics(topic, timeout=settings.request_timeout_s).topics[topic]
         except KafkaException as error:
             raise BrokerError(
-                f"partitions of {topic}: {error.args[0].str()}; check that the brokers of bootstrap.servers are reachable"
+                f"partitions of {topic}: {error.args[0].str()}; check that the brokers of bootstrap.servers"
+                " are reachable"
             ) from error
         if found.error is not None:
             raise TopicError(
@@ -95,8 +98,8 @@ def partitions_of(settings: Settings, topics: Iterable[str]) -> dict[str, int]:
 def stalled(name: str, waited_s: float, vector: Any, wanted: Any) -> GlobalsError:
     """Return the error of a copy that does not come to where it must."""
     return GlobalsError(
-        f"global table {name} is at {list(vector)} and must come to {list(wanted)}, and nothing was read for {waited_s:.0f} s: "
-        "check the broker, and that its topic was not deleted and made again"
+        f"global table {name} is at {list(vector)} and must come to {list(wanted)}, and nothing was read for"
+        f" {waited_s:.0f} s: check the broker, and that its topic was not deleted and made again"
     )
 
 

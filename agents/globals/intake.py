@@ -1,4 +1,6 @@
-"""Chooses the positions of global tables that a partition's next transaction sees, and waits for copies that are behind."""
+"""Chooses the positions of global tables that a partition's next transaction sees, and waits for copies that
+are behind.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,9 @@ class GlobalIntakeHost(Protocol):
 class GlobalIntake:
     """What a `MergingIntake` asks about globals.
 
-    Live, a transaction sees the worker's copies as they are when it begins, once they have come to where the one before
-    it saw them. While recorded choices are obeyed it sees a history, up to the next position that is not staged.
+    Live, a transaction sees the worker's copies as they are when it begins, once they have come to where the
+    one before it saw them. While recorded choices are obeyed it sees a history, up to the next position that
+    is not staged.
     """
 
     def __init__(self, host: GlobalIntakeHost, part: Partition, tables: GlobalCopies) -> None:
@@ -97,7 +100,9 @@ class GlobalIntake:
         self._host.held[self._held] = f"{name} partition {partition} waits: {why}"
 
     def admits(self, stretch: Stretch) -> bool:
-        """Return whether a stretch can be folded now: not a recorded choice whose positions are not staged."""
+        """Return whether a stretch can be folded now: not a recorded choice whose positions are not
+        staged.
+        """
         choice = stretch.choice
         if stretch.decided or not isinstance(choice, GlobalsChoice):
             return True

@@ -16,7 +16,9 @@ T = TypeVar("T")
 
 
 class ServedGlobal:
-    """One global of this worker, which answers once its topic was read to the end that it had when the worker started."""
+    """One global of this worker, which answers once its topic was read to the end that it had when the worker
+    started.
+    """
 
     def __init__(self, table: Global[Any], copies: GlobalCopies) -> None:
         self.table, self._copies = table, copies
@@ -34,7 +36,9 @@ class ServedGlobal:
 
     @property
     def lags(self) -> Mapping[int, int]:
-        """Return how many offsets of each partition are not in the copy, those of markers included, as far as it is known."""
+        """Return how many offsets of each partition are not in the copy, those of markers included, as far as
+        it is known.
+        """
         return self._copies.lags(self.table.topic)
 
     @property
@@ -46,8 +50,8 @@ class ServedGlobal:
         return self._copies.approximate_rows(self.table.name)
 
     async def read(self, work: Callable[[GlobalView], T]) -> T:
-        """Return what *work* makes of the copy as it is now, on a thread. Call it while the copy is ready; StoreError when the
-        worker ends meanwhile.
+        """Return what *work* makes of the copy as it is now, on a thread. Call it while the copy is ready;
+        StoreError when the worker ends meanwhile.
         """
         copies = self._copies
         try:

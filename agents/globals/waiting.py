@@ -12,7 +12,8 @@ TICK_S = 0.2
 
 
 class ThreadPause:
-    """Pauses on a thread until `stopped` is set, and tells all the while that the worker is not stuck, and why it waits.
+    """Pauses on a thread until `stopped` is set, and tells all the while that the worker is not stuck, and
+    why it waits.
 
     Give it as the *pause* of a `Waiting`.
     """

@@ -48,8 +48,8 @@ THREADS = 64
 
 
 class PartitionManager:
-    """Composes the parts of a worker that own partitions, and is the host of their runners. Lives on the event
-    loop; blocking work goes to threads.
+    """Composes the parts of a worker that own partitions, and is the host of their runners. Lives on the
+    event loop; blocking work goes to threads.
     """
 
     def __init__(
@@ -339,8 +339,8 @@ class PartitionManager:
 
     @property
     def share_bytes(self) -> int:
-        """Return how much of each source may wait for another source of its table: all together as much as may
-        be in hand.
+        """Return how much of each source may wait for another source of its table: all together as much as
+        may be in hand.
         """
         return self.settings.inflight_bytes // max(
             1, sum(len(each.part.places) for each in self.holdings.merged())
@@ -397,7 +397,9 @@ class PartitionManager:
         )
 
     def awaited(self) -> Sequence[str]:
-        """Return the topics that this worker reads and that were not there when the group shared out partitions; none while it does."""
+        """Return the topics that this worker reads and that were not there when the group shared out
+        partitions; none while it does.
+        """
         return self._group.awaited() if self.gate.open else ()
 
     def touch(self) -> None:

@@ -34,7 +34,7 @@ class Membership:
     True
     >>> membership.refused(membership.term), membership.owns()
     (True, False)
-    """
+    """  # noqa: E501
 
     __slots__ = (
         "_adopted",

@@ -38,15 +38,19 @@ class Readiness:
         building: Sequence[str] = (),
         awaited: Sequence[str] = (),
     ) -> str | None:
-        """Return why this worker is not ready, None when it is. *behind* are the causes of global tables that are not caught up,
-        *building* those of tables whose version here has not caught up with the current one, *awaited* topics that are not there.
+        """Return why this worker is not ready, None when it is. *behind* are the causes of global tables that
+        are not caught up, *building* those of tables whose version here has not caught up with the current
+        one, *awaited* topics that are not there.
         """
         if standby_failure is not None:
             return f"standby failed: {standby_failure}"
         if not folding:
             return self.why
         if not self._membership.owns():
-            return "the group has not confirmed this worker for a session, or does not know it: another may own these partitions by now"
+            return (
+                "the group has not confirmed this worker for a session, or does not know it: another may own"
+                " these partitions by now"
+            )
         if self._feed.broker_down:
             return "broker unreachable"
         if standing := [

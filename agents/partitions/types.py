@@ -27,7 +27,8 @@ RunInThread: TypeAlias = Callable[..., asyncio.Future[Any]]
 class AssignmentPlan:
     """One assignment of the group: what this worker is to own and to stand by, by processor and partition.
 
-    *epoch* is the gate's at the time; a revocation since then makes the plan void. *term* is the membership's.
+    *epoch* is the gate's at the time; a revocation since then makes the plan void. *term* is the
+    membership's.
     """
 
     epoch: int
@@ -41,8 +42,8 @@ class AssignmentPlan:
 class FoldLimits:
     """What bounds one transaction of a partition, and what becomes of records that it refuses.
 
-    *quarantine_limit* is how many records in a row may be refused before the partition stands still; 0 for any.
-    *later_timeout_s* is how long it may wait for what its fold needs.
+    *quarantine_limit* is how many records in a row may be refused before the partition stands still; 0 for
+    any. *later_timeout_s* is how long it may wait for what its fold needs.
     """
 
     transaction_bytes: int
@@ -87,11 +88,15 @@ class GroupClient(Protocol):
         ...
 
     def awaited(self) -> Sequence[str]:
-        """Return the topics that this worker reads and that were not there when the group shared out partitions."""
+        """Return the topics that this worker reads and that were not there when the group shared out
+        partitions.
+        """
         ...
 
     def who_folds(self, changelog: str, partition: int) -> str | None:
-        """Return the URL of the worker that the group gave a partition of the table with that changelog, in whatever version."""
+        """Return the URL of the worker that the group gave a partition of the table with that changelog, in
+        whatever version.
+        """
         ...
 
     def who_owns(self, table: str, partition: int) -> str | None:
@@ -125,7 +130,9 @@ class PassingFeed(HoldingFeed, Protocol):
     """The feed, as an intake of several sources sees it."""
 
     def passed(self, place: Place, following: int) -> int:
-        """Return the next offset to be read, behind markers too, for one that has done all before *following*."""
+        """Return the next offset to be read, behind markers too, for one that has done all before
+        *following*.
+        """
         ...
 
 
@@ -145,7 +152,9 @@ class IntakeHost(Protocol):
         ...
 
     def park(self, event: FoldEvent) -> None:
-        """Count an event no more to what is in hand: it waits for another source, or for what its fold needs."""
+        """Count an event no more to what is in hand: it waits for another source, or for what its fold
+        needs.
+        """
         ...
 
 

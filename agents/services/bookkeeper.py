@@ -119,7 +119,7 @@ def processors(settings: Settings) -> list[Processor[Any, Any]]:
     for each in found:
         if (other := taken.setdefault(each.name, each.source)) != each.source:
             raise ConfigError(
-                f"topics {other} and {each.source} are both kept as {each.name}: put one into an application of its own, "
-                "or declare it there with holdfast.agents.services.bookkeeper"
+                f"topics {other} and {each.source} are both kept as {each.name}: put one into an application"
+                " of its own, or declare it there with holdfast.agents.services.bookkeeper"
             )
     return found

@@ -1,4 +1,6 @@
-"""What a harvester counts, as a page of metrics: of a worker that harvests, or of `holdfast outbox harvest`, which needs no Faust."""
+"""What a harvester counts, as a page of metrics: of a worker that harvests, or of `holdfast outbox harvest`,
+which needs no Faust.
+"""
 
 from __future__ import annotations
 

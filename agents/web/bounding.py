@@ -18,8 +18,8 @@ def bounded(
     """Return up to *limit* items as far as the reply's limit in bytes lets them, at least one, and whether
     there are no more.
 
-    *fetch(got, count)* returns the next *count* items. The chunks grow only as the items seen so far allow, so that a table of rows of 1 MB
-    is not read into memory to answer one page.
+    *fetch(got, count)* returns the next *count* items. The chunks grow only as the items seen so far allow,
+    so that a table of rows of 1 MB is not read into memory to answer one page.
     """
     got: list[T] = []
     size_bytes, count = 0, FIRST_CHUNK

@@ -1,4 +1,6 @@
-"""The web port's answers from this worker's copies of global tables. Any worker answers, with the position of its copy."""
+"""The web port's answers from this worker's copies of global tables. Any worker answers, with the position of
+its copy.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ T = TypeVar("T")
 
 RETRY_AFTER_MS = 200
 READS_AT_ONCE = 4
-"""How many queries read copies at a time. They do so on the worker's threads, on which it commits and restores too."""
+"""How many queries read copies at a time. They do so on the worker's threads, on which it commits and
+restores too.
+"""
 
 
 class GlobalPages:
@@ -125,13 +129,15 @@ class GlobalPages:
         raise RequestRefused(
             504,
             "offset_timeout",
-            f"the copy of global table {name} is at {_shown(copy.applied)}, not yet at {asked} after {terms.timeout_ms} ms; "
-            "ask again, or see whether its worker keeps up (holdfast_global_lag)",
+            f"the copy of global table {name} is at {_shown(copy.applied)}, not yet at {asked} after"
+            f" {terms.timeout_ms} ms; ask again, or see whether its worker keeps up (holdfast_global_lag)",
         )
 
 
 def described(copy: GlobalReplica) -> dict[str, Any]:
-    """Return what the list of tables tells of a copy; how far it is behind where the ends of its topic are known."""
+    """Return what the list of tables tells of a copy; how far it is behind where the ends of its topic are
+    known.
+    """
     lags = copy.lags
     return {
         "source": copy.table.topic,
@@ -154,7 +160,8 @@ def _wanted(copy: GlobalReplica, terms: QueryTerms) -> dict[int, int]:
         return {}
     if isinstance(asked, int):
         raise malformed(
-            f"at-offset={asked} names no partition of {copy.table.topic}; write at-offset=0:{asked}, or several, separated by commas"
+            f"at-offset={asked} names no partition of {copy.table.topic}; write at-offset=0:{asked}, or"
+            " several, separated by commas"
         )
     wanted = {whole(name, "the partition of at-offset"): offset for name, offset in asked.items()}
     if strange := sorted(wanted.keys() - partitions.keys()):

@@ -35,7 +35,9 @@ RETRY_AFTER_MS = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspected:
-    """The digest of a state, as `holdfast.core.engine.state.codec.digest` computes it, and how much was hashed."""
+    """The digest of a state, as `holdfast.core.engine.state.codec.digest` computes it, and how much was
+    hashed.
+    """
 
     digest: str
     rows: int

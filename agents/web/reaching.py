@@ -29,11 +29,13 @@ def wanted_of(processor: Processor[Any, Any], asked: AtOffset | None) -> AtOffse
     if isinstance(asked, int):
         example = ",".join(f"{topic}:{asked}" for topic in topics)
         raise malformed(
-            f"at-offset={asked} names no source, and {processor.name} folds {len(topics)}; write at-offset={example}, or some of these"
+            f"at-offset={asked} names no source, and {processor.name} folds {len(topics)}; write"
+            f" at-offset={example}, or some of these"
         )
     if strange := sorted(asked.keys() - set(topics)):
         raise malformed(
-            f"at-offset names {strange[0]}, which {processor.name} does not fold; its sources: {', '.join(topics)}"
+            f"at-offset names {strange[0]}, which {processor.name} does not fold; its sources:"
+            f" {', '.join(topics)}"
         )
     return asked if processor.on is not None else asked[processor.topics[0]]
 

@@ -80,8 +80,8 @@ class QueryTerms:
 def terms_of(
     query: MultiMapping[str], own: frozenset[str] = frozenset(), common: frozenset[str] = _COMMON
 ) -> QueryTerms:
-    """Read the query string, in which the endpoint has names of its *own*; a name that means nothing here is refused, so that a slip
-    cannot drop a condition.
+    """Read the query string, in which the endpoint has names of its *own*; a name that means nothing here is
+    refused, so that a slip cannot drop a condition.
     """
     if not query:
         return _NO_TERMS
@@ -176,7 +176,8 @@ def _check_text(path: str) -> None:
         unquote_to_bytes(path.encode("utf-8", "surrogateescape")).decode()
     except UnicodeDecodeError as error:
         raise malformed(
-            f"the URL is not UTF-8 once its escapes are read: byte {error.object[error.start]:#04x}; keys are text"
+            f"the URL is not UTF-8 once its escapes are read: byte {error.object[error.start]:#04x}; keys are"
+            " text"
         ) from None
 
 
@@ -248,7 +249,8 @@ async def stored_of(request: web.Request) -> Stored:
 def _named(asked: N) -> N:
     if not 1 <= len(asked.inspection) <= query_wire.LIMIT_INSPECTION:
         raise malformed(
-            f"inspection has {len(asked.inspection)} characters; name it with 1 to {query_wire.LIMIT_INSPECTION}"
+            f"inspection has {len(asked.inspection)} characters; name it with 1 to"
+            f" {query_wire.LIMIT_INSPECTION}"
         )
     return asked
 

@@ -77,7 +77,9 @@ class WebService(Service):
         console: OpenConsole | None = None,
         clock: Clock = system_clock,
     ) -> None:
-        """*pages* gives what the application declares beside, asked for when the port opens; *console* opens what is served below /console."""
+        """*pages* gives what the application declares beside, asked for when the port opens; *console* opens
+        what is served below /console.
+        """
         super().__init__()
         self._settings, self._pages, self._console = settings, pages, console
         self._stack = AsyncExitStack()
@@ -114,7 +116,8 @@ class WebService(Service):
         except OSError as error:
             await self._stack.aclose()
             raise ConfigError(
-                f"cannot listen on {settings.web_bind} port {settings.web_port}: {error.strerror}; set web_port (`holdfast worker --port`) and web_bind to a free place"
+                f"cannot listen on {settings.web_bind} port {settings.web_port}: {error.strerror}; set"
+                " web_port (`holdfast worker --port`) and web_bind to a free place"
             ) from error
         self._port = port
         self.add_future(self._watch_loop())
@@ -141,7 +144,9 @@ def build_application(
     clock: Clock,
     mounted: Sequence[web.Application],
 ) -> web.Application:
-    """Return the aiohttp application behind the web port; those *mounted* in it judge for themselves who may ask."""
+    """Return the aiohttp application behind the web port; those *mounted* in it judge for themselves who may
+    ask.
+    """
     access, tables = Access(settings), _Tables(settings, serving, metrics, clock)
     copies = GlobalPages(settings.app, serving)
     own: set[web.AbstractResource] = set()
@@ -229,7 +234,9 @@ class _Health:
         )
 
     def _partial(self) -> list[str]:
-        """Return which partitions held here began behind a hole in a source: no reason to be unready, for nothing here mends it."""
+        """Return which partitions held here began behind a hole in a source: no reason to be unready, for
+        nothing here mends it.
+        """
         return [
             f"{table} partition {partition} began behind a hole: {told_lost(lost)}"
             for table in sorted(self._serving.tables())
@@ -360,7 +367,9 @@ class _Tables:
         return told
 
     def _emitted(self, replica: Replica) -> dict[str, Any]:
-        """Return how many records this worker has emitted from the partition to each topic since it started."""
+        """Return how many records this worker has emitted from the partition to each topic since it
+        started.
+        """
         if not replica.active or not replica.processor.emits:
             return {}
         counts = self._metrics.partition(replica.processor.name, replica.partition).emitted_to
@@ -477,7 +486,8 @@ class _Tables:
             raise RequestRefused(
                 404,
                 "no_such_table",
-                f"table {table} is version {processor.version} here, not {terms.version}; asker and worker differ",
+                f"table {table} is version {processor.version} here, not {terms.version}; asker and worker"
+                " differ",
             )
         partition, partitions = whole(at, "partition"), self._serving.partitions(table)
         if partition >= partitions > 0:
@@ -502,7 +512,8 @@ class _Tables:
         raise RequestRefused(
             504,
             "offset_timeout",
-            f"{table}/{partition} is at offset {reached_to}, not yet {shown_offsets(wanted)} after {terms.timeout_ms} ms; "
+            f"{table}/{partition} is at offset {reached_to}, not yet {shown_offsets(wanted)} after"
+            f" {terms.timeout_ms} ms; "
             + (replica.standing or "ask again, or see whether its worker keeps up (kafka_consumergroup_lag)"),
         )
 
@@ -598,7 +609,9 @@ def _about(replica: Replica, table: str) -> dict[str, Any]:
 
 
 def _release() -> str:
-    """Return the version of holdfast that runs here; none is told of one that was not installed as a package."""
+    """Return the version of holdfast that runs here; none is told of one that was not installed as a
+    package.
+    """
     try:
         return metadata.version("holdfast")
     except metadata.PackageNotFoundError:

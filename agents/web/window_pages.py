@@ -13,11 +13,13 @@ Scan = Callable[[str, str | None, int], Sequence[tuple[str, bytes]]]
 
 
 def page_of_windows(scan: Scan, asked: WindowsPage) -> tuple[list[tuple[str, bytes]], str | None]:
-    """Return the rows of windows that are asked for, and the key after which the next page continues, None at the end.
+    """Return the rows of windows that are asked for, and the key after which the next page continues, None at
+    the end.
 
-    Row keys begin with the windows' keys, so windows of other times lie between those asked for. A page ends when it has
-    looked at LIMIT_PAGE_ROWS rows or LIMIT_REPLY_BYTES, which keeps the event loop no longer than a page of a scan; it
-    may have found none. The chunks grow as the rows seen so far allow: many large ones are never in memory together.
+    Row keys begin with the windows' keys, so windows of other times lie between those asked for. A page ends
+    when it has looked at LIMIT_PAGE_ROWS rows or LIMIT_REPLY_BYTES, which keeps the event loop no longer than
+    a page of a scan; it may have found none. The chunks grow as the rows seen so far allow: many large ones
+    are never in memory together.
     """
     prefix, after = "", asked.after
     if asked.key is not None:

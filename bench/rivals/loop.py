@@ -37,7 +37,7 @@ def main(bootstrap: str, topic: str, batch: int, folder: str) -> None:
         }
     )
     producer = Producer(
-        {"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 5, "batch.num.messages": 10_000, "batch.size": 900_000,
+        {"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 5, "batch.num.messages": 10_000, "batch.size": 900_000,  # noqa: E501
          "queue.buffering.max.messages": 1_000_000}
     )  # fmt: skip
     failed: list[KafkaError] = []
@@ -92,7 +92,8 @@ def main(bootstrap: str, topic: str, batch: int, folder: str) -> None:
     assert total == records, (total, records)
     rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
     print(
-        f"RESULT loop-{batch} rate={done / wall_s:.0f} wall_s={wall_s:.2f} cpu_us={cpu_s / done * 1e6:.2f} changelog={rows} rss_mb={rss}",
+        f"RESULT loop-{batch} rate={done / wall_s:.0f} wall_s={wall_s:.2f} cpu_us={cpu_s / done * 1e6:.2f}"
+        f" changelog={rows} rss_mb={rss}",
         flush=True,
     )
     consumer.close()

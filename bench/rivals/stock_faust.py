@@ -61,7 +61,8 @@ async def finish() -> None:
     await producer.flush()
     wall_s, cpu_s = time.perf_counter() - seen["started_s"], time.process_time() - seen["cpu_s"]
     print(
-        f"RESULT stock-faust rate={RECORDS / wall_s:.0f} wall_s={wall_s:.2f} cpu_us={cpu_s / RECORDS * 1e6:.2f}",
+        f"RESULT stock-faust rate={RECORDS / wall_s:.0f} wall_s={wall_s:.2f}"
+        f" cpu_us={cpu_s / RECORDS * 1e6:.2f}",
         flush=True,
     )
     os._exit(0)

@@ -1,4 +1,5 @@
-"""Rival: a plain confluent-kafka loop that re-keys records, one transaction a batch with its offsets: exactly once, and nothing else.
+"""Rival: a plain confluent-kafka loop that re-keys records, one transaction a batch with its offsets: exactly
+once, and nothing else.
 
 python -P -m bench.rivals.transactional_loop BOOTSTRAP TOPIC BATCH
 """
@@ -28,7 +29,7 @@ def main(bootstrap: str, topic: str, batch: int) -> None:
         }
     )
     producer = Producer(
-        {"bootstrap.servers": bootstrap, "transactional.id": out, "linger.ms": 5, "batch.num.messages": 10_000, "batch.size": 900_000,
+        {"bootstrap.servers": bootstrap, "transactional.id": out, "linger.ms": 5, "batch.num.messages": 10_000, "batch.size": 900_000,  # noqa: E501
          "queue.buffering.max.messages": 1_000_000, "partitioner": "murmur2_random"}
     )  # fmt: skip
     producer.init_transactions(30)
@@ -55,7 +56,8 @@ def main(bootstrap: str, topic: str, batch: int) -> None:
     assert count(bootstrap, out) >= records
     rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
     print(
-        f"RESULT loop-{batch} rate={done / wall_s:.0f} wall_s={wall_s:.2f} cpu_us={cpu_s / done * 1e6:.2f} rss_mb={rss}",
+        f"RESULT loop-{batch} rate={done / wall_s:.0f} wall_s={wall_s:.2f} cpu_us={cpu_s / done * 1e6:.2f}"
+        f" rss_mb={rss}",
         flush=True,
     )
     consumer.close()

@@ -1,4 +1,6 @@
-"""An order desk as it was written for Faust: only the line that makes `app` is another. docs/from-faust.md moves it."""
+"""An order desk as it was written for Faust: only the line that makes `app` is another. docs/from-faust.md
+moves it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The order desk as a topology: every table is a processor, exactly once; what acts on the world is still an agent."""
+"""The order desk as a topology: every table is a processor, exactly once; what acts on the world is still an
+agent.
+"""
 
 from __future__ import annotations
 

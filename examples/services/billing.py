@@ -28,7 +28,8 @@ async def main(client: str) -> None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asyncio.current_task().cancel)  # type: ignore[union-attr]
         async for message in consumer:
             print(
-                f"{client} bills {(message.value or b'').decode()} of partition {message.partition} at offset {message.offset}",
+                f"{client} bills {(message.value or b'').decode()} of partition {message.partition} at offset"
+                f" {message.offset}",
                 flush=True,
             )
             message.commit()  # when it is done; in any order, from any task

@@ -16,10 +16,12 @@ THREADS = 4
 
 def bill(client: str, message: ClaimedMessage) -> None:
     print(
-        f"{client} bills {(message.value or b'').decode()} of partition {message.partition} at offset {message.offset}",
+        f"{client} bills {(message.value or b'').decode()} of partition {message.partition} at offset"
+        f" {message.offset}",
         flush=True,
     )
-    message.commit()  # a later message may be done before an earlier one: the offset told is that of the first that is not
+    # a later message may be done before an earlier one: the offset told is that of the first that is not
+    message.commit()
 
 
 def main(client: str) -> None:

@@ -1,5 +1,5 @@
-"""Orders with their amount in euros: a stream that looks into a global table of exchange rates. The topic of rates may have
-any number of partitions; each worker has a copy of all of them.
+"""Orders with their amount in euros: a stream that looks into a global table of exchange rates. The topic of
+rates may have any number of partitions; each worker has a copy of all of them.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Orders with the name of their customer: a stream joined with a table. Both topics are keyed by customer, and
-have as many partitions.
+"""Orders with the name of their customer: a stream joined with a table. Both topics are keyed by customer,
+and have as many partitions.
 """
 
 from __future__ import annotations

@@ -9,7 +9,9 @@ from holdfast.streams import JoinWithin
 
 
 class Impression(msgspec.Struct, frozen=True):
-    """The value of a record of `impressions`, keyed by advertisement and user: {"page": "home", "at_ms": 1}."""
+    """The value of a record of `impressions`, keyed by advertisement and user: {"page": "home", "at_ms":
+    1}.
+    """
 
     page: str
     at_ms: int

@@ -1,4 +1,6 @@
-"""A service that mails bills: it handles each in a span of the order's trace, and so asks the table within it."""
+"""A service that mails bills: it handles each in a span of the order's trace, and so asks the table within
+it.
+"""
 
 from traced_bills import bills
 

@@ -26,7 +26,9 @@ from holdfast.extras import extra_of
 
 
 class Noun(NamedTuple):
-    """A command of `holdfast`: its module below `holdfast.cli`, imported when the command runs, which offers `app`; its help."""
+    """A command of `holdfast`: its module below `holdfast.cli`, imported when the command runs, which offers
+    `app`; its help.
+    """
 
     module: str
     help: str
@@ -143,7 +145,9 @@ class LazyGroup(CommandGroup):
 
 
 def _share_output(command: Any, output: Output | None) -> None:
-    """Make the form chosen before the command the default of those that declare an `--output` of their own."""
+    """Make the form chosen before the command the default of those that declare an `--output` of their
+    own.
+    """
     for parameter in command.params:
         if parameter.name == "output" and output is not None:
             parameter.default = str(output)
@@ -242,7 +246,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     """Run one command line and exit with its code."""
     chosen = Globals()
     given = sys.argv[1:] if arguments is None else arguments
-    sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115  closed by who started this, as by `>&-`; for all of its life
+    # closed by who started this, as by `>&-`; for all of its life
+    sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115
     sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115
     try:
         _refuse_endless(given)
@@ -278,11 +283,14 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 
 
 def _refuse_endless(arguments: list[str]) -> None:
-    """Refuse what is no number any more: Python's int refuses 4,300 digits with a ValueError, a float of 309 is infinite."""
+    """Refuse what is no number any more: Python's int refuses 4,300 digits with a ValueError, a float of 309
+    is infinite.
+    """
     for argument in arguments:
         if (found := re.search(rf"\d{{{LIMIT_DIGITS}}}", argument)) is not None:
             raise ConfigError(
-                f"{argument[:20]}...: has more than {LIMIT_DIGITS} digits in a row, from character {found.start()} on"
+                f"{argument[:20]}...: has more than {LIMIT_DIGITS} digits in a row, from character"
+                f" {found.start()} on"
             )
 
 
@@ -294,7 +302,9 @@ def _drop_stdout() -> None:
 
 
 def _fail(message: str, *, code: int, verbose: int) -> NoReturn:
-    """Print *message*, a line for each wrong setting; called while the exception is handled, so that -v can show where it came from."""
+    """Print *message*, a line for each wrong setting; called while the exception is handled, so that -v can
+    show where it came from.
+    """
     if verbose:
         import traceback
 

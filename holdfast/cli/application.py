@@ -28,7 +28,9 @@ NAMES = ("app", "processors")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Application:
-    """The processors of one application and the settings they run under. *faust* are the topics of its ordinary agents."""
+    """The processors of one application and the settings they run under. *faust* are the topics of its
+    ordinary agents.
+    """
 
     settings: Settings
     processors: tuple[Processor[Any, Any], ...]
@@ -54,15 +56,16 @@ class Application:
         names = [processor.name for processor in self.processors]
         cure = "; name your application with -A MODULE" if self.is_built_in else ""
         raise ConfigError(
-            f"application {self.settings.app} has no processor {name}{suggest(name, names)}; it has {', '.join(sorted(names))}{cure}"
+            f"application {self.settings.app} has no processor {name}{suggest(name, names)}; it has"
+            f" {', '.join(sorted(names))}{cure}"
         )
 
 
 def load_application(spec: str | None, settings: Settings) -> Application:
     """Return the application that *spec* names: "module", "module:name", or None for the built-in one.
 
-    What is found may be an app of `create_app`, a list of processors, or a function from settings to one. Settings that an app was
-    made with count where the command line, the environment and the file say nothing.
+    What is found may be an app of `create_app`, a list of processors, or a function from settings to one.
+    Settings that an app was made with count where the command line, the environment and the file say nothing.
     """
     place = BUILT_IN if spec is None else spec
     found = _named(place)
@@ -81,8 +84,8 @@ def load_application(spec: str | None, settings: Settings) -> Application:
     is_app = isinstance(own, Settings)  # which may have agents alone
     if not (processors or is_app) or not all(isinstance(processor, Processor) for processor in processors):
         raise ConfigError(
-            f"-A {place}: found {type(found).__name__} instead of an app of create_app or a list of processors: write `app = create_app([...])` "
-            "there, and name the module alone"
+            f"-A {place}: found {type(found).__name__} instead of an app of create_app or a list of"
+            " processors: write `app = create_app([...])` there, and name the module alone"
         )
     if len({processor.name for processor in processors}) < len(processors):
         raise ConfigError(
@@ -98,7 +101,8 @@ def load_app(spec: str | None) -> object:
     found = _named(place)
     if not isinstance(getattr(found, "settings", None), Settings):
         raise ConfigError(
-            f"-A {place}: found {type(found).__name__}, and a worker runs an app of create_app: write `app = create_app([...])` there"
+            f"-A {place}: found {type(found).__name__}, and a worker runs an app of create_app: write `app ="
+            " create_app([...])` there"
         )
     return found
 
@@ -119,7 +123,7 @@ def merge(settings: Settings, own: Settings) -> Settings:
 
     >>> merge(Settings(web_port=7000), Settings(app="shop", web_port=1)).app, merge(Settings(web_port=7000), Settings(web_port=1)).web_port
     ('shop', 7000)
-    """
+    """  # noqa: E501
     names = [
         declared.name
         for declared in fields(Settings)
@@ -162,7 +166,8 @@ def _import(name: str) -> ModuleType:
         missing = (error.name or "") if isinstance(error, ModuleNotFoundError) else None
         if missing is not None and (name == missing or name.startswith(f"{missing}.")):
             raise ConfigError(
-                f"-A {name}: there is no module {missing} in {folder} or among the installed packages: start where its file lies, or install it"
+                f"-A {name}: there is no module {missing} in {folder} or among the installed packages: start"
+                " where its file lies, or install it"
             ) from error
         extra = extra_of(missing)
         more = f"pip install 'holdfast[{extra}]'" if extra else "-v shows the traceback"
@@ -174,7 +179,8 @@ def _call(function: Callable[[Settings], object], settings: Settings, place: str
         inspect.signature(function).bind(settings)
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"-A {place}: found a function that cannot be called with the settings ({error}); name an app of create_app"
+            f"-A {place}: found a function that cannot be called with the settings ({error}); name an app of"
+            " create_app"
         ) from error
     try:
         return function(settings)
@@ -199,12 +205,14 @@ def _attribute(module: ModuleType, name: str) -> object:
     if name:
         if not hasattr(module, name):
             raise ConfigError(
-                f"-A {module.__name__}:{name}: {module.__file__} has no {name}{suggest(name, [*vars(module)])}; leave out :{name} to take `app`"
+                f"-A {module.__name__}:{name}: {module.__file__} has no"
+                f" {name}{suggest(name, [*vars(module)])}; leave out :{name} to take `app`"
             )
         return getattr(module, name)
     for candidate in NAMES:
         if hasattr(module, candidate):
             return getattr(module, candidate)
     raise ConfigError(
-        f"-A {module.__name__}: {module.__file__} has neither `app` nor `processors`; name one with -A {module.__name__}:NAME"
+        f"-A {module.__name__}: {module.__file__} has neither `app` nor `processors`; name one with -A"
+        f" {module.__name__}:NAME"
     )

@@ -17,8 +17,9 @@ _SLICE_S = 0.05
 class StopRequest(threading.Event):
     """An event that a signal's handler may set.
 
-    `threading.Event.set` takes a lock, and a handler runs in the middle of what it interrupts: when that is `wait`, which holds the
-    lock, neither ever ends. This one has no lock; its `wait` looks twenty times a second.
+    `threading.Event.set` takes a lock, and a handler runs in the middle of what it interrupts: when that is
+    `wait`, which holds the lock, neither ever ends. This one has no lock; its `wait` looks twenty times a
+    second.
     """
 
     def __init__(self) -> None:
@@ -46,7 +47,9 @@ class StopRequest(threading.Event):
 
 @contextmanager
 def stopped_by_signals() -> Iterator[threading.Event]:
-    """Give an event that SIGTERM or Ctrl-C sets, so that what is under way is finished; a second signal ends at once."""
+    """Give an event that SIGTERM or Ctrl-C sets, so that what is under way is finished; a second signal ends
+    at once.
+    """
     stop = StopRequest()
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 

@@ -18,7 +18,10 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
 @app.command(
-    help="Print the effective settings and where each comes from: a flag, a variable, a file or the default. Secrets are masked."
+    help=(
+        "Print the effective settings and where each comes from: a flag, a variable, a file or the default."
+        " Secrets are masked."
+    )
 )
 def config(
     context: typer.Context,

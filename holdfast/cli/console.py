@@ -21,7 +21,10 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
 @app.command(
-    help="Serve pages that show the application as it runs: what is unhealthy, workers, tables, groups and more. Ctrl-C ends it."
+    help=(
+        "Serve pages that show the application as it runs: what is unhealthy, workers, tables, groups and"
+        " more. Ctrl-C ends it."
+    )
 )
 def console(
     context: typer.Context,
@@ -33,7 +36,8 @@ def console(
         name: value for name, value in (("console_port", port), ("console_bind", bind)) if value is not None
     }
     if not chosen.verbose:
-        # A page that fails says that the log has the cause, and a connection that is refused sees nothing of it.
+        # A page that fails says that the log has the cause, and a connection that is refused sees nothing of
+        # it.
         logging.getLogger("holdfast.console").setLevel(logging.ERROR)
         logging.getLogger("holdfast.web").setLevel(logging.WARNING)
     application = load_application(chosen.application, chosen.settings())

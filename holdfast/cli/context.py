@@ -67,7 +67,8 @@ def read_assignments(assignments: list[str]) -> dict[str, object]:
         name, sign, value = assignment.partition("=")
         if not sign or not name.strip():
             raise ConfigError(
-                f"--set {name}: write NAME=VALUE, for example --set web_port=7000 or --set kafka.security.protocol=SSL"
+                f"--set {name}: write NAME=VALUE, for example --set web_port=7000 or --set"
+                " kafka.security.protocol=SSL"
             )
         flags[name.strip()] = value
     return flags

@@ -1,4 +1,6 @@
-"""Commands that errors and findings advise, as whoever asked must type them: with the application that was named."""
+"""Commands that errors and findings advise, as whoever asked must type them: with the application that was
+named.
+"""
 
 from __future__ import annotations
 

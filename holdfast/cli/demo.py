@@ -1,5 +1,5 @@
-"""`holdfast demo`: the full demo on real components, on this machine, in about two minutes; `--embedded`: what of it needs
-no JDK, in less than one.
+"""`holdfast demo`: the full demo on real components, on this machine, in about two minutes; `--embedded`:
+what of it needs no JDK, in less than one.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ app = typer.Typer(
     cls=CommandGroup,
     rich_markup_mode=None,
     add_completion=False,
-    help="Run the full demo on real components: a broker, two workers (one is killed), a fleet of clients, Spark, and one hash; "
-    "services that claim, and an outbox.",
+    help=(
+        "Run the full demo on real components: a broker, two workers (one is killed), a fleet of clients,"
+        " Spark, and one hash; services that claim, and an outbox."
+    ),
 )
 
 

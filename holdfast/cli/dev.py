@@ -1,4 +1,6 @@
-"""`holdfast dev`: a Kafka on this machine, Apache Kafka itself (only a JDK must be installed) or the embedded one."""
+"""`holdfast dev`: a Kafka on this machine, Apache Kafka itself (only a JDK must be installed) or the embedded
+one.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,10 @@ EmbeddedOption = Annotated[
     bool,
     typer.Option(
         "--embedded",
-        help="Start the embedded Kafka instead: no JDK, ready in a second, records in memory until it is stopped.",
+        help=(
+            "Start the embedded Kafka instead: no JDK, ready in a second, records in memory until it is"
+            " stopped."
+        ),
     ),
 ]
 FolderOption = Annotated[
@@ -79,7 +84,10 @@ UsersOption = Annotated[
 AclsOption = Annotated[
     Path | None,
     typer.Option(
-        help="For --embedded --sasl: a file with the rights of the users, as `holdfast acls ROLE --principal` prints it."
+        help=(
+            "For --embedded --sasl: a file with the rights of the users, as `holdfast acls ROLE --principal`"
+            " prints it."
+        )
     ),
 ]
 PropertiesOption = Annotated[
@@ -89,7 +97,10 @@ PropertiesOption = Annotated[
 
 
 @app.command(
-    help="Start Kafka and return once it answers; it runs on until `holdfast dev down`. Does nothing when it runs already."
+    help=(
+        "Start Kafka and return once it answers; it runs on until `holdfast dev down`. Does nothing when it"
+        " runs already."
+    )
 )
 def up(
     context: typer.Context,
@@ -128,7 +139,9 @@ def up(
 
 
 def _refuse_lonely(*options: tuple[str, object, str, object, str]) -> None:
-    """Refuse each option that is given without the one that it is for: (option, its value, of which, that value, why)."""
+    """Refuse each option that is given without the one that it is for: (option, its value, of which, that
+    value, why).
+    """
     for option, value, needs, other, why in options:
         if value and not other:
             raise ConfigError(f"{option} without {needs}: {why}; add {needs}, or leave it out")
@@ -188,7 +201,9 @@ def _all_run(
     sasl: bool,
     wanted: dict[str, str],
 ) -> bool:
-    """Return whether the broker runs as asked; one that runs otherwise is an error, for `up` changes nothing that runs."""
+    """Return whether the broker runs as asked; one that runs otherwise is an error, for `up` changes nothing
+    that runs.
+    """
     status = existing.status()
     if all(node.condition == "stopped" for node in status):
         return False
@@ -252,9 +267,12 @@ def _fate(folder: Path, cluster: Cluster | None, embedded: EmbeddedProcess | Non
 
 
 @app.command(
-    help="Make the embedded Kafka fail: answers drop, cut, delay, repeat or reorder; markers lost; disk full; clock moved by"
-    " --ms; a broker of three to kill or revive; a leader, and with it a coordinator, to move; a stored batch to corrupt; a"
-    " member of a classic group to forget. none ends all but dead brokers."
+    help=(
+        "Make the embedded Kafka fail: answers drop, cut, delay, repeat or reorder; markers lost; disk full;"
+        " clock moved by --ms; a broker of three to kill or revive; a leader, and with it a coordinator, to"
+        " move; a stored batch to corrupt; a member of a classic group to forget. none ends all but dead"
+        " brokers."
+    )
 )
 def fault(
     kind: Annotated[str, typer.Argument(metavar="KIND", help="One of those above.")],
@@ -262,8 +280,11 @@ def fault(
         list[str] | None,
         typer.Argument(
             metavar="[WHERE]...",
-            help="Of answers, the request that they are to: EndTxn, Fetch, ... [default: any]. For move TOPIC PARTITION, for"
-            " corrupt TOPIC PARTITION OFFSET, for forget GROUP MEMBER.",
+            help=(
+                "Of answers, the request that they are to: EndTxn, Fetch, ... [default: any]. For move TOPIC"
+                " PARTITION, for"
+                " corrupt TOPIC PARTITION OFFSET, for forget GROUP MEMBER."
+            ),
         ),
     ] = None,
     folder: DirOption = DEFAULT_FOLDER,

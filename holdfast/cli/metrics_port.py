@@ -29,8 +29,8 @@ MetricsPortOption = Annotated[int | None, port_option(SERVED)]
 def metrics_on(port: int | None) -> Iterator[CollectorRegistry]:
     """Listen while the block runs, and give what takes the pages to serve; nothing is served for None.
 
-    The block is not begun where the port is not free, so open it before the command takes part in anything: that is a
-    ConfigError.
+    The block is not begun where the port is not free, so open it before the command takes part in anything:
+    that is a ConfigError.
     """
     from prometheus_client import CollectorRegistry, start_http_server
 

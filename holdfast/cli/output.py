@@ -22,7 +22,9 @@ class Output(StrEnum):
 
 
 def show(records: Sequence[OutputRow], columns: Sequence[str], output: Output) -> None:
-    """Print *records*: as JSON whole, as a table only *columns*, headed as Kafka's tools do and with '-' for the unknown."""
+    """Print *records*: as JSON whole, as a table only *columns*, headed as Kafka's tools do and with '-' for
+    the unknown.
+    """
     if output is Output.JSON:
         show_json(list(records))
         return
@@ -67,12 +69,13 @@ def left_out(skipped: int) -> str:
 
 
 def printable(told: str) -> str:
-    r"""Return text with what is no visible character escaped: names of groups and clients, keys and reasons are others', and must neither
-    move a terminal's cursor, nor turn the order of its letters, nor begin a line that looks like ours.
+    r"""Return text with what is no visible character escaped: names of groups and clients, keys and reasons
+    are others', and must neither move a terminal's cursor, nor turn the order of its letters, nor begin a
+    line that looks like ours.
 
     >>> printable("ada lovelace"), printable("a\x1b[2J\n\u202eb") == r"a\x1b[2J\n\u202eb", printable("\ud800") == r"\ud800"
     ('ada lovelace', True, True)
-    """
+    """  # noqa: E501
     if told.isprintable():
         return told
     return "".join(
@@ -81,7 +84,8 @@ def printable(told: str) -> str:
 
 
 def json_text(value: Cell, *, indent: int | None = None) -> str:
-    r"""Return *value* as JSON that shows letters of all languages, and escapes what is no visible character as JSON does.
+    r"""Return *value* as JSON that shows letters of all languages, and escapes what is no visible character
+    as JSON does.
 
     >>> json_text(["é", "\x9b2J", "\ud800"]) == r'["é", "\u009b2J", "\ud800"]'
     True

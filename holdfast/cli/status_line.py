@@ -1,4 +1,6 @@
-"""One line that tells how far a command is: kept at the bottom of a terminal, and now and then a plain line in a log."""
+"""One line that tells how far a command is: kept at the bottom of a terminal, and now and then a plain line
+in a log.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ Tell = Callable[[float], str | None]
 
 @contextmanager
 def status_line(tell: Tell, *, in_logs: bool = True) -> Iterator[None]:
-    """Show what *tell* says while the context lasts: each second on a terminal, else each LOG_S if *in_logs*."""
+    """Show what *tell* says while the context lasts: each second on a terminal, else each LOG_S if
+    *in_logs*.
+    """
     terminal = sys.stderr.isatty()
     if not terminal and not in_logs:
         yield

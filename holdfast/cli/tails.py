@@ -20,7 +20,8 @@ PEEK_BYTES = 64 << 10
 def without_records(
     settings: Settings, tails: Iterable[tuple[Place, int, int]], *, timeout_s: float
 ) -> set[tuple[Place, int]]:
-    """Return the place and first offset of those of *tails* (place, first offset, end) in which no committed record lies.
+    """Return the place and first offset of those of *tails* (place, first offset, end) in which no committed
+    record lies.
 
     A tail of which the broker does not tell in time, or not this principal, is not among them.
     """

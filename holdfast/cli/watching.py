@@ -19,7 +19,9 @@ from holdfast.errors import (
 T = TypeVar("T")
 
 PASSING = (BrokerError, TopicError, LostRecordsError, NotReadyError, MovedError, OffsetTimeoutError)
-"""What the next look may not meet: brokers and workers come and go, and so do topics, and records between two questions."""
+"""What the next look may not meet: brokers and workers come and go, and so do topics, and records between two
+questions.
+"""
 
 
 class WatchedLooks:
@@ -32,7 +34,9 @@ class WatchedLooks:
         self._clock, self._has_looked, self._is_away = clock, False, False
 
     def take(self, look: Callable[[], T]) -> T | None:
-        """Return what *look* returns, None where it fails over what passes; anything else it raises is raised."""
+        """Return what *look* returns, None where it fails over what passes; anything else it raises is
+        raised.
+        """
         try:
             found = look()
         except PASSING as error:

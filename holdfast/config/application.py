@@ -26,11 +26,13 @@ class ApplicationSettings(Section):
     )
     switch_versions: str = setting(
         "caught-up",
-        "when a new version of a table becomes the current one: caught-up, or command (`holdfast tables switch`)",
+        "when a new version of a table becomes the current one: caught-up, or command (`holdfast tables"
+        " switch`)",
     )
     build_limit_s: float = setting(
         0,
-        "a new version answers, and its worker is ready, after this time even if it has not caught up; 0 for no limit",
+        "a new version answers, and its worker is ready, after this time even if it has not caught up; 0 for"
+        " no limit",
         low=0,
         high=31_536_000,
     )
@@ -84,7 +86,9 @@ class ApplicationSettings(Section):
 
     @property
     def reset_topic(self) -> str:
-        """Return the topic that exists while a reset of the application is under way; workers do not start then."""
+        """Return the topic that exists while a reset of the application is under way; workers do not start
+        then.
+        """
         return f"{self.app}-reset"
 
     @property
@@ -118,7 +122,8 @@ class ApplicationSettings(Section):
         for name, topics in self._topics_of().items():
             form = "write source:clean pairs" if name == "dedupe" else "write topics"
             yield from (
-                f"{self.place(name)}: {topic!r:.300} is not a valid Kafka topic name; {form}, separated by commas"
+                f"{self.place(name)}: {topic!r:.300} is not a valid Kafka topic name; {form}, separated by"
+                " commas"
                 for topic in topics
                 if not is_topic(topic)
             )

@@ -20,7 +20,8 @@ _MEANT: Mapping[Any, str] = {
 
 
 def type_problem(place: str, given: object, wanted: Any, *, secret: bool = False) -> str | None:
-    """Return why *given* cannot be of the type *wanted*, one of `_MEANT` or a union of these; None when it can.
+    """Return why *given* cannot be of the type *wanted*, one of `_MEANT` or a union of these; None when it
+    can.
 
     *place* begins the text, which does not show what is *secret*.
 

@@ -1,7 +1,8 @@
 """Checks of what is given to the classes of the public face.
 
-A value that cannot be would else be an error deep inside, far from who gave it, or of librdkafka, which ends the
-process for some. Each check raises ConfigError, which names the argument, what was given, and what is meant.
+A value that cannot be would else be an error deep inside, far from who gave it, or of librdkafka, which ends
+the process for some. Each check raises ConfigError, which names the argument, what was given, and what is
+meant.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ def require_type(name: str, given: object, wanted: Any) -> None:
 
 
 def require_name(name: str, given: object) -> None:
-    """Refuse what names nobody, such as an empty group: 1 to LIMIT_NAME_BYTES bytes of text, without control characters."""
+    """Refuse what names nobody, such as an empty group: 1 to LIMIT_NAME_BYTES bytes of text, without control
+    characters.
+    """
     if not is_text(given) or not given.isprintable() or not given.strip():  # type: ignore[attr-defined]
         raise ConfigError(f"{name} is {given!r:.200}: give it a name, text that can be read")
     size = len(str(given).encode())
@@ -37,7 +40,8 @@ def require_topic(name: str, given: object) -> None:
     """Refuse what Kafka does not take for the name of a topic."""
     if not isinstance(given, str) or not is_topic(given):
         raise ConfigError(
-            f"{name} is {given!r:.200}, which is not the name of a topic: use 1 to 249 letters, digits, '.', '_' and '-'"
+            f"{name} is {given!r:.200}, which is not the name of a topic: use 1 to 249 letters, digits, '.',"
+            " '_' and '-'"
         )
 
 
@@ -71,8 +75,8 @@ def require_settings(given: object) -> None:
     """Refuse what is no Settings, such as the address of a broker."""
     if not isinstance(given, Settings):
         raise ConfigError(
-            f"settings is {given!r:.200}: give Settings, as Settings(kafka={{'bootstrap.servers': 'host:port'}}) or "
-            "settings_from_environment()"
+            f"settings is {given!r:.200}: give Settings, as Settings(kafka={{'bootstrap.servers':"
+            " 'host:port'}) or settings_from_environment()"
         )
 
 

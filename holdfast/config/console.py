@@ -83,15 +83,22 @@ class ConsoleSettings(Section):
                     "console_audit_topic, and create it"
                 )
         if self.console_audit_topic is not None and not is_topic(self.console_audit_topic):
-            yield f"{self.place('console_audit_topic')} is {self.console_audit_topic!r:.300}, which is not a valid Kafka topic name"
+            yield (
+                f"{self.place('console_audit_topic')} is {self.console_audit_topic!r:.300}, which is not a"
+                " valid Kafka topic name"
+            )
         yield from self._console_tls_problems()
         yield from self._console_oidc_problems()
         if self.console_acting_token is not None and self.console_acting_token == self.console_token:
-            yield "console_acting_token and console_token are the same: then everybody who looks may act; choose another"
+            yield (
+                "console_acting_token and console_token are the same: then everybody who looks may act;"
+                " choose another"
+            )
         if not is_loopback(self.console_bind) and not self.console_is_guarded:
             yield (
-                f"{self.place('console_bind')} is {self.console_bind:.300}, which others can reach: "
-                "set console_token (best by HOLDFAST_CONSOLE_TOKEN_FILE), console_tls_ca or console_oidc_issuer, or bind to 127.0.0.1"
+                f"{self.place('console_bind')} is {self.console_bind:.300}, which others can reach: set"
+                " console_token (best by HOLDFAST_CONSOLE_TOKEN_FILE), console_tls_ca or"
+                " console_oidc_issuer, or bind to 127.0.0.1"
             )
 
     def _console_tls_problems(self) -> Iterator[str]:
@@ -101,7 +108,8 @@ class ConsoleSettings(Section):
             return
         if self.console_tls_cert is None:
             yield (
-                "console_tls_ca asks people for certificates, which needs TLS: set console_tls_cert and console_tls_key too"
+                "console_tls_ca asks people for certificates, which needs TLS: set console_tls_cert and"
+                " console_tls_key too"
             )
         others = [
             name
@@ -114,21 +122,29 @@ class ConsoleSettings(Section):
     def _console_oidc_problems(self) -> Iterator[str]:
         issuer = self.console_oidc_issuer
         if self.console_url is not None and not is_origin(self.console_url):
-            yield f"{self.place('console_url')} is {self.console_url!r:.300}; write https://host or https://host:port"
+            yield (
+                f"{self.place('console_url')} is {self.console_url!r:.300}; write https://host or"
+                " https://host:port"
+            )
         if issuer is None:
             if self.console_acting_names is not None and self.console_tls_ca is None:
-                yield "console_acting_names are names in certificates or tokens: set console_tls_ca or console_oidc_issuer"
+                yield (
+                    "console_acting_names are names in certificates or tokens: set console_tls_ca or"
+                    " console_oidc_issuer"
+                )
             return
         try:
             parts = urlsplit(issuer)
         except ValueError:  # brackets without an address in them
             parts = urlsplit("")
         if parts.scheme != "https" and not (parts.scheme == "http" and is_loopback(parts.hostname or "")):
-            yield f"{self.place('console_oidc_issuer')} is {issuer!r:.300}; write the provider's https address"
+            yield (
+                f"{self.place('console_oidc_issuer')} is {issuer!r:.300}; write the provider's https address"
+            )
         if self.console_oidc_client is None:
             yield "console_oidc_issuer needs console_oidc_client, the id under which it knows the console"
         if self.console_names is None:
             yield (
-                "console_oidc_issuer says who people are, not who of them may look: name them in console_names, "
-                "as *@example.org, or * for all whom it signs in"
+                "console_oidc_issuer says who people are, not who of them may look: name them in"
+                " console_names, as *@example.org, or * for all whom it signs in"
             )

@@ -40,7 +40,8 @@ class FetchingSettings(Section):
     )
     unreadable: str = setting(
         "halt",
-        "a batch of a source that cannot be read stops its partition (halt), or is skipped and noted (quarantine)",
+        "a batch of a source that cannot be read stops its partition (halt), or is skipped and noted"
+        " (quarantine)",
     )
 
     def problems(self) -> Iterator[str]:

@@ -43,13 +43,14 @@ def why_no_host(host: str) -> str | None:
 
 
 def broker_problems(servers: str) -> Iterator[str]:
-    """Yield what is wrong with each of the addresses host:port,host:port, where Kafka's default port may be left out.
+    """Yield what is wrong with each of the addresses host:port,host:port, where Kafka's default port may be
+    left out.
 
     >>> [*broker_problems("kafka-1:9092,SSL://[::1]:9093,kafka-3")]
     []
     >>> [*broker_problems("kafka-1:http, ,:9092")]
     ["'kafka-1:http' has no port from 1 to 65535", "' ' names no host: it is empty", "':9092' names no host: it is empty"]
-    """
+    """  # noqa: E501
     for part in servers.split(","):
         address = part.strip()
         scheme = _SCHEME.match(address)

@@ -18,8 +18,7 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-SHARED = _names(
-    """
+SHARED = _names("""
     bootstrap.servers client.id client.rack client.dns.lookup security.protocol
     sasl.mechanism sasl.username sasl.password sasl.kerberos.service.name sasl.kerberos.principal sasl.kerberos.kinit.cmd
     sasl.kerberos.keytab sasl.kerberos.min.time.before.relogin sasl.oauthbearer.method sasl.oauthbearer.client.id
@@ -36,24 +35,19 @@ SHARED = _names(
     broker.address.ttl broker.address.family api.version.request.timeout.ms
     reconnect.backoff.ms reconnect.backoff.max.ms retry.backoff.ms retry.backoff.max.ms
     statistics.interval.ms debug log_level log.thread.name log.connection.close enable.metrics.push plugin.library.paths
-    """
-)
+    """)  # noqa: E501
 """Properties every client takes."""
 
-PRODUCER = _names(
-    """
+PRODUCER = _names("""
     compression.type compression.level batch.size batch.num.messages sticky.partitioning.linger.ms
     queue.buffering.max.messages queue.buffering.max.kbytes queue.buffering.backpressure.threshold
-    """
-)
+    """)
 """Properties only producers take; a consumer would warn about each."""
 
-CONSUMER = _names(
-    """
+CONSUMER = _names("""
     fetch.min.bytes fetch.max.bytes fetch.wait.max.ms fetch.error.backoff.ms max.partition.fetch.bytes check.crcs
     coordinator.query.interval.ms consume.callback.max.messages
-    """
-)
+    """)  # noqa: E501
 """Properties only consumers take."""
 
 ALLOWED = SHARED | PRODUCER | CONSUMER
@@ -98,7 +92,10 @@ CONTROLLED = {
     "auto.offset.reset": _POSITION,
     "enable.partition.eof": "a restore needs it to find the end of a changelog, so holdfast sets it",
     "isolation.level": _EXACTLY_ONCE,
-    "transactional.id": "it fences old owners of a partition, so holdfast derives it from application, processor and partition",
+    "transactional.id": (
+        "it fences old owners of a partition, so holdfast derives it from application, processor and"
+        " partition"
+    ),
     "transaction.timeout.ms": "set `transaction_timeout_s`",
     "enable.idempotence": _EXACTLY_ONCE,
     "enable.gapless.guarantee": _EXACTLY_ONCE,
@@ -114,14 +111,19 @@ CONTROLLED = {
     "delivery.timeout.ms": "set `commit_timeout_s`",
     "message.timeout.ms": "set `commit_timeout_s`",
     "request.timeout.ms": "set `request_timeout_s`",
-    "partitioner": "a key must reach the same partition live, in a replay and from Java clients: it is always murmur2",
+    "partitioner": (
+        "a key must reach the same partition live, in a replay and from Java clients: it is always murmur2"
+    ),
     "allow.auto.create.topics": "topics get their layout from `holdfast topics create`",
     "delivery.report.only.error": "every delivery is awaited",
     "produce.offset.report": "every delivery is awaited",
 }
 """Properties that holdfast sets itself, with the reason or the setting to use instead."""
 
-_PEM = "Faust's client reads PEM only: convert with `openssl pkcs12 -in STORE -out client.pem` and set ssl.certificate.location and ssl.key.location"
+_PEM = (
+    "Faust's client reads PEM only: convert with `openssl pkcs12 -in STORE -out client.pem` and set"
+    " ssl.certificate.location and ssl.key.location"
+)
 _OPENSSL = "Faust's client (Python's ssl) has no such setting"
 _OIDC = "only sasl.oauthbearer.method=oidc with client credentials works in every client"
 _C_API = "it belongs to librdkafka's C interface"
@@ -200,7 +202,7 @@ def is_secret(name: str) -> bool:
 
     >>> [is_secret(name) for name in ("sasl.password", "sasl.oauthbearer.client.credentials.client.secret", "sasl.username")]
     [True, True, False]
-    """
+    """  # noqa: E501
     return ALIASES.get(name, name) in _SECRETS
 
 
@@ -232,7 +234,9 @@ def check_name(name: str, place: str) -> str:
 
 
 def require_property(name: object, value: object, place: str) -> None:
-    """Refuse a property whose name is no text, or whose value a client could not be given; the value may be secret."""
+    """Refuse a property whose name is no text, or whose value a client could not be given; the value may be
+    secret.
+    """
     if not is_text(name):
         raise ConfigError(f"{place}: {name!r:.200} is not the name of a property: write text")
     if isinstance(value, str) and not is_text(value):

@@ -61,7 +61,10 @@ def _why_no_registry(url: str) -> str | None:
     except ValueError as error:
         return f"one is no URL: {error}; write http://host:port"
     if parts.username is not None or parts.password is not None:
-        return "one holds a user or a password, which logs would show: set schema_registry_username and schema_registry_password"
+        return (
+            "one holds a user or a password, which logs would show: set schema_registry_username and"
+            " schema_registry_password"
+        )
     if parts.scheme not in ("http", "https", "mock") or not parts.hostname or parts.query or parts.fragment:
         return f"{url!r:.200} is no URL of a registry; write http://host:port or https://host:port"
     return None

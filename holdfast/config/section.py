@@ -38,7 +38,9 @@ def setting(
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """Settings of one subject. A setting has the same full name here, in `Settings`, as a flag and as a variable."""
+    """Settings of one subject. A setting has the same full name here, in `Settings`, as a flag and as a
+    variable.
+    """
 
     origins: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
     """Where values came from, by setting name or "kafka.<property>"; filled by `load_settings`."""
@@ -90,7 +92,9 @@ def _types(section: type[Section]) -> Mapping[str, Any]:
 
 
 def section_problems(section: type[Section], settings: Section) -> Iterator[str]:
-    """Yield what is wrong with the settings that *section* declares: their ranges, then how they fit together."""
+    """Yield what is wrong with the settings that *section* declares: their ranges, then how they fit
+    together.
+    """
     declared = (each for each in fields(section) if each.metadata.get("low") is not None)
     ranges = [
         problem
@@ -101,7 +105,9 @@ def section_problems(section: type[Section], settings: Section) -> Iterator[str]
 
 
 def range_problem(declared: Field[Any], value: object, place: str) -> str | None:
-    """Return why *value* cannot be the number that *declared* asks for, None if it can; *place* begins the text."""
+    """Return why *value* cannot be the number that *declared* asks for, None if it can; *place* begins the
+    text.
+    """
     low, high = declared.metadata["low"], declared.metadata["high"]
     if low is None:
         return None

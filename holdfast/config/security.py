@@ -54,14 +54,16 @@ def check_security(properties: Mapping[str, str]) -> None:
             not protocol.startswith(marker) if marker == "SASL" else not protocol.endswith(marker)
         ):
             raise ConfigError(
-                f"Kafka property {unused} is set but security.protocol is {protocol}: set security.protocol={remedy} or remove it"
+                f"Kafka property {unused} is set but security.protocol is {protocol}: set"
+                f" security.protocol={remedy} or remove it"
             )
     if not protocol.startswith("SASL"):
         return
     mechanism = properties.get("sasl.mechanism")
     if mechanism is None:
         raise ConfigError(
-            f"security.protocol is {protocol} but sasl.mechanism is missing: name PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, GSSAPI or OAUTHBEARER"
+            f"security.protocol is {protocol} but sasl.mechanism is missing: name PLAIN, SCRAM-SHA-256,"
+            " SCRAM-SHA-512, GSSAPI or OAUTHBEARER"
         )
     for name in _required_by(mechanism):
         if not properties.get(name):

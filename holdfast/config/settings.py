@@ -66,10 +66,12 @@ class Settings(
     OutboxSettings,
     ApplicationSettings,
 ):
-    """Settings of all parts. Construct it in code, or call `load_settings` to read flags, environment and file.
+    """Settings of all parts. Construct it in code, or call `load_settings` to read flags, environment and
+    file.
 
-    Times are in seconds unless the name says otherwise, sizes in bytes. A Settings that exists is valid: what is wrong
-    is one ConfigError on construction, a line for each setting. Sections are shown from the last base to the first.
+    Times are in seconds unless the name says otherwise, sizes in bytes. A Settings that exists is valid: what
+    is wrong is one ConfigError on construction, a line for each setting. Sections are shown from the last
+    base to the first.
     """
 
     kafka: Mapping[str, str] = field(
@@ -94,7 +96,8 @@ class Settings(
                 require_property(spelled, value, self.place("spark_conf"))
                 if not isinstance(value, str | int | float):
                     raise ConfigError(
-                        f"{self.place('spark_conf')}: {spelled} must be text, a number or true/false, not {type(value).__name__}"
+                        f"{self.place('spark_conf')}: {spelled} must be text, a number or true/false, not"
+                        f" {type(value).__name__}"
                     )
         refuse(problems)
         object.__setattr__(self, "spark_conf", SparkProperties(self.spark_conf))
@@ -113,8 +116,9 @@ class Settings(
         ]
         if self.console_on_workers and not self.console_asks_who and not self.web_is_open:
             problems.append(
-                f"{self.place('console_on_workers')} shows every row to whoever reaches the web port, which is guarded or not on loopback: "
-                "set console_token (best by HOLDFAST_CONSOLE_TOKEN_FILE) or console_oidc_issuer"
+                f"{self.place('console_on_workers')} shows every row to whoever reaches the web port, which"
+                " is guarded or not on loopback: set console_token (best by HOLDFAST_CONSOLE_TOKEN_FILE) or"
+                " console_oidc_issuer"
             )
         with noted(problems):
             check_security(self.kafka)
@@ -130,10 +134,12 @@ class Settings(
         return self.kafka["bootstrap.servers"]
 
     def client(self, **overrides: str | int | bool) -> ClientConfig:
-        """Return the configuration of a confluent-kafka client: the Kafka properties, a client.id, then *overrides*.
+        """Return the configuration of a confluent-kafka client: the Kafka properties, a client.id, then
+        *overrides*.
 
-        Properties that only producers (or only consumers) know are included when an override shows that this is one: say
-        `client(**{"transactional.id": ...})` or `client(**{"group.id": ...})`, or call `producer` and `consumer`.
+        Properties that only producers (or only consumers) know are included when an override shows that this
+        is one: say `client(**{"transactional.id": ...})` or `client(**{"group.id": ...})`, or call `producer`
+        and `consumer`.
         """
         settled = {ALIASES.get(name, name): value for name, value in overrides.items()}
         wanted = (
@@ -168,17 +174,22 @@ class Settings(
         return sasl_of(self.kafka)
 
     def ssl_context(self) -> SSLContext | None:
-        """Return a TLS context equal to what librdkafka makes of the `ssl.*` properties, None without TLS; reads the PEM files."""
+        """Return a TLS context equal to what librdkafka makes of the `ssl.*` properties, None without TLS;
+        reads the PEM files.
+        """
         return ssl_context_of(self.kafka)
 
     def token_ssl_context(self) -> SSLContext:
-        """Return the TLS context for the OAUTHBEARER token endpoint (`https.ca.location` or `https.ca.pem`, else the system's trust)."""
+        """Return the TLS context for the OAUTHBEARER token endpoint (`https.ca.location` or `https.ca.pem`,
+        else the system's trust).
+        """
         return trust(self.kafka, location="https.ca.location", pem="https.ca.pem")
 
     # What a person asks for
 
     def origin(self, name: str) -> str:
-        """Return where a setting or "kafka.<property>" got its value: a flag, a variable, a file, or "default".
+        """Return where a setting or "kafka.<property>" got its value: a flag, a variable, a file, or
+        "default".
 
         >>> Settings(web_port=7000).origin("web_port"), Settings().origin("web_port")
         ('code', 'default')
@@ -193,7 +204,9 @@ class Settings(
         return "default" if getattr(self, name) == getattr(_DEFAULTS, name) else "code"
 
     def describe(self) -> list[SettingRow]:
-        """Return every setting and every Kafka property that is set, secrets masked, in the order of declaration."""
+        """Return every setting and every Kafka property that is set, secrets masked, in the order of
+        declaration.
+        """
         rows = []
         for declared in fields(self):
             if declared.name in ("kafka", "spark_conf", "origins"):
@@ -259,12 +272,13 @@ _DECLARED = {
 def load_settings(*, flags: Mapping[str, object], env: Mapping[str, str], file: Path | None) -> Settings:
     """Return the settings these inputs amount to; nothing else is looked at.
 
-    Names in *flags* are settings ("web_port") or Kafka properties ("kafka.security.protocol"); None means the flag was not given.
+    Names in *flags* are settings ("web_port") or Kafka properties ("kafka.security.protocol"); None means the
+    flag was not given.
 
     >>> settings = load_settings(flags={"app": "shop"}, env={"HOLDFAST_APP": "other", "HOLDFAST_WEB_PORT": "7000"}, file=None)
     >>> settings.app, settings.web_port, settings.origin("web_port")
     ('shop', 7000, 'environment HOLDFAST_WEB_PORT')
-    """
+    """  # noqa: E501
     problems: list[str] = []
     layer = read_layers(_DECLARED, problems, flags=flags, env=env, file=file)
     types = get_type_hints(Settings)
@@ -286,5 +300,7 @@ def load_settings(*, flags: Mapping[str, object], env: Mapping[str, str], file: 
 
 
 def settings_from_environment(**flags: object) -> Settings:
-    """Return the settings of this process: *flags*, its environment, and the file that HOLDFAST_CONFIG or the current folder offers."""
+    """Return the settings of this process: *flags*, its environment, and the file that HOLDFAST_CONFIG or the
+    current folder offers.
+    """
     return load_settings(flags=flags, env=os.environ, file=find_file(None, os.environ, Path.cwd()))

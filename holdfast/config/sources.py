@@ -1,4 +1,6 @@
-"""Reads flags, environment and file into one layer of named values, each with the place it came from. Knows names, not meanings."""
+"""Reads flags, environment and file into one layer of named values, each with the place it came from. Knows
+names, not meanings.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ ENV_KAFKA_PREFIX = "HOLDFAST_KAFKA__"
 ENV_CONFIG = "HOLDFAST_CONFIG"
 NOT_SETTINGS = frozenset({ENV_CONFIG, "HOLDFAST_CACHE", "HOLDFAST_MAVEN_REPOSITORY"})
 NOT_SETTINGS_PREFIXES = ("HOLDFAST_DEV_", "HOLDFAST_DEMO_", "HOLDFAST_TEST_", "HOLDFAST_BENCH_")
-"""Variables with other readers: where the file is, where jars come from, the development broker, the demo, tests and benchmarks."""
+"""Variables with other readers: where the file is, where jars come from, the development broker, the demo,
+tests and benchmarks.
+"""
 
 DEFAULT_FILE = "holdfast.toml"
 ENV_SPARK_CONF = "HOLDFAST_SPARK_CONF"
@@ -35,7 +39,9 @@ SECTIONS = {
     "stores": "store_",
     "spark": "spark_",
 }
-"""Tables of the file beside [holdfast], each with what its names begin with there: `[web] port` is `web_port`."""
+"""Tables of the file beside [holdfast], each with what its names begin with there: `[web] port` is
+`web_port`.
+"""
 
 _UNITS = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 _SIZE = re.compile(r"\s*(\d+)\s*(KiB|MiB|GiB)?\s*", re.IGNORECASE)
@@ -53,7 +59,9 @@ Layer = dict[str, Given]
 
 
 def find_file(flag: str | Path | None, env: Mapping[str, str], folder: Path) -> Path | None:
-    """Return the file to read: the flag's, else HOLDFAST_CONFIG's, else holdfast.toml in *folder* if there is one."""
+    """Return the file to read: the flag's, else HOLDFAST_CONFIG's, else holdfast.toml in *folder* if there is
+    one.
+    """
     named = flag or env.get(ENV_CONFIG)
     if named:
         try:
@@ -164,7 +172,9 @@ def _named(
 
 
 def _flat(table: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
-    """Yield dotted names: `sasl.username = "x"` without quotes is a nested table to TOML, and one property to everyone else."""
+    """Yield dotted names: `sasl.username = "x"` without quotes is a nested table to TOML, and one property to
+    everyone else.
+    """
     for name, value in table.items():
         if isinstance(value, dict):
             yield from _flat(value, f"{prefix}{name}.")
@@ -218,7 +228,8 @@ def _spark_conf(text: str, variable: str) -> dict[str, str]:
     for name, sign, _ in pairs:
         if not name.startswith(SPARK) or not sign:
             raise ConfigError(
-                f"environment {variable}: write spark.NAME=VALUE, several with semicolons between; not {name!r}"
+                f"environment {variable}: write spark.NAME=VALUE, several with semicolons between; not"
+                f" {name!r}"
             )
     return {name.strip(): value.strip() for name, _, value in pairs}
 
@@ -234,7 +245,8 @@ def _secret(path: Path, origin: str) -> str:
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(
-            f"{origin}: cannot read {path}: {why}; name a file that holds the value, which this account may read"
+            f"{origin}: cannot read {path}: {why}; name a file that holds the value, which this account may"
+            " read"
         ) from error
     if not text:
         raise ConfigError(f"{origin}: {path} is empty")

@@ -11,7 +11,9 @@ from holdfast.config.section import Section, setting
 
 @dataclass(frozen=True, kw_only=True)
 class SparkSettings(Section):
-    """Section `[spark]`: where Spark runs, how much memory its driver has, and how long it waits for a cluster."""
+    """Section `[spark]`: where Spark runs, how much memory its driver has, and how long it waits for a
+    cluster.
+    """
 
     spark_master: str = setting(
         "local[*]", "Spark master of replays, checks and landings; local[*] takes every core"

@@ -28,7 +28,8 @@ class WebSettings(Section):
     web_token: str | None = setting(None, "shared secret that every query must carry", secret=True)
     web_token_networks: str = setting(
         "127.0.0.0/8,::1/128,localhost",
-        "hosts and networks that get the token over plain http too; all others get it only over verified https",
+        "hosts and networks that get the token over plain http too; all others get it only over verified"
+        " https",
     )
     web_connections: int = setting(1_000, "most connections of the web port", low=1, high=60_000)
     web_connections_per_peer: int = setting(
@@ -58,7 +59,8 @@ class WebSettings(Section):
         yield from self._token_problems()
         if self.web_url is not None and not is_origin(self.web_url):
             yield (
-                f"{self.place('web_url')} is {self.web_url!r:.300}; write http://host:port or https://host:port"
+                f"{self.place('web_url')} is {self.web_url!r:.300}; write http://host:port or"
+                " https://host:port"
             )
 
     def _tls_problems(self) -> Iterator[str]:
@@ -83,13 +85,15 @@ class WebSettings(Section):
             hosts_and_networks(self.web_token_networks)
         except ValueError as error:
             yield (
-                f"{self.place('web_token_networks')}: {error!s:.300}; write hosts and networks separated by commas, "
-                "like tables.internal,10.0.0.0/8"
+                f"{self.place('web_token_networks')}: {error!s:.300}; write hosts and networks separated by"
+                " commas, like tables.internal,10.0.0.0/8"
             )
 
 
 def bind_problems(section: Section, name: str) -> Iterator[str]:
-    """Yield a problem if no host can have the address that setting *name* holds; "" is every address of this one."""
+    """Yield a problem if no host can have the address that setting *name* holds; "" is every address of this
+    one.
+    """
     host = getattr(section, name)
     if host and (why := why_no_host(host)) is not None:
         yield f"{section.place(name)} is {host!r:.300}: {why}; write an address of this machine, as 127.0.0.1"
@@ -143,7 +147,7 @@ def is_loopback(host: str) -> bool:
 
     >>> [is_loopback(host) for host in ("127.0.0.1", "127.9.9.9", "::1", "localhost", "0.0.0.0", "::", "", "example.org")]
     [True, True, True, True, False, False, False, False]
-    """
+    """  # noqa: E501
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

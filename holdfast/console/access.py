@@ -40,9 +40,11 @@ class RequestDenied(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ConsoleSession:
-    """A browser that has signed in: *ends_s* by the monotonic clock, *who* as that person said, and whether it *acts*.
+    """A browser that has signed in: *ends_s* by the monotonic clock, *who* as that person said, and whether
+    it *acts*.
 
-    Forms that act bear *form_token*, which no other site can read. *by_certificate*: it is that of a certificate, and does not end.
+    Forms that act bear *form_token*, which no other site can read. *by_certificate*: it is that of a
+    certificate, and does not end.
     """
 
     ends_s: float
@@ -53,7 +55,9 @@ class ConsoleSession:
 
 
 class WrongTokens:
-    """Counts the wrong tokens of each peer: LIMIT_FAILURES within FAILURES_S, and it may try no more for a while. Nobody shuts others out."""
+    """Counts the wrong tokens of each peer: LIMIT_FAILURES within FAILURES_S, and it may try no more for a
+    while. Nobody shuts others out.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -167,7 +171,9 @@ class ConsoleAccess:
         return self._admit(who, acts)
 
     def admit(self, name: str) -> str:
-        """Return the cookie of a new session of somebody whose name is known; RequestDenied unless that one may look."""
+        """Return the cookie of a new session of somebody whose name is known; RequestDenied unless that one
+        may look.
+        """
         if not _is_named(name, self._names):
             raise RequestDenied(403, f"{name} is not among those who may look; see console_names.")
         return self._admit(name, self._may_act(name))
@@ -199,12 +205,15 @@ class ConsoleAccess:
         return key
 
     def actor(self, request: web.Request, form_token: str) -> str:
-        """Return who sends a form that acts; RequestDenied unless that person may, and the form is one of the console's own."""
+        """Return who sends a form that acts; RequestDenied unless that person may, and the form is one of the
+        console's own.
+        """
         session = self.session(request)
         if session is None or not session.acts:
             raise RequestDenied(
                 403,
-                "Only those may act who have signed in with console_acting_token, or are among console_acting_names.",
+                "Only those may act who have signed in with console_acting_token, or are among"
+                " console_acting_names.",
             )
         if not is_secret(form_token, session.form_token.encode()):
             raise RequestDenied(403, "This form was not made for this session: load the page again.")
@@ -229,7 +238,8 @@ class ConsoleAccess:
 
 
 def common_name(certificate: Mapping[str, Any]) -> str:
-    """Return the common name in a certificate's subject, as Python's ssl tells it; "" where it has none that people could read.
+    """Return the common name in a certificate's subject, as Python's ssl tells it; "" where it has none that
+    people could read.
 
     >>> common_name({"subject": ((("countryName", "GB"),), (("commonName", "ada"),))}), common_name({})
     ('ada', '')
@@ -259,7 +269,8 @@ def peer_of_request(request: web.Request) -> str:
 
 
 def check_site(request: web.Request) -> None:
-    """Refuse what another site's page asks for, unless a person followed a link: browsers tell that, and pages cannot change it.
+    """Refuse what another site's page asks for, unless a person followed a link: browsers tell that, and
+    pages cannot change it.
 
     Such a page could read nothing, but have the console read logs for it again and again.
     """

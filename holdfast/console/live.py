@@ -76,7 +76,9 @@ class LiveStreams:
                 await asyncio.sleep(page.every_s)
 
     async def _block(self, request: web.Request, page: ConsolePage) -> str:
-        """Return the block as of now; that of a page which shows nothing but the picture is made once for all who look at it."""
+        """Return the block as of now; that of a page which shows nothing but the picture is made once for all
+        who look at it.
+        """
         picture = self._desk.watch.picture
         if page.every_s:
             return await self._make(request, page)

@@ -20,9 +20,11 @@ from holdfast.core.engine.declared.processor import Processor
 async def open_on_worker(
     stack: AsyncExitStack, settings: Settings, processors: Iterable[Processor[Any, Any]], load: Load | None
 ) -> web.Application:
-    """Return what serves the pages, until *stack* ends. Nothing is waited for: Kafka may be away while a worker starts.
+    """Return what serves the pages, until *stack* ends. Nothing is waited for: Kafka may be away while a
+    worker starts.
 
-    Without *load*, *why* has no answer: its partition is folded in a process that loads the application again.
+    Without *load*, *why* has no answer: its partition is folded in a process that loads the application
+    again.
     """
     sources = ConsoleSources(settings=settings, processors=tuple(processors), load=load)
     application = await open_application(stack, sources, worker_place(settings), at_once=False)

@@ -1,4 +1,6 @@
-"""Signing in with an OpenID provider: the authorization code flow with PKCE. authlib judges the provider's token."""
+"""Signing in with an OpenID provider: the authorization code flow with PKCE. authlib judges the provider's
+token.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ KNOWN_S = 3600.0
 KEYS_S = 5.0
 """The provider's keys are fetched again after so long, if a token is signed by none of them."""
 FAILED_S = 5.0
-"""A provider that did not answer is not asked again for so long: strangers must not have the console wait for it again and again."""
+"""A provider that did not answer is not asked again for so long: strangers must not have the console wait for
+it again and again.
+"""
 LEEWAY_S = 60
 LIMIT_NAME = 200
 LIMIT_TOLD = 200
@@ -68,7 +72,9 @@ class ProviderKeys(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingSignIn:
-    """Somebody of *peer* who was sent to the provider: only the browser with the cookie *browser* may come back, once, until *ends_s*."""
+    """Somebody of *peer* who was sent to the provider: only the browser with the cookie *browser* may come
+    back, once, until *ends_s*.
+    """
 
     peer: str
     nonce: str
@@ -111,7 +117,9 @@ class OpenIdSignIn:
     # -- there and back
 
     async def begin(self, peer: str) -> tuple[str, str]:
-        """Return the provider's address to go to, and the cookie that the browser of *peer* has to bring back."""
+        """Return the provider's address to go to, and the cookie that the browser of *peer* has to bring
+        back.
+        """
         from authlib.oauth2.rfc6749.parameters import prepare_grant_uri
         from authlib.oauth2.rfc7636 import create_s256_code_challenge
 
@@ -133,7 +141,9 @@ class OpenIdSignIn:
         return str(address), pending.browser
 
     def _make_room(self, peer: str) -> None:
-        """Forget those whose time is over, and who of *peer* went longest ago where it has too many: nobody forgets others' ways by going again and again."""
+        """Forget those whose time is over, and who of *peer* went longest ago where it has too many: nobody
+        forgets others' ways by going again and again.
+        """
         now_s = self._clock.monotonic_s()
         for state in [state for state, each in self._pending.items() if each.ends_s <= now_s]:
             del self._pending[state]
@@ -153,7 +163,9 @@ class OpenIdSignIn:
         )
 
     async def finish(self, query: Mapping[str, str], browser: str) -> str:
-        """Return the name of whoever came back with *query*; RequestDenied unless the provider says so to this browser."""
+        """Return the name of whoever came back with *query*; RequestDenied unless the provider says so to
+        this browser.
+        """
         pending = self._pending.pop(query.get("state", ""), None)
         if pending is None or pending.ends_s <= self._clock.monotonic_s():
             raise RequestDenied(403, "This sign-in is not known, or took too long: begin again.")
@@ -195,7 +207,9 @@ class OpenIdSignIn:
     def _judged(
         self, provider: OpenIdProvider, granted: GrantedTokens, pending: PendingSignIn, keys: ProviderKeys
     ) -> Mapping[str, Any]:
-        """Return the claims of a token that this provider signed for this console and this sign-in, and that counts now."""
+        """Return the claims of a token that this provider signed for this console and this sign-in, and that
+        counts now.
+        """
         from authlib.oidc.core import CodeIDToken
         from joserfc import jwt
         from joserfc.jwk import KeySet

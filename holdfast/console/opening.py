@@ -1,4 +1,6 @@
-"""Opens what the pages need, and makes the application that serves them: for a port of their own and for a worker's alike."""
+"""Opens what the pages need, and makes the application that serves them: for a port of their own and for a
+worker's alike.
+"""
 
 from __future__ import annotations
 
@@ -35,12 +37,14 @@ from holdfast.core.engine.declared.processor import Processor
 
 THREADS = 2
 OUTBOX_S, REFUSED_S, LAKE_S = 5.0, 30.0, 300.0
-"""How long a look at each holds. That at the lake reads the history of every table, in a process of its own."""
+"""How long a look at each holds. That at the lake reads the history of every table, in a process of its own.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsoleSources:
-    """What the pages are made of. *directory*, with *groups* or without any, and *table_directory* take the place of Kafka in tests.
+    """What the pages are made of. *directory*, with *groups* or without any, and *table_directory* take the
+    place of Kafka in tests.
 
     *load* loads the application again where it is to be folded anew; it can be pickled.
     """
@@ -56,7 +60,9 @@ class ConsoleSources:
 async def open_application(
     stack: AsyncExitStack, sources: ConsoleSources, place: ConsolePlace, *, at_once: bool
 ) -> web.Application:
-    """Return the application that serves the pages, until *stack* ends. With *at_once* the first look at the workers has ended by then."""
+    """Return the application that serves the pages, until *stack* ends. With *at_once* the first look at the
+    workers has ended by then.
+    """
     settings, of_kafka = sources.settings, sources.directory is None
     calls, children = BlockingCalls("logs", THREADS), ChildCalls()
     stack.push_async_callback(children.close)

@@ -11,7 +11,9 @@ ROOT = "/console"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsolePlace:
-    """Pages at *address*, their paths behind *root*. *guarded*: people have to show who they are; *certificates*: by those with which they connect."""
+    """Pages at *address*, their paths behind *root*. *guarded*: people have to show who they are;
+    *certificates*: by those with which they connect.
+    """
 
     address: str
     port: int
@@ -46,7 +48,9 @@ def own_place(settings: Settings) -> ConsolePlace:
 
 
 def worker_place(settings: Settings) -> ConsolePlace:
-    """Return where a worker serves it. Its port's certificates are those of programs, and say nothing of people."""
+    """Return where a worker serves it. Its port's certificates are those of programs, and say nothing of
+    people.
+    """
     return ConsolePlace(
         address=settings.advertised_url,
         port=settings.web_port,

@@ -42,7 +42,8 @@ class ProviderViews:
     async def come_back(self, request: web.Request) -> web.Response:
         """Begin the session of whom the provider names.
 
-        The answer is a page that leads on: a redirect would go on from the provider's page, and browsers would not send the new cookie along.
+        The answer is a page that leads on: a redirect would go on from the provider's page, and browsers
+        would not send the new cookie along.
         """
         try:
             name = await self._openid.finish(request.query, request.cookies.get(self._cookie, ""))

@@ -24,14 +24,16 @@ from holdfast.errors import ConfigError
 from holdfast.web.port import ConnectionLimits, Troubles, WebPort
 
 LIMITS = ConnectionLimits(connections=400, per_peer=300)
-"""One peer may be the proxy of all who look: each has a live page or two, and a browser opens six connections for a moment."""
+"""One peer may be the proxy of all who look: each has a live page or two, and a browser opens six connections
+for a moment.
+"""
 
 
 class Console:
     """Serves the pages of one application at *url* from `async with` on until its end.
 
-    *directory*, with *groups* or without any, and *table_directory* take the place of Kafka in tests; this object closes them.
-    *load* loads the application again where it is to be folded anew; it can be pickled.
+    *directory*, with *groups* or without any, and *table_directory* take the place of Kafka in tests; this
+    object closes them. *load* loads the application again where it is to be folded anew; it can be pickled.
     """
 
     def __init__(

@@ -63,8 +63,10 @@ GONE_S = 0.5
 FIRST_LOOK_S = 5.0
 HTML = "text/html; charset=utf-8"
 SECURITY = {
-    "Content-Security-Policy": f"default-src 'none'; script-src 'self'; style-src 'self' {style_hash()}; img-src 'self' data:; "
-    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "Content-Security-Policy": (
+        f"default-src 'none'; script-src 'self'; style-src 'self' {style_hash()}; img-src 'self' data:; "
+        "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
     "Referrer-Policy": "no-referrer",
@@ -246,7 +248,9 @@ class _Views:
 
 
 async def _for_whom_waits(request: web.Request, page: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
-    """Return what *page* is made of; give it up when whoever asked has left, for others may wait behind it."""
+    """Return what *page* is made of; give it up when whoever asked has left, for others may wait behind
+    it.
+    """
     made = asyncio.create_task(page)
     try:
         while not (await asyncio.wait({made}, timeout=GONE_S))[0]:

@@ -1,5 +1,5 @@
-"""An embedded Kafka in a process of its own, for `holdfast dev up --embedded`: it holds its records in memory or in a
-folder, and runs until it is stopped.
+"""An embedded Kafka in a process of its own, for `holdfast dev up --embedded`: it holds its records in memory
+or in a folder, and runs until it is stopped.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class _State(msgspec.Struct, frozen=True):
 
 
 class EmbeddedGuard(msgspec.Struct, frozen=True, kw_only=True):
-    """How such a process is guarded: SASL over TLS for *users* (names and passwords), of which the first may do
-    everything, and with *acls* the others what these rules allow.
+    """How such a process is guarded: SASL over TLS for *users* (names and passwords), of which the first may
+    do everything, and with *acls* the others what these rules allow.
     """
 
     users: dict[str, str]
@@ -65,8 +65,8 @@ class EmbeddedGuard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EmbeddedStart(msgspec.Struct, frozen=True, kw_only=True):
-    """What such a process is told as it starts: how it is guarded, where it keeps what it holds, and from what its ids and
-    faults follow.
+    """What such a process is told as it starts: how it is guarded, where it keeps what it holds, and from
+    what its ids and faults follow.
     """
 
     guard: EmbeddedGuard | None = None
@@ -79,7 +79,9 @@ _PLAIN = EmbeddedStart()
 
 
 class EmbeddedFault(msgspec.Struct, frozen=True, kw_only=True):
-    """What `holdfast dev fault` asks for: a fault of answers as `Fault` has it, or one of those of the broker."""
+    """What `holdfast dev fault` asks for: a fault of answers as `Fault` has it, or one of those of the
+    broker.
+    """
 
     kind: str
     api: str = EVERY_API
@@ -135,7 +137,9 @@ class EmbeddedProcess:
         told: EmbeddedStart = _PLAIN,
         bound: bool = False,
     ) -> EmbeddedProcess:
-        """Start one and return it once it listens; *bound*, it ends with the thread that calls (see `parent_death`)."""
+        """Start one and return it once it listens; *bound*, it ends with the thread that calls (see
+        `parent_death`).
+        """
         folder.mkdir(parents=True, exist_ok=True)
         for each in (folder / _STATE, *folder.glob(_ASKED.format("*"))):
             each.unlink(missing_ok=True)
@@ -164,7 +168,9 @@ class EmbeddedProcess:
         return found
 
     def fault(self, fault: EmbeddedFault) -> None:
-        """Have it go wrong as *fault* says; returns once it knows. Several may ask at once, each by files of its own."""
+        """Have it go wrong as *fault* says; returns once it knows. Several may ask at once, each by files of
+        its own.
+        """
         asked = self.folder / _ASKED.format(uuid.uuid4().hex)
         answered = asked.with_suffix(_ANSWERED)
         try:

@@ -2,8 +2,10 @@
 
     from holdfast.dev.fixtures import fresh_topic, holdfast_broker
 
-- ``holdfast_broker``: one real broker for the whole session. With ``KAFKA_BOOTSTRAP_SERVERS`` set it is that cluster (its security
-  settings as ``HOLDFAST_KAFKA__…``), with ``KAFKA_BOOTSTRAP_SERVERS=embedded`` an embedded Kafka, which needs no JDK; otherwise a
+- ``holdfast_broker``: one real broker for the whole session. With ``KAFKA_BOOTSTRAP_SERVERS`` set it is that
+  cluster (its security
+  settings as ``HOLDFAST_KAFKA__…``), with ``KAFKA_BOOTSTRAP_SERVERS=embedded`` an embedded Kafka, which needs
+  no JDK; otherwise a
   node of its own, which ends with the session, however that ends.
 - ``fresh_topic``: makes topics that no other test has, ready to use, and deletes them after the test.
 
@@ -108,7 +110,8 @@ def _wait_for_leaders(client: AdminClient, topic: str, partitions: int) -> None:
             return
         if system_clock.monotonic_s() > until_s:
             raise DevBrokerError(
-                f"topic {topic} has not had a leader for each of its {partitions} partitions in {DEADLINE_S:.0f} s"
+                f"topic {topic} has not had a leader for each of its {partitions} partitions in"
+                f" {DEADLINE_S:.0f} s"
             )
         time.sleep(_POLL_S)
 

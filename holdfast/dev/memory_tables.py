@@ -242,7 +242,9 @@ class MemoryWorker:
         offset: int,
         table: str = "",
     ) -> None:
-        """Set a row, of a named *table* or the processor's own, as the fold of the record at *offset* would."""
+        """Set a row, of a named *table* or the processor's own, as the fold of the record at *offset*
+        would.
+        """
         replica = self.replica(processor, partition)
         replica.put(key, row, table)
         replica.applied = offset

@@ -1,8 +1,8 @@
 """Start a program that cannot outlive the process it was started for, SIGKILL included.
 
-``python parent_death.py OWNER_PID [--as UID:GID] PROGRAM ARGUMENTS…`` asks Linux for a SIGKILL at the owner's death
-and then becomes the program. It is a program of its own because the request must be made between fork and
-exec, and running Python code there (``preexec_fn``) can deadlock in a process with threads, which every
+``python parent_death.py OWNER_PID [--as UID:GID] PROGRAM ARGUMENTS…`` asks Linux for a SIGKILL at the owner's
+death and then becomes the program. It is a program of its own because the request must be made between fork
+and exec, and running Python code there (``preexec_fn``) can deadlock in a process with threads, which every
 process with a Kafka client is. Standard library only: it runs under ``python -I -S``.
 
 ``--as`` becomes another user first, for programs that refuse to run as root.

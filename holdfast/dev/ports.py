@@ -20,8 +20,9 @@ _given: set[int] = set()
 
 
 def free_ports(count: int) -> list[int]:
-    """Return *count* different ports on loopback that nobody uses now, and that no process of this user, this one too, has got from here and may
-    still bind: a server that is killed finds its port again, whatever else begins meanwhile.
+    """Return *count* different ports on loopback that nobody uses now, and that no process of this user, this
+    one too, has got from here and may still bind: a server that is killed finds its port again, whatever else
+    begins meanwhile.
 
     They lie below the range for outgoing connections. A client that keeps dialling a dead server's port
     *inside* that range can get that very port as its own source and connect to itself; the server then never
@@ -38,7 +39,8 @@ def free_ports(count: int) -> list[int]:
             _given.add(port)
             taken.append(port)
     raise DevBrokerError(
-        f"found only {len(taken)} of {count} free ports between {_LOWEST} and {ceiling}; choose one with --port"
+        f"found only {len(taken)} of {count} free ports between {_LOWEST} and {ceiling}; choose one with"
+        " --port"
     )
 
 
@@ -55,7 +57,9 @@ def _reserve(port: int) -> bool:
 
 @cache
 def _locks() -> int | None:
-    """Return the file of which each byte is the lock of a port; None where there can be none. It stays open: whoever closes it gives up all locks."""
+    """Return the file of which each byte is the lock of a port; None where there can be none. It stays open:
+    whoever closes it gives up all locks.
+    """
     path = cache_folder() / "ports"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

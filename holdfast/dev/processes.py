@@ -83,7 +83,8 @@ def pause(pid: int, birth: str) -> bool:
     ):  # the kernel stops it soon, not at once
         if system_clock.monotonic_s() > until_s:
             raise DevBrokerError(
-                f"process {pid} did not stop within {_PAUSE_DEADLINE_S:.0f} s of SIGSTOP; it hangs in the kernel"
+                f"process {pid} did not stop within {_PAUSE_DEADLINE_S:.0f} s of SIGSTOP; it hangs in the"
+                " kernel"
             )
         time.sleep(_POLL_S)
     return True
@@ -111,5 +112,6 @@ def kill(pid: int, birth: str) -> None:
     """End the recorded process at once by SIGKILL and wait until it is gone."""
     if send(pid, birth, signal.SIGKILL) and not wait_gone(pid, birth, deadline_s=10.0):
         raise DevBrokerError(
-            f"process {pid} did not end within 10 s of SIGKILL; it hangs in the kernel, look at `ps -o stat,wchan -p {pid}`"
+            f"process {pid} did not end within 10 s of SIGKILL; it hangs in the kernel, look at `ps -o"
+            f" stat,wchan -p {pid}`"
         )

@@ -1,4 +1,6 @@
-"""The embedded cluster's state: its brokers, topics and sessions. No sockets here: `holdfast.embedded.serving` has those."""
+"""The embedded cluster's state: its brokers, topics and sessions. No sockets here:
+`holdfast.embedded.serving` has those.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ class EmbeddedNode:
 
 
 class EmbeddedCluster:
-    """All that the brokers of one process share. Everything happens on one event loop, so nothing is locked."""
+    """All that the brokers of one process share. Everything happens on one event loop, so nothing is
+    locked.
+    """
 
     def __init__(
         self,
@@ -86,7 +90,9 @@ class EmbeddedCluster:
         return round(self.clock.monotonic_s() * 1000)
 
     def delete_topic(self, topic: EmbeddedTopic) -> None:
-        """Delete *topic* and what is kept about it elsewhere: that first, so no later topic of that name finds it."""
+        """Delete *topic* and what is kept about it elsewhere: that first, so no later topic of that name
+        finds it.
+        """
         self.groups.topic_deleted(topic.name)
         self.topics.delete(topic)
 
@@ -97,7 +103,9 @@ class EmbeddedCluster:
         self._elect()
 
     def find(self, node_id: int) -> None:
-        """Have a broker be back: it leads what nobody else can, if it was in sync last, and follows whoever leads."""
+        """Have a broker be back: it leads what nobody else can, if it was in sync last, and follows whoever
+        leads.
+        """
         self.nodes[node_id].alive = True
         self._elect()
         for partition in self.topics.partitions():
@@ -112,8 +120,8 @@ class EmbeddedCluster:
     # -- begin and end
 
     def open(self, on_failure: Callable[[BrokerFolderError], None]) -> None:
-        """Take up what the folder holds, on the running loop; *on_failure* hears when it cannot be written any more.
-        Whoever calls it calls `close`.
+        """Take up what the folder holds, on the running loop; *on_failure* hears when it cannot be written
+        any more. Whoever calls it calls `close`.
         """
         if self._was_open and self.settings.folder is not None:
             raise BrokerFolderError(

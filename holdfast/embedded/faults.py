@@ -1,7 +1,7 @@
 """Faults on request: what a network, a disk or a coordinator may do to clients, when a test says so.
 
-An answer that a fault concerns has been worked out already: what was asked has happened, and only the client does not
-hear of it as it should.
+An answer that a fault concerns has been worked out already: what was asked has happened, and only the client
+does not hear of it as it should.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class FaultKind(StrEnum):
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """One fault: of the answers to *api* ("*": to any) that a client whose id begins with *client* gets, the first
-    *skip* are left alone, then *times* of them are hit, each with the probability *share*.
+    """One fault: of the answers to *api* ("*": to any) that a client whose id begins with *client* gets, the
+    first *skip* are left alone, then *times* of them are hit, each with the probability *share*.
     """
 
     kind: FaultKind
@@ -54,7 +54,8 @@ class _Running:
 
 
 class RequestedFaults:
-    """The faults of one cluster, in the order in which they were asked for: the first that concerns an answer hits it.
+    """The faults of one cluster, in the order in which they were asked for: the first that concerns an answer
+    hits it.
 
     What is left to chance follows from *seed* alone, so a conversation goes wrong in the same places again.
     """
@@ -65,8 +66,9 @@ class RequestedFaults:
         self.hits: list[tuple[FaultKind, str]] = []
         """(kind, api) of each answer that was hit."""
         self.lost_markers = 0
-        """How many markers of transactions are not written from now on, though their coordinator holds them for
-        written."""
+        """How many markers of transactions are not written from now on, though their coordinator holds them
+        for written.
+        """
         self.disk_is_full = False
         """Whether leaders answer KAFKA_STORAGE_ERROR to every write."""
         self.clock_ms = 0

@@ -1,4 +1,6 @@
-"""Incremental fetch sessions (KIP-227): a consumer says once what it fetches, and from then on only what changes."""
+"""Incremental fetch sessions (KIP-227): a consumer says once what it fetches, and from then on only what
+changes.
+"""
 
 from __future__ import annotations
 

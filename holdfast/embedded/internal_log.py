@@ -1,4 +1,6 @@
-"""The coordinators' own topics: what they decide is written there, with Kafka's bytes, before it is answered."""
+"""The coordinators' own topics: what they decide is written there, with Kafka's bytes, before it is
+answered.
+"""
 
 from __future__ import annotations
 
@@ -41,11 +43,15 @@ VALUE_VERSIONS: Mapping[str, int] = {
     "TransactionLog": 1,
     **dict.fromkeys(_MODERN, 0),
 }
-"""What is written, as Apache Kafka 4.3 writes it. Every version of the table is read: folders may hold others."""
+"""What is written, as Apache Kafka 4.3 writes it. Every version of the table is read: folders may hold
+others.
+"""
 
 
 class Note(NamedTuple):
-    """A record of a coordinator: *kind* as in `KINDS`, key and value by the table of messages; None is a tombstone."""
+    """A record of a coordinator: *kind* as in `KINDS`, key and value by the table of messages; None is a
+    tombstone.
+    """
 
     kind: str
     key: Mapping[str, Any]
@@ -65,8 +71,8 @@ def write_notes(
     *,
     producer: tuple[int, int] = (NO_PRODUCER, -1),
 ) -> bool:
-    """Append *notes* as one batch, of the transaction of *producer* (id, epoch) where one is given; False where the
-    leader refuses that.
+    """Append *notes* as one batch, of the transaction of *producer* (id, epoch) where one is given; False
+    where the leader refuses that.
     """
     batch = encode_batch(
         RecordBatch(
@@ -110,8 +116,8 @@ class WrittenNote(NamedTuple):
 
 
 def read_notes(home: EmbeddedPartition) -> Iterator[WrittenNote | Decision]:
-    """Yield what the coordinator of *home* wrote, in its order. Kinds that it does not know are left out, as Kafka does;
-    BrokerFolderError for what cannot be read.
+    """Yield what the coordinator of *home* wrote, in its order. Kinds that it does not know are left out, as
+    Kafka does; BrokerFolderError for what cannot be read.
     """
     kinds = {
         number: kind

@@ -66,11 +66,11 @@ T = TypeVar("T")
 class EmbeddedKafka:
     """Brokers on loopback. `with` runs them in a thread of their own, `async with` on the running loop.
 
-    *nodes* is 1 or 3; *port* that of the first broker, the others have the next ones (0: free ports). What is left to
-    chance, as ids of topics, follows from *seed*. With a *folder* it keeps there what it holds, and goes on with it when
-    started again; with *fsync* that outlives a power cut too, and not only the process. *users* (names and passwords) to
-    *reauth_ms* guard it, as `SecuritySettings` has it; ``tls=True`` is a certificate made for this broker. Other
-    settings are those of `EmbeddedSettings`.
+    *nodes* is 1 or 3; *port* that of the first broker, the others have the next ones (0: free ports). What is
+    left to chance, as ids of topics, follows from *seed*. With a *folder* it keeps there what it holds, and
+    goes on with it when started again; with *fsync* that outlives a power cut too, and not only the process.
+    *users* (names and passwords) to *reauth_ms* guard it, as `SecuritySettings` has it; ``tls=True`` is a
+    certificate made for this broker. Other settings are those of `EmbeddedSettings`.
     """
 
     def __init__(
@@ -190,7 +190,9 @@ class EmbeddedKafka:
         share: float = 1.0,
         delay_ms: int = 100,
     ) -> None:
-        """Have answers go wrong, as `Fault` has it: ``kafka.fault("cut", "EndTxn")`` leaves a commit's outcome unknown."""
+        """Have answers go wrong, as `Fault` has it: ``kafka.fault("cut", "EndTxn")`` leaves a commit's
+        outcome unknown.
+        """
         known = {name for _, name, _ in offered()}
         if api not in (EVERY_API, *known):
             raise DevBrokerError(f"{api} is no api of the embedded Kafka; it has {', '.join(sorted(known))}")
@@ -200,8 +202,8 @@ class EmbeddedKafka:
             raise DevBrokerError(f"{kind!r} is no fault; there are {', '.join(FaultKind)}") from None
         if not (0 <= share <= 1 and skip >= 0 and times >= 1 and delay_ms >= 0):
             raise DevBrokerError(
-                f"a fault with skip={skip}, times={times}, share={share}, delay_ms={delay_ms}: share is a probability from 0 to 1, "
-                "times at least 1, the others at least 0"
+                f"a fault with skip={skip}, times={times}, share={share}, delay_ms={delay_ms}: share is a"
+                " probability from 0 to 1, times at least 1, the others at least 0"
             )
         fault = Fault(
             kind=which,
@@ -215,8 +217,8 @@ class EmbeddedKafka:
         self._on_loop(lambda: self.faults.add(fault))
 
     def lose_markers(self, count: int = 1) -> None:
-        """Have the next *count* markers of transactions not be written, though they count as written: the transaction
-        stays open in their partition.
+        """Have the next *count* markers of transactions not be written, though they count as written: the
+        transaction stays open in their partition.
         """
         self._on_loop(lambda: setattr(self.faults, "lost_markers", count))
 
@@ -235,7 +237,9 @@ class EmbeddedKafka:
             raise DevBrokerError(f"there is no record {offset} in {topic}/{partition}")
 
     def run_upkeep(self) -> None:
-        """Do at once what else happens each ``retention_check_ms``: retention, compaction, forgetting idle producers."""
+        """Do at once what else happens each ``retention_check_ms``: retention, compaction, forgetting idle
+        producers.
+        """
         self._on_loop(self.cluster.upkeep.look)
 
     def forget_member(self, group_id: str, member_id: str) -> None:
@@ -300,7 +304,9 @@ class EmbeddedKafka:
             told()
 
     def on_failure(self, told: Callable[[], None]) -> None:
-        """Have *told* called, on the loop, when it has stopped because its folder cannot be written any more."""
+        """Have *told* called, on the loop, when it has stopped because its folder cannot be written any
+        more.
+        """
         self._on_failure.append(told)
 
     async def aclose(self) -> None:

@@ -1,5 +1,5 @@
-"""What the broker does again and again by itself: a failure that nobody foresaw is logged, and ends neither the rest of the
-round nor the rounds to come.
+"""What the broker does again and again by itself: a failure that nobody foresaw is logged, and ends neither
+the rest of the round nor the rounds to come.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ _logger = logging.getLogger(__name__)
 
 @contextmanager
 def set_apart(what: str, again_s: float) -> Iterator[None]:
-    """Log what fails in here, as that of *what*, which is tried again in *again_s* seconds: what comes after it goes on, as in
-    Kafka.
+    """Log what fails in here, as that of *what*, which is tried again in *again_s* seconds: what comes after
+    it goes on, as in Kafka.
     """
     try:
         yield
@@ -30,7 +30,9 @@ def set_apart(what: str, again_s: float) -> Iterator[None]:
 
 
 class Recurring:
-    """Calls *do* each *every_s* seconds on the running loop, from `start` until `close`; *what* names it in the log."""
+    """Calls *do* each *every_s* seconds on the running loop, from `start` until `close`; *what* names it in
+    the log.
+    """
 
     def __init__(self, what: str, every_s: float, do: Callable[[], Awaitable[None] | None]) -> None:
         self._what, self.every_s, self._do = what, every_s, do

@@ -1,4 +1,6 @@
-"""How an embedded Kafka is set up: few internal partitions and no waiting, as `holdfast dev up` sets up a real one."""
+"""How an embedded Kafka is set up: few internal partitions and no waiting, as `holdfast dev up` sets up a
+real one.
+"""
 
 from __future__ import annotations
 

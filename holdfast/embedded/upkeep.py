@@ -1,5 +1,5 @@
-"""What happens to logs by itself: records that are kept for long enough go, logs are compacted, and producers that are
-idle are forgotten.
+"""What happens to logs by itself: records that are kept for long enough go, logs are compacted, and producers
+that are idle are forgotten.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _logger = logging.getLogger(__name__)
 
 
 class Upkeep:
-    """Looks at every log each ``retention_check_ms``, as Kafka's ``log.retention.check.interval.ms``. Between two logs, and
-    within the compaction of a long one, others have their turn.
+    """Looks at every log each ``retention_check_ms``, as Kafka's ``log.retention.check.interval.ms``. Between
+    two logs, and within the compaction of a long one, others have their turn.
     """
 
     def __init__(self, topics: TopicRegistry, settings: EmbeddedSettings, now_ms: Callable[[], int]) -> None:
@@ -46,7 +46,9 @@ class Upkeep:
                 break
 
     def _has(self, partition: EmbeddedPartition) -> bool:
-        """Return whether a partition is still there: its topic may be deleted, or made anew, while others have their turn."""
+        """Return whether a partition is still there: its topic may be deleted, or made anew, while others
+        have their turn.
+        """
         return self._topics.partition(partition.topic, partition.index) is partition
 
     def look(self) -> None:

@@ -1,8 +1,8 @@
 """librdkafka's clients, each made in one place: readers, members of groups, writers and admin clients.
 Arguments set their logger, log level and error callback.
 
-Also here: the settings of a consumer that reads a log and is a member of no group, and how an error that a client
-raised while it was calling back lets go of the client.
+Also here: the settings of a consumer that reads a log and is a member of no group, and how an error that a
+client raised while it was calling back lets go of the client.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ Lines: TypeAlias = logging.Logger | Quiet
 """Takes the lines that librdkafka logs. Without one it writes them to stderr."""
 
 CRITICAL = 2
-"""A log level (syslog's) for clients whose errors are reported by us: librdkafka's own lines would bury them."""
+"""A log level (syslog's) for clients whose errors are reported by us: librdkafka's own lines would bury them.
+"""
 
 
 def make_reader(
@@ -34,8 +35,8 @@ def make_reader(
 ) -> Consumer:
     """Return a consumer for partitions that are assigned to it. It commits nothing by itself.
 
-    *log_level* holds where *config* names none. *on_error* takes errors of the connection, which go to the log
-    otherwise. KafkaException names a property that librdkafka refuses.
+    *log_level* holds where *config* names none. *on_error* takes errors of the connection, which go to the
+    log otherwise. KafkaException names a property that librdkafka refuses.
     """
     return Consumer({**_set_up(config, logger, log_level, on_error), "enable.auto.commit": False})
 
@@ -69,7 +70,9 @@ def make_admin(
     log_level: int | None = None,
     on_error: Callable[[KafkaError], object] | None = None,
 ) -> AdminClient:
-    """Return an admin client (see `make_reader`). For questions to a group's coordinator use CoordinatorAdmin."""
+    """Return an admin client (see `make_reader`). For questions to a group's coordinator use
+    CoordinatorAdmin.
+    """
     return AdminClient(_set_up(config, logger, log_level, on_error))
 
 
@@ -115,8 +118,8 @@ def reader_options(
 def forget_frames(error: BaseException) -> None:
     """Drop the frames of *error*, once it has been reported.
 
-    The client's C code refers for ever to an error that was raised while it was calling back. Its frames would keep
-    what is in them as long: a producer, say, with its threads and its connections.
+    The client's C code refers for ever to an error that was raised while it was calling back. Its frames
+    would keep what is in them as long: a producer, say, with its threads and its connections.
     """
     while True:
         error.__traceback__ = None

@@ -10,7 +10,8 @@ from __future__ import annotations
 from confluent_kafka import KafkaError, KafkaException
 
 MISSING_TOPIC = frozenset((KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC))
-"""The topic does not exist. A broker that has just started, or a topic just created, answers so for a moment."""
+"""The topic does not exist. A broker that has just started, or a topic just created, answers so for a moment.
+"""
 
 NO_TOPIC = MISSING_TOPIC | {KafkaError._UNKNOWN_PARTITION}
 """The topic or the partition does not exist, or this client does not know it yet.
@@ -37,8 +38,8 @@ LEADER_MOVES = frozenset(
         KafkaError.INCONSISTENT_TOPIC_ID,
     )
 )
-"""The partition changes its leader, or the new one is not ready: ask for metadata, then again. Kafka's own clients
-do so (its InvalidMetadataException).
+"""The partition changes its leader, or the new one is not ready: ask for metadata, then again. Kafka's own
+clients do so (its InvalidMetadataException).
 """
 
 NO_LEADER = LEADER_MOVES | NO_TOPIC
@@ -88,8 +89,8 @@ FENCING = frozenset(
         KafkaError.INVALID_TXN_STATE,
     )
 )
-"""This producer's epoch is over: a newer producer has its transactional id, the broker has ended a transaction
-that took too long, or it has forgotten an id that was not used for a week.
+"""This producer's epoch is over: a newer producer has its transactional id, the broker has ended a
+transaction that took too long, or it has forgotten an id that was not used for a week.
 """
 
 ABORTABLE = frozenset(
@@ -197,7 +198,7 @@ def refuses_connection(error: KafkaError) -> bool:
 
     >>> refuses_connection(KafkaError(KafkaError._AUTHENTICATION)), refuses_connection(KafkaError(KafkaError._TRANSPORT))
     (True, False)
-    """
+    """  # noqa: E501
     return error.code() in REFUSED_CONNECTION or "certificate verify failed" in error.str()
 
 

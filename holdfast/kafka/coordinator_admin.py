@@ -75,8 +75,8 @@ class CoordinatorAdmin:
         refusal, or the timeout where nothing was answered.
 
         A group whose coordinator moves, still loads its log or does not answer is asked for again, until
-        *timeout_s* is over. A silent coordinator hides no answers of others: each lot of LIMIT_ASKED groups has
-        its share of the time.
+        *timeout_s* is over. A silent coordinator hides no answers of others: each lot of LIMIT_ASKED groups
+        has its share of the time.
         """
         until_s = self._clock.monotonic_s() + timeout_s
         found: dict[str, T | KafkaException | FutureTimeoutError] = {}
@@ -104,8 +104,8 @@ class CoordinatorAdmin:
     ) -> dict[str, T | KafkaException | FutureTimeoutError]:
         until_s = self._clock.monotonic_s() + wait_s
         found: dict[str, T | KafkaException | FutureTimeoutError] = {}
-        # Each for itself: librdkafka gives the answers to a question about several groups once it has all of them.
-        # It sends a request for each group either way.
+        # Each for itself: librdkafka gives the answers to a question about several groups once it has all of
+        # them. It sends a request for each group either way.
         asked = {group: future for each in groups for group, future in question(self.client, [each]).items()}
         for group, future in asked.items():
             try:
@@ -115,8 +115,8 @@ class CoordinatorAdmin:
         return found
 
     def coordinators(self, groups: Sequence[str]) -> dict[str, str]:
-        """Return which broker coordinates each of *groups*, "host:port (id)"; without those of which the brokers do
-        not tell it within NAMING_S.
+        """Return which broker coordinates each of *groups*, "host:port (id)"; without those of which the
+        brokers do not tell it within NAMING_S.
         """
         try:
             found = self.client.list_topics(_OFFSETS_TOPIC, NAMING_S)

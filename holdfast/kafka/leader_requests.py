@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 
 from confluent_kafka import IsolationLevel, TopicPartition
-from confluent_kafka.admin import (  # type: ignore[attr-defined]  # the package does not declare what it re-exports
+
+# the package does not declare what it re-exports
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
     DeletedRecords,
     ListOffsetsResultInfo,
@@ -16,8 +18,9 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # the package
 REQUEST_AT_LEAST_S = 1.0
 """The shortest `request_timeout` of a question to leaders.
 
-librdkafka 2.16 frees such a question twice when its timeout is over before the client's own thread has looked at it, and
-the process aborts: with 0 ms one of the first hundred questions does it, with 1 ms one in a thousand.
+librdkafka 2.16 frees such a question twice when its timeout is over before the client's own thread has looked
+at it, and the process aborts: with 0 ms one of the first hundred questions does it, with 1 ms one in a
+thousand.
 """
 
 
@@ -30,7 +33,8 @@ def list_offsets(
 ) -> dict[TopicPartition, Future[ListOffsetsResultInfo]]:
     """Ask the leaders of *wanted* for offsets.
 
-    A question that *timeout_s* ends may be ended a little later here: wait for the futures no longer than you can.
+    A question that *timeout_s* ends may be ended a little later here: wait for the futures no longer than you
+    can.
     """
     return admin.list_offsets(
         dict(wanted), isolation_level=isolation, request_timeout=max(timeout_s, REQUEST_AT_LEAST_S)
@@ -40,5 +44,7 @@ def list_offsets(
 def delete_records(
     admin: AdminClient, before: Sequence[TopicPartition], *, timeout_s: float
 ) -> dict[TopicPartition, Future[DeletedRecords]]:
-    """Ask the leaders to delete what lies before the offsets of *before*; for *timeout_s* see `list_offsets`."""
+    """Ask the leaders to delete what lies before the offsets of *before*; for *timeout_s* see
+    `list_offsets`.
+    """
     return admin.delete_records(list(before), request_timeout=max(timeout_s, REQUEST_AT_LEAST_S))

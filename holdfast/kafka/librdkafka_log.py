@@ -8,8 +8,8 @@ from typing import Any
 
 
 class Quiet:
-    """A logger for librdkafka's clients that writes at DEBUG what librdkafka calls an error; we report what it
-    means once.
+    """A logger for librdkafka's clients that writes at DEBUG what librdkafka calls an error; we report what
+    it means once.
     """
 
     def __init__(self, logger: logging.Logger) -> None:

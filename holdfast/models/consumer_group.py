@@ -135,7 +135,7 @@ def next_step(
     >>> step = next_step(current=frozenset([a, b]), target=frozenset([a, c]), owned=None, taken=frozenset(), epoch=1, target_epoch=2)
     >>> step.state.name, step.epoch, sorted(step.revoking) == [b]
     ('UNREVOKED_PARTITIONS', 1, True)
-    """
+    """  # noqa: E501
     assigned, revoking = current & target, current - target
     if revoking and (owned is None or owned & revoking):
         return MemberStep(MemberState.UNREVOKED_PARTITIONS, epoch, assigned, revoking)
@@ -185,8 +185,8 @@ def heartbeat(
 
 
 def time_passes(group: ModernGroup, counts: Mapping[str, int], at_ms: int) -> ModernGroup:
-    """Return the group without those who were silent for a session at *at_ms*, what they held given to the others; the same
-    one where nobody was.
+    """Return the group without those who were silent for a session at *at_ms*, what they held given to the
+    others; the same one where nobody was.
     """
     left = _without_gone(group, at_ms)
     return group if left is group else _refreshed(left, counts)

@@ -68,7 +68,7 @@ def decide(
     >>> batch = Append(producer_id=1, epoch=0, first_sequence=4, last_sequence=4, base_offset=13, last_offset=13)
     >>> decide(ProducerEntry(epoch=0, batches=(one,)), batch).reason
     'got sequence 4, expected 3 after the last one, 2: resend from there'
-    """
+    """  # noqa: E501
     known = _NEW if entry is None else entry
     client = batch.origin is Origin.CLIENT
     open_here = known.txn_first_offset is not None
@@ -126,7 +126,10 @@ def _expected(rule: int, known: ProducerEntry, batch: Append, verification: Veri
         return f"{got} in the new epoch {batch.epoch}, which begins at 0"
     if rule == 9:
         return f"{got}, but epoch {known.epoch} has written nothing here and begins at 0"
-    return f"{got}, expected {advance(known.last_sequence, 1)} after the last one, {known.last_sequence}: resend from there"
+    return (
+        f"{got}, expected {advance(known.last_sequence, 1)} after the last one, {known.last_sequence}: resend"
+        " from there"
+    )
 
 
 def decide_marker(entry: ProducerEntry | None, marker: EndMarker) -> AppendVerdict:

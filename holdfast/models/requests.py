@@ -137,7 +137,8 @@ def decode_request(data: bytes) -> Request:
             )
         case _:
             raise WireError(
-                f"api {key} version {version}; this reads InitProducerId (22) version 0 and Produce (0) version 5",
+                f"api {key} version {version}; this reads InitProducerId (22) version 0 and Produce (0)"
+                " version 5",
                 offset=SIZE_BYTES,
                 reason=WireReason.API,
             )

@@ -91,8 +91,9 @@ def _put(rows: Rows[CoordinatorRow], transactional_id: str, before: Transaction,
     assert before.state in ALLOWED_PREVIOUS[after.state], (
         f"{transactional_id}: no way from {steps[0].name} to {steps[1].name}"
     )
-    # The previous id is that of the state before, so it is the producer's own from the second state on, as in Kafka
-    # (TransactionMetadata.prepareTransitionTo): what is asked with an id of long ago is not asked again, but late.
+    # The previous id is that of the state before, so it is the producer's own from the second state on, as in
+    # Kafka (TransactionMetadata.prepareTransitionTo): what is asked with an id of long ago is not asked
+    # again, but late.
     rows[transaction_key(transactional_id)] = msgspec.structs.replace(
         after, previous_producer_id=before.producer_id
     )
@@ -185,8 +186,9 @@ def _fenced(known: Transaction, at_ms: int) -> Transaction:
     """Return the transaction in a new epoch, to be aborted: through PREPARE_EPOCH_FENCE, which is never
     written.
 
-    The producer may go on from the epoch before, as from an abort of its own (TransactionMetadata.prepareAbortOrCommit
-    under transaction.version 2); not where the new one is the last: from there it needs another id.
+    The producer may go on from the epoch before, as from an abort of its own
+    (TransactionMetadata.prepareAbortOrCommit under transaction.version 2); not where the new one is the last:
+    from there it needs another id.
     """
     assert known.epoch < MAX_EPOCH, f"epoch {known.epoch} cannot be fenced: there is none after it"
     return msgspec.structs.replace(

@@ -29,9 +29,10 @@ _AS_THEY_ARE = (bytes, bytearray, datetime, date, time, UUID, Decimal)
 class Avro(SchemaSerde[T]):
     """Values of type *of* in Avro, as Confluent's serializer writes them.
 
-    The schema is made from the type (a Struct or dataclass, or a union of them), in *namespace* if one is given, or is *schema*: JSON
-    text, or what it means. A record of another schema is read into the type by the names of its fields; fields that are missing
-    have their defaults. With *schema*, records are first read as that schema, by its aliases and defaults.
+    The schema is made from the type (a Struct or dataclass, or a union of them), in *namespace* if one is
+    given, or is *schema*: JSON text, or what it means. A record of another schema is read into the type by
+    the names of its fields; fields that are missing have their defaults. With *schema*, records are first
+    read as that schema, by its aliases and defaults.
 
     ConfigError for a type that Avro cannot hold, or a schema that does not fit the type.
 

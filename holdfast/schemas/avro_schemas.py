@@ -38,11 +38,11 @@ def _parse_named(schema: SchemaText, asked: SchemaRegistry, named: Named, seen: 
 def reading(
     schema: Schema, named: Mapping[str, Any], reader: Schema | None, *, tells_names: bool
 ) -> Callable[[bytes], Any]:
-    """Return what reads payloads written with *schema*, as *reader* where one is given. With *tells_names*, a record of a union of
-    several is a pair of its name and its fields.
+    """Return what reads payloads written with *schema*, as *reader* where one is given. With *tells_names*, a
+    record of a union of several is a pair of its name and its fields.
 
-    fastavro's compiled reader ends the process on nesting without end, so a schema that can nest so is read by its other one. An
-    array of what takes no bytes could have any length: such a schema is refused.
+    fastavro's compiled reader ends the process on nesting without end, so a schema that can nest so is read
+    by its other one. An array of what takes no bytes could have any length: such a schema is refused.
     """
     if _has_endless_array(schema, named):
         raise DecodeError("it has an array of items that take no bytes, which could have any length")
@@ -127,8 +127,8 @@ def why_unlike(
     *,
     by_name: bool = False,
 ) -> str | None:
-    """Return why no value of the schema *written* is one of *read*, None where some may be. Records may have other names,
-    unless they are matched *by_name*.
+    """Return why no value of the schema *written* is one of *read*, None where some may be. Records may have
+    other names, unless they are matched *by_name*.
 
     >>> why_unlike("int", {}, "double", {}), why_unlike(["null", "string"], {}, "string", {})
     (None, None)
@@ -188,7 +188,10 @@ class _Likeness:
             return None
         self._open.add(pair)
         if self._by_name and _short(pair[0]) not in map(_short, (pair[1], *read.get("aliases", ()))):
-            return f"{where and f'{where} '}is a record {_short(pair[0])}, not {_short(pair[1])}: give that an alias"
+            return (
+                f"{where and f'{where} '}is a record {_short(pair[0])}, not {_short(pair[1])}: give that an"
+                " alias"
+            )
         theirs = {each["name"]: each for each in written["fields"]}
         for field in read["fields"]:
             place = f"{where}.{field['name']}" if where else field["name"]

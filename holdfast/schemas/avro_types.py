@@ -21,7 +21,8 @@ _CURE = "give schema=, and a type that takes what it holds"
 def schema_of(of: Any, namespace: str | None = None) -> Any:
     """Return the Avro schema of type *of*, parsed; raises ConfigError for a type that has none of its own.
 
-    A field with a default has that default in the schema, so a schema with one field more can read what was written before.
+    A field with a default has that default in the schema, so a schema with one field more can read what was
+    written before.
 
     >>> class Order(msgspec.Struct):
     ...     customer: str
@@ -165,8 +166,8 @@ def _strings(values: Any, where: str) -> str:
 
 
 def _default(field: inspect.Field, where: str) -> Any:
-    """Return a field's default as the schema has it; ConfigError for one that differs from one process to the next, or is no number of
-    Avro's.
+    """Return a field's default as the schema has it; ConfigError for one that differs from one process to the
+    next, or is no number of Avro's.
     """
     if field.default_factory is msgspec.NODEFAULT:
         return _plain(field.default, where)

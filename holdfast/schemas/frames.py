@@ -1,4 +1,6 @@
-"""Confluent's wire format: a zero byte, the schema's id in four bytes, for Protobuf the path to a message, and the payload. Pure."""
+"""Confluent's wire format: a zero byte, the schema's id in four bytes, for Protobuf the path to a message,
+and the payload. Pure.
+"""
 
 from __future__ import annotations
 
@@ -29,21 +31,22 @@ def split(value: bytes) -> tuple[int, bytes]:
     >>> split(b'{"a": 1}')
     Traceback (most recent call last):
     holdfast.errors.DecodeError: begins with byte 0x7b, not 0x00: it was not written with a schema registry's serializer
-    """
+    """  # noqa: E501
     if len(value) < HEADER_BYTES:
         raise DecodeError(
             f"has {len(value)} bytes, and the header of a schema's id alone takes {HEADER_BYTES}"
         )
     if value[0] != MAGIC:
         raise DecodeError(
-            f"begins with byte 0x{value[0]:02x}, not 0x00: it was not written with a schema registry's serializer"
+            f"begins with byte 0x{value[0]:02x}, not 0x00: it was not written with a schema registry's"
+            " serializer"
         )
     return int.from_bytes(value[1:HEADER_BYTES], "big"), value[HEADER_BYTES:]
 
 
 def path_bytes(path: Sequence[int]) -> bytes:
-    """Return the path to a message type, as Protobuf's payloads begin: its length, then its numbers, as zigzag varints; a single
-    zero for the first type of a file.
+    """Return the path to a message type, as Protobuf's payloads begin: its length, then its numbers, as
+    zigzag varints; a single zero for the first type of a file.
 
     >>> path_bytes((0,)), path_bytes((1, 0))
     (b'\\x00', b'\\x04\\x02\\x00')

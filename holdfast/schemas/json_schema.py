@@ -21,10 +21,12 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 class JsonSchema(SchemaSerde[T]):
-    """Values of type *of* in JSON, each with the id of its JSON Schema, as Confluent's serializer writes them.
+    """Values of type *of* in JSON, each with the id of its JSON Schema, as Confluent's serializer writes
+    them.
 
-    The schema is made from the type, or is *schema*: JSON text, or what it means. A record must be valid by the schema that it was
-    written with (unless *validate* is false) and fit the type; so must what is written.
+    The schema is made from the type, or is *schema*: JSON text, or what it means. A record must be valid by
+    the schema that it was written with (unless *validate* is false) and fit the type; so must what is
+    written.
 
     ConfigError for a type that JSON cannot hold, or what is no schema.
 
@@ -122,7 +124,9 @@ def _given(schema: str | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _collect(schema: SchemaText, asked: SchemaRegistry, named: dict[str, Any]) -> None:
-    """Add the schemas that *schema* names, and those that they name, under the names that they are named by."""
+    """Add the schemas that *schema* names, and those that they name, under the names that they are named
+    by.
+    """
     for name, subject, version in schema.references:
         if name not in named:
             found = asked.version(subject, version).schema

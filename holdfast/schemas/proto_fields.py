@@ -1,6 +1,7 @@
 """Whether a message of one version of a Protobuf file is read exactly by a class of another.
 
-Protobuf finds fields by number, and takes a value of another type for an unknown field, or cuts it, in silence. So a number must keep its type, or widen.
+Protobuf finds fields by number, and takes a value of another type for an unknown field, or cuts it, in
+silence. So a number must keep its type, or widen.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ _WIDER: Mapping[str, frozenset[str]] = {
 }
 """What a type may become, so that every value stays what it was."""
 _MANY = frozenset({"STRING", "BYTES", "MESSAGE"})
-"""Types of which one may become many: each that is there is written, other than numbers, of which a zero is left out."""
+"""Types of which one may become many: each that is there is written, other than numbers, of which a zero is
+left out.
+"""
 
 
 def why_misread(file: Any, reads: Any) -> str | None:
-    """Return why a message of *file*, a FileDescriptorProto, is not read exactly as *reads*, the descriptor of its class; None where it is. What a file
-    imports is not looked into.
+    """Return why a message of *file*, a FileDescriptorProto, is not read exactly as *reads*, the descriptor
+    of its class; None where it is. What a file imports is not looked into.
     """
     written = dict(_messages(f".{file.package}" if file.package else "", file.message_type))
     return _why(written, f".{reads.full_name}", reads, set())
@@ -44,7 +47,10 @@ def _why(written: Mapping[str, Any], name: str, reads: Any, seen: set[tuple[str,
         if read is None:
             continue  # it is kept, unread
         if not _is_exact(field, read):
-            return f"field {field.number} of {name[1:]} is {_told(field)} {field.name} there, and here it is {_told_read(read)} {read.name}"
+            return (
+                f"field {field.number} of {name[1:]} is {_told(field)} {field.name} there, and here it is"
+                f" {_told_read(read)} {read.name}"
+            )
         if read.message_type is not None and (why := _why(written, field.type_name, read.message_type, seen)):
             return why
     return None

@@ -60,7 +60,7 @@ def message_types(text: str) -> MessageTypes:
     >>> types = message_types('package shop; message A { map<string, int32> m = 1; message B {} } message C {}')
     >>> types.at((0, 1)), types.at((1,))
     ('shop.A.B', 'shop.C')
-    """
+    """  # noqa: E501
     from google.protobuf.descriptor_pb2 import FileDescriptorProto
     from google.protobuf.message import DecodeError as ProtobufError
 

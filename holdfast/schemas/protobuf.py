@@ -23,9 +23,10 @@ BUILT_IN = ("google/protobuf/", "google/type/", "confluent/")
 class Protobuf(SchemaSerde[M]):
     """Messages of *of*, a class that protoc has generated, as Confluent's serializer writes them.
 
-    The schema is the class's file. Files that it imports are registered too, each under its own name, as other clients do. A record
-    must hold a message of the same full name; fields that the class lacks are kept, and those that the record lacks have their
-    defaults. A number whose type is another now, and no wider one, is refused: Protobuf would read a default, or a part, in silence.
+    The schema is the class's file. Files that it imports are registered too, each under its own name, as
+    other clients do. A record must hold a message of the same full name; fields that the class lacks are
+    kept, and those that the record lacks have their defaults. A number whose type is another now, and no
+    wider one, is refused: Protobuf would read a default, or a part, in silence.
 
     ConfigError for what is no such class.
     """

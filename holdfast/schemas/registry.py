@@ -1,7 +1,7 @@
 """The schema registry of this process: what is read once and kept, and what goes wrong when it is asked.
 
-A registry that is away, slow or refuses is `Later`: no record is to blame for it. That an id, a subject or a schema is
-not there is an answer.
+A registry that is away, slow or refuses is `Later`: no record is to blame for it. That an id, a subject or a
+schema is not there is an answer.
 """
 
 from __future__ import annotations
@@ -30,17 +30,21 @@ WITNESSES = 3
 PROBE_S = 0.2
 """How long a registry is waited for that was silent last time: whoever asks stands still, and comes again."""
 _NOT_FOUND = (40400, 40401, 40402, 40403)
-"""Error codes for a schema, subject or version that is not there. A 404 with another one is the answer of another server."""
+"""Error codes for a schema, subject or version that is not there. A 404 with another one is the answer of
+another server.
+"""
 _FAILED = 500
-"""What a registry answers that does not know the form of the schemas that it is to compare. Waiting does not help then."""
+"""What a registry answers that does not know the form of the schemas that it is to compare. Waiting does not
+help then.
+"""
 LIMIT_SAID = 300
 """How much of a registry's own words an error tells: some tell the whole schema."""
 
 
 @dataclass(frozen=True, slots=True)
 class SchemaText:
-    """A schema as a registry keeps it: its kind (AVRO, JSON, PROTOBUF), its text, and the schemas that it names,
-    each as name, subject and version.
+    """A schema as a registry keeps it: its kind (AVRO, JSON, PROTOBUF), its text, and the schemas that it
+    names, each as name, subject and version.
     """
 
     kind: str
@@ -65,8 +69,8 @@ class NotRegisteredError(SchemaError):
 class SchemaRegistry:
     """A registry by Confluent's client. Nothing is contacted before the first question.
 
-    What an id, or a version of a subject, means never changes, so each is asked for once. Every question has a deadline, and any
-    number of threads may ask.
+    What an id, or a version of a subject, means never changes, so each is asked for once. Every question has
+    a deadline, and any number of threads may ask.
     """
 
     def __init__(self, settings: SchemaRegistrySettings) -> None:
@@ -90,7 +94,9 @@ class SchemaRegistry:
     # -- what never changes
 
     def schema(self, schema_id: int, form: str | None = None) -> SchemaText:
-        """Return the schema of this id, in a registry's *form* of it if one is named; raises NotRegisteredError for an id that is unknown."""
+        """Return the schema of this id, in a registry's *form* of it if one is named; raises
+        NotRegisteredError for an id that is unknown.
+        """
         if (found := self._by_id.used((schema_id, form))) is not None:
             return found
         if (until_s := self._unknown.get(schema_id)) is not None and system_clock.monotonic_s() < until_s:
@@ -107,8 +113,9 @@ class SchemaRegistry:
         return found
 
     def require_same(self, doubted: int | None = None) -> None:
-        """Raise Later where the registry tells none of the schemas any more that it told first: then it is another one, or has lost them, and no record is to
-        blame for what it says. What it told of the id *doubted* is forgotten then.
+        """Raise Later where the registry tells none of the schemas any more that it told first: then it is
+        another one, or has lost them, and no record is to blame for what it says. What it told of the id
+        *doubted* is forgotten then.
         """
         known = {place: text for place, text in self._witnesses.items() if place[0] != doubted}
         if not known or any(self._tells(*place) == text for place, text in known.items()):
@@ -118,8 +125,9 @@ class SchemaRegistry:
             self._witnesses.pop(place, None)
         ids = ", ".join(str(schema_id) for schema_id, _ in known)
         raise self._later(
-            f"does not tell the schemas any more that it told of ids {ids}: it is another registry than before, or has lost them; see that schema_registry_url leads "
-            "to the one that the records were written with"
+            f"does not tell the schemas any more that it told of ids {ids}: it is another registry than"
+            " before, or has lost them; see that schema_registry_url leads to the one that the records were"
+            " written with"
         )
 
     def _tells(self, schema_id: int, form: str | None) -> SchemaText | None:
@@ -137,7 +145,9 @@ class SchemaRegistry:
         return found
 
     def id_of(self, subject: str, schema: SchemaText) -> int:
-        """Return the id that *schema* was registered with under *subject*; raises NotRegisteredError where it was not."""
+        """Return the id that *schema* was registered with under *subject*; raises NotRegisteredError where it
+        was not.
+        """
         if (found := self._ids.used((subject, schema))) is not None:
             return found
         found = self._ids[subject, schema] = self.registered(subject, schema).schema_id
@@ -162,7 +172,9 @@ class SchemaRegistry:
             return None
 
     def is_compatible(self, subject: str, schema: SchemaText) -> bool:
-        """Tell whether *schema* may follow the newest version of *subject*, as the registry judges; raises SchemaError where it fails to."""
+        """Tell whether *schema* may follow the newest version of *subject*, as the registry judges; raises
+        SchemaError where it fails to.
+        """
         try:
             return bool(self._ask(lambda client: client.test_compatibility(subject, _schema(schema))))
         except NotRegisteredError:
@@ -171,13 +183,16 @@ class SchemaRegistry:
             if getattr(error.__cause__, "http_status_code", 0) != _FAILED:
                 raise
             text = (
-                f"subject {subject}: its registry cannot compare the schema with what it has: {error}. If it says so again, it does not know "
-                "schemas of this form: compare them yourself, and set the subject's compatibility to NONE there"
+                f"subject {subject}: its registry cannot compare the schema with what it has: {error}. If it"
+                " says so again, it does not know schemas of this form: compare them yourself, and set the"
+                " subject's compatibility to NONE there"
             )
             raise SchemaError(text) from error
 
     def register(self, subject: str, schema: SchemaText) -> SchemaVersion:
-        """Register *schema* under *subject*, where it is not yet; raises SchemaError when the registry refuses it."""
+        """Register *schema* under *subject*, where it is not yet; raises SchemaError when the registry
+        refuses it.
+        """
         self._ask(lambda client: client.register_schema(subject, _schema(schema)))
         return self.registered(subject, schema)
 
@@ -197,7 +212,8 @@ class SchemaRegistry:
                 answer.set_exception(error)
             self._is_silent = self._was_silent(answer, system_clock.monotonic_s() - began_s)
 
-        # A server that sends a byte now and then is within every timeout of the client; this thread may wait for it.
+        # A server that sends a byte now and then is within every timeout of the client; this thread may wait
+        # for it.
         self._asking = Thread(target=ask, name="holdfast-schema-registry", daemon=True)
         self._asking.start()
         try:
@@ -211,7 +227,9 @@ class SchemaRegistry:
             raise self._explained(error) from error
 
     def _deadline_s(self) -> float:
-        """Return how long to wait for an answer; raises Later while a silent registry has still not answered the last question."""
+        """Return how long to wait for an answer; raises Later while a silent registry has still not answered
+        the last question.
+        """
         timeout_s = self.settings.schema_registry_timeout_s
         if not self._is_silent:
             return timeout_s
@@ -268,12 +286,18 @@ class SchemaRegistry:
 
 def _client(settings: SchemaRegistrySettings) -> Any:
     if settings.schema_registry_url is None:
-        text = "schema_registry_url is not set, and a serde with a schema reads a registry: set it to http://host:port"
+        text = (
+            "schema_registry_url is not set, and a serde with a schema reads a registry: set it to"
+            " http://host:port"
+        )
         raise Later(text, needs="setting schema_registry_url")
     try:
         from confluent_kafka.schema_registry import SchemaRegistryClient
     except ImportError as error:
-        text = f"the schema registry's client is not installed ({error}): pip install 'holdfast[avro]', or protobuf, or jsonschema"
+        text = (
+            f"the schema registry's client is not installed ({error}): pip install 'holdfast[avro]', or"
+            " protobuf, or jsonschema"
+        )
         raise Later(text, needs="package confluent-kafka[schemaregistry]") from error
     if (requests := logging.getLogger("httpx2")).level == logging.NOTSET:
         requests.setLevel(logging.WARNING)  # it would tell of each request
@@ -328,7 +352,9 @@ def use(settings: SchemaRegistrySettings) -> SchemaRegistry:
 
 
 def current() -> SchemaRegistry:
-    """Return the registry of this process: that of the application, else the one that the environment and `holdfast.toml` name."""
+    """Return the registry of this process: that of the application, else the one that the environment and
+    `holdfast.toml` name.
+    """
     return _current or use(settings_from_environment())
 
 

@@ -1,4 +1,6 @@
-"""What serdes with schemas share: the frame, the reader of each schema's id, the writer's own id, and their pickled form."""
+"""What serdes with schemas share: the frame, the reader of each schema's id, the writer's own id, and their
+pickled form.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,12 @@ Read = Callable[[bytes], Any]
 class SchemaSerde(Generic[T]):
     """Values whose bytes name the schema that they were written with.
 
-    `decode` reads the schema of a record's id, once, from the registry of this process, and `encode` writes with the id that
-    `holdfast topics create` has registered the own schema with. Both raise Later where the registry, or the own schema in it, is
-    not there.
+    `decode` reads the schema of a record's id, once, from the registry of this process, and `encode` writes
+    with the id that `holdfast topics create` has registered the own schema with. Both raise Later where the
+    registry, or the own schema in it, is not there.
 
-    *subject* is that of the own schema, by default the topic's name with -value or -key, as other clients have it; ConfigError for
-    what is no text.
+    *subject* is that of the own schema, by default the topic's name with -value or -key, as other clients
+    have it; ConfigError for what is no text.
     """
 
     name: ClassVar[str]
@@ -40,7 +42,8 @@ class SchemaSerde(Generic[T]):
         self.of, self._tombstones, self._given = of, tombstones, subject
         if subject is not None and (not isinstance(subject, str) or not subject):
             raise ConfigError(
-                f"{self}: subject {subject!r:.100}: give the name that the schema has in the registry, or leave it out"
+                f"{self}: subject {subject!r:.100}: give the name that the schema has in the registry, or"
+                " leave it out"
             )
         self.subject = subject
         self._header: bytes | None = None
@@ -58,21 +61,29 @@ class SchemaSerde(Generic[T]):
         raise NotImplementedError
 
     def reader(self, schema: SchemaText, asked: SchemaRegistry) -> Read:
-        """Return what reads payloads that were written with *schema*; raises DecodeError for a schema that does not fit."""
+        """Return what reads payloads that were written with *schema*; raises DecodeError for a schema that
+        does not fit.
+        """
         raise NotImplementedError
 
     def payload(self, value: T) -> bytes:
-        """Return the bytes of *value*, the same for equal values; raises FoldError for one of another type."""
+        """Return the bytes of *value*, the same for equal values; raises FoldError for one of another
+        type.
+        """
         raise NotImplementedError
 
     def needed(self, asked: SchemaRegistry, *, register: bool) -> SchemaText:
-        """Return the own schema with the versions of those that it names, which are registered first if so asked."""
+        """Return the own schema with the versions of those that it names, which are registered first if so
+        asked.
+        """
         return self.schema
 
     # -- of all
 
     def decode(self, value: bytes | None) -> T:
-        """Return the value in these bytes; raises DecodeError for bytes that are none, Later where the registry does not answer."""
+        """Return the value in these bytes; raises DecodeError for bytes that are none, Later where the
+        registry does not answer.
+        """
         if value is None:
             if self._tombstones:
                 return None  # type: ignore[return-value]  # T has None among its values
@@ -94,8 +105,8 @@ class SchemaSerde(Generic[T]):
         return decoded
 
     def encode(self, value: T) -> bytes | None:
-        """Return the bytes of *value*; raises FoldError when it is not of the declared type at any depth, Later where the own
-        schema is not registered.
+        """Return the bytes of *value*; raises FoldError when it is not of the declared type at any depth,
+        Later where the own schema is not registered.
         """
         if value is None and self._tombstones:
             return None
@@ -107,7 +118,9 @@ class SchemaSerde(Generic[T]):
         return self._header + payload
 
     def for_topic(self, topic: str, part: str) -> Self:
-        """Return this serde for the *part* ("value" or "key") of a topic's records; its subject follows, unless one was given."""
+        """Return this serde for the *part* ("value" or "key") of a topic's records; its subject follows,
+        unless one was given.
+        """
         subject = f"{topic}-{part}" if self._given is None else self._given
         if subject == self.subject:
             return self
@@ -117,7 +130,9 @@ class SchemaSerde(Generic[T]):
         return made
 
     def why_unreadable(self, schema: SchemaText, asked: SchemaRegistry) -> str | None:
-        """Return why values written with *schema* cannot be read, None where they can or where each value decides."""
+        """Return why values written with *schema* cannot be read, None where they can or where each value
+        decides.
+        """
         try:
             self._reading(schema, asked)
         except DecodeError as error:
@@ -131,7 +146,9 @@ class SchemaSerde(Generic[T]):
         self._header = None
 
     def _open(self, schema_id: int) -> Read:
-        """Return the reader of this id, which is kept; one that refuses every record, where the schema does not fit."""
+        """Return the reader of this id, which is kept; one that refuses every record, where the schema does
+        not fit.
+        """
         assert self._registry is not None
         try:
             schema = self._registry.schema(schema_id, self.form)

@@ -29,7 +29,9 @@ class _LastPuts(DictStore):
 
 
 class KitGlobals:
-    """The globals that the processors of a test read, by name; each record piped to their topics moves them at once."""
+    """The globals that the processors of a test read, by name; each record piped to their topics moves them
+    at once.
+    """
 
     def __init__(self, reads: Iterable[Global[Any]], logs: TopicLogs) -> None:
         self._logs = logs

@@ -1,11 +1,12 @@
 """Tests of topologies, run a second time under another hash seed.
 
-Text has another hash in each process, so a fold that calls `hash`, or goes through a set of text in the order it finds,
-gives other rows on the next worker; within one process nobody sees it. Where all tests of a session have passed, those that
-made a `Topology` run again in one more process of pytest, with another PYTHONHASHSEED. A test fails where a fold was given the
-same records in both and made something else of them.
+Text has another hash in each process, so a fold that calls `hash`, or goes through a set of text in the order
+it finds, gives other rows on the next worker; within one process nobody sees it. Where all tests of a session
+have passed, those that made a `Topology` run again in one more process of pytest, with another
+PYTHONHASHSEED. A test fails where a fold was given the same records in both and made something else of them.
 
-Not run again: tests of Hypothesis, whose examples are others each time, and those with a broker of this plugin.
+Not run again: tests of Hypothesis, whose examples are others each time, and those with a broker of this
+plugin.
 """
 
 from __future__ import annotations
@@ -52,7 +53,10 @@ def add_options(group: Any) -> None:
         type=_seeds,
         default=1,
         metavar="N",
-        help="run the tests of topologies again under N other hash seeds, to find folds that depend on it (1; 0 for none)",
+        help=(
+            "run the tests of topologies again under N other hash seeds, to find folds that depend on it (1;"
+            " 0 for none)"
+        ),
     )
     group.addoption(AGAIN, type=Path, metavar="FOLDER", help="this is such a second run, told by FOLDER")
 
@@ -206,8 +210,8 @@ class HashSeeds(TestsRun):
 
 def _parted(name: str, seed: int, found: NotesCompared) -> str:
     return (
-        f"{name}: not compared beyond {found.compared} records, since under PYTHONHASHSEED={seed} the test pipes "
-        "other records, or fails before it pipes them"
+        f"{name}: not compared beyond {found.compared} records, since under PYTHONHASHSEED={seed} the test"
+        " pipes other records, or fails before it pipes them"
     )
 
 
@@ -228,7 +232,8 @@ def other_seeds(count: int, own: str) -> list[int]:
 def run_again(
     config: pytest.Config, folder: Path, names: Sequence[str], seed: int, limit_s: float
 ) -> tuple[dict[str, list[list[NotedStep]]] | None, str]:
-    """Run tests in another process of pytest; return their notes by name, None if there are none, and what it printed.
+    """Run tests in another process of pytest; return their notes by name, None if there are none, and what it
+    printed.
 
     It is called with the options of this one, but leaves its reports, its cache and its folders alone.
     """
@@ -260,7 +265,9 @@ def run_again(
 
 
 def command(config: pytest.Config, folder: Path) -> list[str]:
-    """Return how pytest is called again: as it was, with later options that take back what writes or spreads."""
+    """Return how pytest is called again: as it was, with later options that take back what writes or
+    spreads.
+    """
     given = [str(each) for each in config.invocation_params.args]
     if "--" in given:
         given = given[: given.index("--")]

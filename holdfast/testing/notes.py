@@ -1,4 +1,6 @@
-"""What the folds of a test have made of each record, in a form that another process can hold its own against."""
+"""What the folds of a test have made of each record, in a form that another process can hold its own
+against.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +38,9 @@ _TIMERS = {WAKE: "append", TICK: "tick", EVENT: "event"}
 class NotedStep(msgspec.Struct, frozen=True, array_like=True):
     """What one record or tick has changed in one partition of a processor, or of a global.
 
-    *given* is a digest of all that came to the partition up to it: where two are equal, a fold has to do the same.
-    Rows are in the order of their keys, emits by topic in the order they were sent; of what was refused there is
-    the place and the kind of error, because its text may hold an address.
+    *given* is a digest of all that came to the partition up to it: where two are equal, a fold has to do the
+    same. Rows are in the order of their keys, emits by topic in the order they were sent; of what was refused
+    there is the place and the kind of error, because its text may hold an address.
     """
 
     fold: str
@@ -160,11 +162,11 @@ def _short_text(emit: Emit) -> str:
 
 @dataclass(frozen=True, slots=True)
 class NotesCompared:
-    """What two runs of one test have in common: the first *difference*, None for none, and how many steps were
-    *compared*.
+    """What two runs of one test have in common: the first *difference*, None for none, and how many steps
+    were *compared*.
 
-    *parted* says that some partition was given other records in the second run, from which on nothing tells whether a
-    fold is to blame.
+    *parted* says that some partition was given other records in the second run, from which on nothing tells
+    whether a fold is to blame.
     """
 
     difference: str | None
@@ -173,7 +175,9 @@ class NotesCompared:
 
 
 def compare(one: Sequence[Sequence[NotedStep]], other: Sequence[Sequence[NotedStep]]) -> NotesCompared:
-    """Hold the notes of a test's topologies against those of another run, up to where they were given the same."""
+    """Hold the notes of a test's topologies against those of another run, up to where they were given the
+    same.
+    """
     compared, parted = 0, len(one) != len(other)
     for mine, theirs in zip(one, other, strict=False):
         others = _by_partition(theirs)

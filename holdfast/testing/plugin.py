@@ -1,14 +1,17 @@
 """The pytest plugin of holdfast, found by its entry point: fixtures for tests of processors.
 
-- ``topology``: `topology([totals], partitions=3)` returns a `Topology` and checks it at the end of the test. A test that fails
+- ``topology``: `topology([totals], partitions=3)` returns a `Topology` and checks it at the end of the test.
+  A test that fails
   is told of the records that were refused.
-- ``embedded_kafka``: an `EmbeddedKafka` for the session, without a JDK; `embedded_kafka.create_topic("orders")` makes topics.
-  With ``--embedded-kafka-folder F`` it keeps what it holds in F (below it, one folder for each process of pytest-xdist).
+- ``embedded_kafka``: an `EmbeddedKafka` for the session, without a JDK;
+  `embedded_kafka.create_topic("orders")` makes topics.
+  With ``--embedded-kafka-folder F`` it keeps what it holds in F (below it, one folder for each process of
+  pytest-xdist).
 - ``holdfast_broker`` and ``fresh_topic``: a real broker for the session, and topics of it; see
   `holdfast.dev.fixtures`.
 
-Tests that made a `Topology`, by the fixture or themselves, run again under another hash seed: see `holdfast.testing.hash_seeds`;
-``--fold-hash-seeds 0`` leaves that out.
+Tests that made a `Topology`, by the fixture or themselves, run again under another hash seed: see
+`holdfast.testing.hash_seeds`; ``--fold-hash-seeds 0`` leaves that out.
 
 No Kafka client is imported until a test asks for a broker.
 """

@@ -75,7 +75,9 @@ class PartitionRun(ABC):
         self.outcome, self._restored = FoldOutcome(), FoldOutcome()
         self._folded = self._replayed = 0
         self.held = deque[TopicRecord | int]()
-        """Records, and times of ticks, that are not folded yet: the first of them waits, or stops the partition."""
+        """Records, and times of ticks, that are not folded yet: the first of them waits, or stops the
+        partition.
+        """
         self.cause: Later | StoppedError | None = None
         """Why it does."""
         self._allowed = set[TopicOffset]()
@@ -157,8 +159,8 @@ class PartitionRun(ABC):
 
     def _impure(self, where: str, told: str) -> ImpureFoldError:
         return ImpureFoldError(
-            f"{self.processor.name} partition {self.partition}: {where}: {told}; "
-            "a fold may use its arguments alone: no clock, no randomness, no global, nothing kept from one call to the next"
+            f"{self.processor.name} partition {self.partition}: {where}: {told}; a fold may use its arguments"
+            " alone: no clock, no randomness, no global, nothing kept from one call to the next"
         )
 
     def _rows_told(

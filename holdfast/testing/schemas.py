@@ -1,4 +1,6 @@
-"""The schema registry of a test without one: in memory, and every schema of the topology is registered in it."""
+"""The schema registry of a test without one: in memory, and every schema of the topology is registered in
+it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ IN_MEMORY = SchemaRegistrySettings(schema_registry_url="mock://topology")
 
 
 class KitSchemas:
-    """Has the serdes of *processors* read a registry in memory until `close`, in place of the one of the settings."""
+    """Has the serdes of *processors* read a registry in memory until `close`, in place of the one of the
+    settings.
+    """
 
     def __init__(self, processors: Processors) -> None:
         self._before: SchemaRegistrySettings | None = None

@@ -50,7 +50,8 @@ class RefusedRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitingRecord:
-    """A record that is not folded yet, because what its fold needs is not there (`errors.Later`); None for a tick.
+    """A record that is not folded yet, because what its fold needs is not there (`errors.Later`); None for a
+    tick.
 
     *processor* is the name of the global where it is one of a global's topic.
     """
@@ -68,16 +69,16 @@ class Topology:
     that follows from it: what a fold emits to the source of another processor is folded by that one too.
 
     Every record is folded by a worker that goes on and by one that restarts before it, and the whole log is
-    replayed in transactions of other sizes at the end of the `with` block (or by `check`).
-    ImpureFoldError when the three differ: then the fold uses a clock, randomness or state of its own. All three run in
-    one process, so what depends on its hash seed is not seen there: pytest runs the test in a second process, under
-    another seed, and fails where the two differ (`holdfast.testing.hash_seeds`).
-    What a fold raises Later for is `waiting`, and all that follows it in its partition, until it is folded by `go_on`.
-    Where a processor is declared with `on_error="stop"`, what would be refused is in `stopped` until `skip` has it
+    replayed in transactions of other sizes at the end of the `with` block (or by `check`). ImpureFoldError
+    when the three differ: then the fold uses a clock, randomness or state of its own. All three run in one
+    process, so what depends on its hash seed is not seen there: pytest runs the test in a second process,
+    under another seed, and fails where the two differ (`holdfast.testing.hash_seeds`). What a fold raises
+    Later for is `waiting`, and all that follows it in its partition, until it is folded by `go_on`. Where a
+    processor is declared with `on_error="stop"`, what would be refused is in `stopped` until `skip` has it
     refused.
 
-    An error that leaves the `with` block, such as a failed assertion, gets a note of the records that were refused: a row that
-    is missing is often one whose fold raised.
+    An error that leaves the `with` block, such as a failed assertion, gets a note of the records that were
+    refused: a row that is missing is often one whose fold raised.
 
     ChainError, as when a worker starts, where a processor is of another version than one it depends on.
 
@@ -134,10 +135,10 @@ class Topology:
     ) -> TopicRecord:
         """Append a record to a topic, fold all that follows, and return it with its place.
 
-        To a `Source`, key and value are what its serdes write; to a topic's name they are bytes, text, None, or what is
-        written as JSON. Bytes go as they are to either. *at* is its append time in ms, from
-        which the following records go on; without it the time stands still. Without *partition*, the key
-        chooses as Java clients do; no key means partition 0.
+        To a `Source`, key and value are what its serdes write; to a topic's name they are bytes, text, None,
+        or what is written as JSON. Bytes go as they are to either. *at* is its append time in ms, from which
+        the following records go on; without it the time stands still. Without *partition*, the key chooses as
+        Java clients do; no key means partition 0.
         """
         topic = source.topic if isinstance(source, Source) else source
         if topic not in self._readers:
@@ -169,7 +170,8 @@ class Topology:
             record, steps = pending.popleft(), steps + 1
             if steps > LIMIT_STEPS:
                 raise TopologyError(
-                    f"{first[0]} set off more than {LIMIT_STEPS} records, the last {record}: these processors feed themselves"
+                    f"{first[0]} set off more than {LIMIT_STEPS} records, the last {record}: these processors"
+                    " feed themselves"
                 )
             self._fold_globals(record)
             for processor in self._readers.get(record.topic, ()):
@@ -245,7 +247,9 @@ class Topology:
 
     @property
     def waiting(self) -> list[WaitingRecord]:
-        """Return of each partition that waits the record whose fold raised Later, in the order of names and partitions."""
+        """Return of each partition that waits the record whose fold raised Later, in the order of names and
+        partitions.
+        """
         found = [
             _waiting(name, run.held[0], run.cause)
             for (name, _), run in sorted(self._runs.items())
@@ -281,7 +285,9 @@ class Topology:
             self._fold_all(*self._go_on(self.processors[name], run))
 
     def skip(self, name: str | Processor[Any, Any], partition: int = 0) -> None:
-        """Have a record refused that stops a partition, as `holdfast quarantine skip` does, and fold all that follows."""
+        """Have a record refused that stops a partition, as `holdfast quarantine skip` does, and fold all that
+        follows.
+        """
         for run in self._of(name, partition):
             if not isinstance(run.cause, StoppedError):
                 raise TopologyError(
@@ -316,7 +322,8 @@ class Topology:
         if not any(topic in each.emits for each in self.processors.values()):
             declared = sorted({each for processor in self.processors.values() for each in processor.emits})
             raise TopologyError(
-                f"no processor emits to {topic!r:.200}; emits are {', '.join(declared) or 'none'}{suggest(topic, declared)}"
+                f"no processor emits to {topic!r:.200}; emits are"
+                f" {', '.join(declared) or 'none'}{suggest(topic, declared)}"
             )
         return self._logs.unread(topic)
 
@@ -324,18 +331,20 @@ class Topology:
         """Return (key, value) of what `read` gives, as the stream's serdes read it."""
         if not isinstance(stream, Stream):
             raise TopologyError(
-                f"values({stream!r:.200}): only a Stream says what lies in its topic; use read for a topic's name"
+                f"values({stream!r:.200}): only a Stream says what lies in its topic; use read for a topic's"
+                " name"
             )
         return [(stream.key.decode(each.key), stream.serde.decode(each.value)) for each in self.read(stream)]
 
     def table(
         self, name: str | Processor[Any, Any] | Global[Any], *, partition: int | None = None
     ) -> dict[str, Any]:
-        """Return the rows of a processor by key, in the order of their keys; of one *partition* only, if named.
-        Of a named table, say "processor.table"; a `Global` has the rows of all partitions.
+        """Return the rows of a processor by key, in the order of their keys; of one *partition* only, if
+        named. Of a named table, say "processor.table"; a `Global` has the rows of all partitions.
 
         TopologyError when two partitions have rows of one key (the records' keys did not choose by it), or
-        when `route` leads queries to another partition than the row's, and for a stateless step, which has none.
+        when `route` leads queries to another partition than the row's, and for a stateless step, which has
+        none.
         """
         if isinstance(name, Global):
             if name.name not in self._globals.copies:
@@ -354,8 +363,9 @@ class Topology:
                 self._check_route(run.processor, table, key, run.partition)
                 if (other := homes.setdefault(key, run.partition)) != run.partition:
                     raise TopologyError(
-                        f"{table_name(run.processor, table)} has rows of {key!r:.200} in partitions {other} and {run.partition}: records of one "
-                        "key must come into one partition; pipe them with key=..., or look at one with table(..., partition=...)"
+                        f"{table_name(run.processor, table)} has rows of {key!r:.200} in partitions {other}"
+                        f" and {run.partition}: records of one key must come into one partition; pipe them"
+                        " with key=..., or look at one with table(..., partition=...)"
                     )
                 found[key] = row
         return dict(sorted(found.items(), key=lambda each: each[0].encode()))
@@ -367,25 +377,32 @@ class Topology:
         leads = route(key, self._logs.partitions)
         if leads is not None and leads != partition:
             raise TopologyError(
-                f"{table_name(processor, table)} has the row of {key!r:.200} in partition {partition}, but its route leads queries to {leads}: they "
-                "would not find it; pipe its records with the key that the route expects, or mend the route"
+                f"{table_name(processor, table)} has the row of {key!r:.200} in partition {partition}, but"
+                f" its route leads queries to {leads}: they would not find it; pipe its records with the key"
+                " that the route expects, or mend the route"
             )
 
     def windows(self, name: str | Processor[Any, Any], key: str | None = None) -> list[WindowResult[Any]]:
-        """Return the windows in a table of windows, of one *key* or of all, in the order of their row keys."""
+        """Return the windows in a table of windows, of one *key* or of all, in the order of their row
+        keys.
+        """
         return [*windows_of(self.table(name).items(), key)]
 
     def timers(
         self, name: str | Processor[Any, Any], *, partition: int | None = None, clock: str = "append"
     ) -> dict[str, int]:
-        """Return when each timer of a processor is due by a clock, "append", "event" or "tick", in ms, by key."""
+        """Return when each timer of a processor is due by a clock, "append", "event" or "tick", in ms, by
+        key.
+        """
         if clock not in ("append", "event", "tick"):
             raise TopologyError(f"clock {clock!r:.100}: there are append, event and tick")
         runs = self._of(name, partition)
         return {key: at_ms for run in runs for key, at_ms in run.timers(clock).items()}
 
     def choices(self, name: str | Processor[Any, Any], partition: int) -> list[Choice]:
-        """Return the choices made of a partition: barriers and ticks, in order. None for a processor of one source."""
+        """Return the choices made of a partition: barriers and ticks, in order. None for a processor of one
+        source.
+        """
         return [
             choice
             for run in self._of(name, partition)
@@ -404,7 +421,8 @@ class Topology:
             )
         if table and table not in (tables := self.processors[name].tables):
             raise TopologyError(
-                f"{name} has no table {table!r:.200}; it has {', '.join(tables) or 'none besides its own'}{suggest(table, list(tables))}"
+                f"{name} has no table {table!r:.200}; it has"
+                f" {', '.join(tables) or 'none besides its own'}{suggest(table, list(tables))}"
             )
         return [run for (of, at), run in sorted(self._runs.items()) if of == name and partition in (None, at)]
 
@@ -438,7 +456,9 @@ class Topology:
         self._schemas.close()
 
     def note_refused(self, error: BaseException) -> None:
-        """Add a note to *error* of the records that were refused, once: a row that a failed test misses is often one of theirs."""
+        """Add a note to *error* of the records that were refused, once: a row that a failed test misses is
+        often one of theirs.
+        """
         if self.refused and (note := self._refused_note()) not in getattr(error, "__notes__", ()):
             error.add_note(note)
 

@@ -1,7 +1,8 @@
 """Where a worker's or harvester's spans go, by OpenTelemetry's own environment variables.
 
-`OTEL_TRACES_EXPORTER` names exporters (otlp, console, none), and `OTEL_EXPORTER_OTLP_ENDPOINT` alone means otlp. Sampling, batching, the
-exporter's endpoint, headers and certificates, and the resource are read from the environment by the SDK itself.
+`OTEL_TRACES_EXPORTER` names exporters (otlp, console, none), and `OTEL_EXPORTER_OTLP_ENDPOINT` alone means
+otlp. Sampling, batching, the exporter's endpoint, headers and certificates, and the resource are read from
+the environment by the SDK itself.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def wanted(environment: Mapping[str, str]) -> list[str]:
     ['console', 'otlp_proto_grpc']
     >>> wanted({"OTEL_TRACES_EXPORTER": "none"}), wanted({"OTEL_TRACES_EXPORTER": "otlp", "OTEL_SDK_DISABLED": "true"})
     ([], [])
-    """
+    """  # noqa: E501
     if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return []
     default = "otlp" if any(environment.get(name) for name in ENDPOINTS) else "none"
@@ -57,7 +58,9 @@ def _otlp(environment: Mapping[str, str]) -> str:
 
 
 class Exporting:
-    """The exporters of this process, from `start` to `stop`. *service* is its name in traces, unless the environment gives one."""
+    """The exporters of this process, from `start` to `stop`. *service* is its name in traces, unless the
+    environment gives one.
+    """
 
     def __init__(self, service: str) -> None:
         self._service = service
@@ -66,7 +69,8 @@ class Exporting:
     def start(self) -> None:
         """Send spans where the environment says; ConfigError for an exporter that cannot be had.
 
-        Nothing is imported where it asks for none. A provider that others have set, such as `opentelemetry-instrument`, stays.
+        Nothing is imported where it asks for none. A provider that others have set, such as
+        `opentelemetry-instrument`, stays.
         """
         if not (names := wanted(os.environ)):
             return
@@ -109,7 +113,8 @@ def exporter_named(name: str) -> Any:
     if found is None:
         known = ", ".join(sorted({each.name for each in entry_points(group=GROUP)} | {"otlp", "none"}))
         raise ConfigError(
-            f"OTEL_TRACES_EXPORTER: no exporter {name!r:.100} is installed; there are {known}: {INSTALL}, or its own package"
+            f"OTEL_TRACES_EXPORTER: no exporter {name!r:.100} is installed; there are {known}: {INSTALL}, or"
+            " its own package"
         )
     try:
         return found.load()()

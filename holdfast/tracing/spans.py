@@ -1,8 +1,9 @@
 """Spans of OpenTelemetry for what holdfast does with records and queries that carry a W3C trace context.
 
-holdfast begins no trace. It goes on with those that services begin: what carries no trace context, or one that is not sampled, makes no
-span. Spans are of batches, not of records. So a process that has not imported OpenTelemetry has no trace to go on with, and neither
-imports it here nor pays for it. Workers and harvesters, which have nobody else to set it up, do so by `exporting`.
+holdfast begins no trace. It goes on with those that services begin: what carries no trace context, or one
+that is not sampled, makes no span. Spans are of batches, not of records. So a process that has not imported
+OpenTelemetry has no trace to go on with, and neither imports it here nor pays for it. Workers and harvesters,
+which have nobody else to set it up, do so by `exporting`.
 """
 
 from __future__ import annotations
@@ -55,8 +56,9 @@ def outgoing() -> dict[str, str]:
 def record_headers(
     headers: Iterable[tuple[str, Any]], taken_bytes: int, room_bytes: int = ROOM_BYTES
 ) -> tuple[tuple[str, bytes], ...]:
-    """Return what `outgoing` adds to the *headers* of a record; nothing where they have a traceparent, or where it and the *taken_bytes* of the
-    record need more than *room_bytes*: no record is refused for its trace.
+    """Return what `outgoing` adds to the *headers* of a record; nothing where they have a traceparent, or
+    where it and the *taken_bytes* of the record need more than *room_bytes*: no record is refused for its
+    trace.
     """
     if not (found := outgoing()) or any(name == TRACEPARENT for name, _ in headers):
         return ()
@@ -79,7 +81,8 @@ def sending(name: str, kind: Kind, attributes: Attributes | None = None) -> Abst
 def handling(
     name: str, kind: Kind, carriers: Iterable[Carrier], attributes: Attributes | None = None
 ) -> AbstractContextManager[Any]:
-    """Return a span for what is done with all that *carriers* came with, current within; nothing where no trace is sampled.
+    """Return a span for what is done with all that *carriers* came with, current within; nothing where no
+    trace is sampled.
 
     It is a part of the trace that they all belong to, or else a trace of its own with links to theirs.
     """
@@ -106,7 +109,9 @@ def _within(met: MetTraces, name: str, kind: Kind, attributes: Attributes) -> It
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """A span that is told when it is over: *began_ms* and *ended_ms* are times of the wall clock; *failed* tells why it counts as an error."""
+    """A span that is told when it is over: *began_ms* and *ended_ms* are times of the wall clock; *failed*
+    tells why it counts as an error.
+    """
 
     name: str
     kind: Kind
@@ -137,7 +142,9 @@ def tell(told: Told, met: MetTraces) -> None:
 
 
 class MetTraces:
-    """The sampled traces that were met in headers, each place of a trace once, `LIMIT_LINKS` of them at most."""
+    """The sampled traces that were met in headers, each place of a trace once, `LIMIT_LINKS` of them at
+    most.
+    """
 
     __slots__ = ("_found",)
 
@@ -153,7 +160,9 @@ class MetTraces:
         return self
 
     def meet(self, carrier: Carrier) -> None:
-        """Note the trace context in *carrier*, of each name the first as in `trace_of`, if it is sampled. What is not written as W3C says is left out."""
+        """Note the trace context in *carrier*, of each name the first as in `trace_of`, if it is sampled.
+        What is not written as W3C says is left out.
+        """
         fields: dict[str, bytes] = {}
         for name, value in carrier:
             if (lower := name.lower()) in TRACE_LIMITS and value is not None:

@@ -6,7 +6,9 @@ from aiohttp import ClientResponse
 
 
 async def whole_body(response: ClientResponse, limit_bytes: int) -> bytes:
-    """Return the body of an answer; ValueError for one of more than *limit_bytes*, of which no more is read."""
+    """Return the body of an answer; ValueError for one of more than *limit_bytes*, of which no more is
+    read.
+    """
     pieces, size_bytes = list[bytes](), 0
     async for piece in response.content.iter_any():
         size_bytes += len(piece)

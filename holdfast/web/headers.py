@@ -26,14 +26,15 @@ def is_secret(given: str, secret: bytes | None) -> bool:
 
 
 def names_this_machine(host: str, *own: str) -> bool:
-    """Return whether a Host header names loopback, or one of the names that are this machine's *own*, in lower case.
+    """Return whether a Host header names loopback, or one of the names that are this machine's *own*, in
+    lower case.
 
-    A page of a browser on this machine can reach a loopback port by a name of its own that resolves to 127.0.0.1, and so read the answers.
-    It cannot choose the Host header.
+    A page of a browser on this machine can reach a loopback port by a name of its own that resolves to
+    127.0.0.1, and so read the answers. It cannot choose the Host header.
 
     >>> [names_this_machine(host, "shop-1") for host in ("127.0.0.1:6066", "[::1]", "Shop-1:80", "evil.example", "[", "")]
     [True, True, True, False, False, False]
-    """
+    """  # noqa: E501
     try:
         name = (urlsplit(f"//{host}").hostname or "").lower()
     except ValueError:

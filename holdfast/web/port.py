@@ -49,7 +49,9 @@ Malformed = Callable[[int, str], web.Response]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionLimits:
-    """How many connections the port admits, in all and from one peer; *setting* begins the names of the settings that say so."""
+    """How many connections the port admits, in all and from one peer; *setting* begins the names of the
+    settings that say so.
+    """
 
     connections: int
     per_peer: int
@@ -241,7 +243,9 @@ class WebPort:
         self._door: _Door | None = None
 
     async def open(self, host: str, port: int) -> None:
-        """Listen on every address of *host*; raises OSError, and nothing is left open, when one is not free."""
+        """Listen on every address of *host*; raises OSError, and nothing is left open, when one is not
+        free.
+        """
         await self._runner.setup()
         server = cast(Callable[[], Connection], self._runner.server)
         door = _Door(server, self._limits, self._tls, self._troubles)
@@ -304,7 +308,8 @@ class _Door:
             except OSError as error:
                 self._troubles.note(
                     "accept",
-                    f"cannot accept a connection: {error.strerror}; raise the limit of open files (ulimit -n)",
+                    f"cannot accept a connection: {error.strerror}; raise the limit of open files"
+                    " (ulimit -n)",
                 )
                 await asyncio.sleep(ACCEPT_PAUSE_S)
                 continue

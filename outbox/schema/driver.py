@@ -78,7 +78,8 @@ class DatabaseDriver:
         return max(self.limits.answer_s, float(self._named.get("read_timeout") or 0))
 
     def connect(self, *, autocommit: bool = False, may_make_file: bool = False) -> Any:
-        """Return a new connection of the driver. A SQLite file that is not there is made with *may_make_file*.
+        """Return a new connection of the driver. A SQLite file that is not there is made with
+        *may_make_file*.
 
         OutboxDatabaseError when there is none, ConfigError when the driver does not take what the URL says.
         """
@@ -125,7 +126,7 @@ class DatabaseDriver:
                     return cure
         return said
 
-    # --- what the driver is given ------------------------------------------------------------------------------
+    # --- what the driver is given ---------------------------------------------------------------------------
 
     def _arguments(self) -> dict[str, Any]:
         arguments = {**self._limits(), **self._named}
@@ -157,7 +158,9 @@ class DatabaseDriver:
                 return {"connect_timeout": max(1, round(connect_s)), "read_timeout": s, "write_timeout": s}
 
     def _own_options(self) -> Any:
-        """Return the user's options for PostgreSQL: of the URL, or else of libpq's variable, which ours would hide."""
+        """Return the user's options for PostgreSQL: of the URL, or else of libpq's variable, which ours would
+        hide.
+        """
         return self._named.get("options") or os.environ.get("PGOPTIONS", "")
 
     def _options(self) -> str:
@@ -181,7 +184,7 @@ class DatabaseDriver:
         with contextlib.closing(connection.cursor()) as cursor:
             cursor.execute(f"{limits} /*M!100300 , SESSION idle_transaction_timeout = {idle_s} */")
 
-    # --- what the URL says -------------------------------------------------------------------------------------
+    # --- what the URL says ----------------------------------------------------------------------------------
 
     def _from_url(self) -> tuple[list[Any], dict[str, Any]]:
         try:
@@ -195,7 +198,9 @@ class DatabaseDriver:
         return ConfigError(f"{self.place}: the driver {self.dialect.driver} does not take this URL: {said}")
 
     def _check_parameters(self) -> None:
-        """Raise ConfigError for a parameter that cannot be written in a URL, or that the driver does not have."""
+        """Raise ConfigError for a parameter that cannot be written in a URL, or that the driver does not
+        have.
+        """
         driver, names = self.dialect.driver, list(self.url.query)
         if driver == "pysqlite":
             self._check_sqlite_name(names)
@@ -206,7 +211,8 @@ class DatabaseDriver:
                 )
             if (taken := self._taken()) is not None and name not in taken:
                 raise ConfigError(
-                    f"{self.place}: the driver {driver} has no parameter {name}; it has {', '.join(sorted(taken))}"
+                    f"{self.place}: the driver {driver} has no parameter {name}; it has"
+                    f" {', '.join(sorted(taken))}"
                 )
         if driver != "pysqlite":
             self._check_repeated()
@@ -226,11 +232,13 @@ class DatabaseDriver:
             )
         if is_uri and not file.startswith("file:"):
             raise ConfigError(
-                f"{self.place}: with uri=true the name begins with file:; write sqlite:///file:{file}?uri=true"
+                f"{self.place}: with uri=true the name begins with file:; write"
+                f" sqlite:///file:{file}?uri=true"
             )
         if not is_uri and (ofs := sorted({*names} & {*_SQLITE_URI})):
             raise ConfigError(
-                f"{self.place}: SQLite takes {', '.join(ofs)} only in an address; write sqlite:///file:{file}?uri=true&{ofs[0]}=…"
+                f"{self.place}: SQLite takes {', '.join(ofs)} only in an address; write"
+                f" sqlite:///file:{file}?uri=true&{ofs[0]}=…"
             )
 
     def _taken(self) -> set[str] | None:
@@ -250,10 +258,14 @@ class DatabaseDriver:
 
 _TRUE: Final = ("true", "yes", "on", "y", "t", "1")  # as SQLAlchemy reads it
 _SQLITE_CURES: Final = {
-    "readonly database": "the file can only be read here; give this user the right to write it and its folder, "
-    "where SQLite makes files beside it, and leave mode=ro and immutable out of the URL",
-    "unable to open database file": "the file cannot be opened; check that its folder is there, and that this user may write "
-    "the file and the folder, where SQLite makes files beside it",
+    "readonly database": (
+        "the file can only be read here; give this user the right to write it and its folder, "
+        "where SQLite makes files beside it, and leave mode=ro and immutable out of the URL"
+    ),
+    "unable to open database file": (
+        "the file cannot be opened; check that its folder is there, and that this user may write "
+        "the file and the folder, where SQLite makes files beside it"
+    ),
     "file is not a database": "the file is no SQLite database; check the URL",
     "database is locked": "another program keeps the file locked; end its transaction, and try again",
 }

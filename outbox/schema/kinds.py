@@ -70,7 +70,9 @@ def type_name(type_: Any, dialect: Dialect) -> str:
     except CompileError:
         return "UNKNOWN"
     if isinstance(type_, ENUM | DOMAIN):
-        return f"the {type(type_).__name__.lower()} {name}"  # whose name is anybody's choice: it may be called like a type that is accepted
+        return (  # whose name is anybody's choice: it may be called like a type that is accepted
+            f"the {type(type_).__name__.lower()} {name}"
+        )
     if dialect.name == "postgresql" and type(type_) is String:
         return 'a type that cuts texts, name or "char"'  # both are reflected as a text without a name
     return name.partition(" COLLATE ")[0].partition(" CHARACTER SET ")[0]
@@ -81,7 +83,7 @@ def _parts(name: str) -> tuple[str, int | None]:
 
     >>> _parts("VARCHAR(255)"), _parts("BIGINT UNSIGNED"), _parts("VARCHAR(20)[]"), _parts("TIMESTAMP(6) WITH TIME ZONE")
     (('VARCHAR', 255), ('BIGINT', None), ('VARCHAR[]', 20), ('TIMESTAMP', 6))
-    """
+    """  # noqa: E501
     found = _NAME.match(name.upper())
     if found is None:
         return name, None
@@ -101,7 +103,8 @@ def type_problems(
         name, takes = type_name(there[column], dialect), accepted[kind]
         if name.upper() not in takes and _parts(name)[0] not in takes:
             out.append(
-                f"column {table.fullname}.{column} is {name}; this layout takes {' or '.join(takes)} on {dialect.name}"
+                f"column {table.fullname}.{column} is {name}; this layout takes {' or '.join(takes)} on"
+                f" {dialect.name}"
             )
     return out
 

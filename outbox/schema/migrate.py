@@ -77,8 +77,8 @@ def downgrade(
 ) -> None:
     """Remove what `upgrade` made, and what of it is there.
 
-    OutboxSchemaError while rows wait or are set aside. Tables of goharvest and Debezium stay. Other errors are
-    those of `upgrade`.
+    OutboxSchemaError while rows wait or are set aside. Tables of goharvest and Debezium stay. Other errors
+    are those of `upgrade`.
     """
     chosen, read = layout_named(layout), database_url(url)
     outbox_tables(chosen, table, dialect=read.get_backend_name())
@@ -145,7 +145,8 @@ def _named_lock(connection: Connection, name: str, limit_s: float) -> Iterator[N
     named = {"name": name, "limit": max(1, round(limit_s))}
     if connection.execute(text("SELECT GET_LOCK(:name, :limit)"), named).scalar() != 1:
         raise OutboxDatabaseError(
-            f"another process has been making or removing these tables for {limit_s:.0f} s (lock {name}); try again"
+            f"another process has been making or removing these tables for {limit_s:.0f} s (lock {name}); try"
+            " again"
         )
     connection.commit()  # so that what is read next is what the process before has left
     try:
@@ -197,8 +198,9 @@ def _remove(connection: Connection, layout: Layout, table: str) -> None:
     if version is None and there:
         name, _ = version_table(table)
         raise OutboxSchemaError(
-            f"no table {name} says that these tables are holdfast's: {', '.join(each.fullname for each in there)}; "
-            f"`holdfast outbox init --layout {layout.name} --table {table}` looks at them and makes it, then remove them"
+            f"no table {name} says that these tables are holdfast's:"
+            f" {', '.join(each.fullname for each in there)}; `holdfast outbox init --layout {layout.name}"
+            f" --table {table}` looks at them and makes it, then remove them"
         )
     if not there and not version:
         return
@@ -230,7 +232,8 @@ def _version(connection: Connection, layout: Layout, table: str) -> str | None:
         return None
     if "version_num" not in {each["name"] for each in inspector.get_columns(name, schema=schema)}:
         raise OutboxSchemaError(
-            f"table {name} is no version table of holdfast: it has no column version_num; name another outbox with --table"
+            f"table {name} is no version table of holdfast: it has no column version_num; name another outbox"
+            " with --table"
         )
     said = sorted(
         connection.execute(text(f"SELECT version_num FROM {_quoted_version(connection, table)}")).scalars()
@@ -241,12 +244,14 @@ def _version(connection: Connection, layout: Layout, table: str) -> str | None:
     }
     if unknown := [each for each in said if each not in known]:
         raise OutboxSchemaError(
-            f"table {name} says {', '.join(map(repr, unknown))}, which this release of holdfast does not know (it knows "
-            f"{', '.join(sorted(known))}); a later release made the outbox: install that. Otherwise name another with --table"
+            f"table {name} says {', '.join(map(repr, unknown))}, which this release of holdfast does not know"
+            f" (it knows {', '.join(sorted(known))}); a later release made the outbox: install that."
+            " Otherwise name another with --table"
         )
     if others := [each for each in said if layout.name not in known[each]]:
         raise OutboxSchemaError(
-            f"the outbox {table} has the layout {others[0].rpartition('_')[0]}, not {layout.name}; name that, or another table with --table"
+            f"the outbox {table} has the layout {others[0].rpartition('_')[0]}, not {layout.name}; name that,"
+            " or another table with --table"
         )
     if len(said) > 1:
         raise OutboxSchemaError(
@@ -267,11 +272,12 @@ def _refuse_dropped(connection: Connection, tables: OutboxTables, there: list[Ta
     else:
         return
     raise OutboxSchemaError(
-        f"{gone} was dropped: it was there when {outbox.name}_version was written. Made anew, it would begin at number 1 again, and "
-        f"harvesters take rows with numbers that they have published for published. Restore the table from a backup that has its last "
-        f"number, or make another outbox: `holdfast outbox init --table NEW`, with a new --name of its harvesters. If no row of it was "
-        f"ever published, `holdfast outbox init --remove --layout {tables.layout.name} --table {outbox.fullname}` removes the rest; then "
-        f"make it again"
+        f"{gone} was dropped: it was there when {outbox.name}_version was written. Made anew, it would begin"
+        " at number 1 again, and harvesters take rows with numbers that they have published for published."
+        " Restore the table from a backup that has its last number, or make another outbox: `holdfast outbox"
+        " init --table NEW`, with a new --name of its harvesters. If no row of it was ever published,"
+        f" `holdfast outbox init --remove --layout {tables.layout.name} --table {outbox.fullname}` removes"
+        " the rest; then make it again"
     )
 
 
@@ -287,5 +293,6 @@ def _refuse_shape(connection: Connection, tables: OutboxTables, there: list[Tabl
     added = f"table {outbox.fullname} has no column {ADDED.get(layout.name)}"
     if found := [each for each in problems(connection, tables, only=there) if each != added]:
         raise OutboxSchemaError(
-            f"the outbox {outbox.fullname} cannot have the layout {layout.name}: {'; '.join(found)}. Change the columns, or make another outbox"
+            f"the outbox {outbox.fullname} cannot have the layout {layout.name}: {'; '.join(found)}. Change"
+            " the columns, or make another outbox"
         )

@@ -79,7 +79,10 @@ def _typed(driver: DatabaseDriver, watch: CallWatch) -> Iterator[None]:
     except SQLAlchemyError as error:
         own = error.orig if isinstance(error, DBAPIError) else None
         if watch.has_cut:
-            said = f"no answer within {watch.limit_s:.0f} s; check that the database runs, and whether it is overloaded"
+            said = (
+                f"no answer within {watch.limit_s:.0f} s; check that the database runs, and whether it is"
+                " overloaded"
+            )
         elif driver.dialect.name == "sqlite":
             said = driver.words(own or error)
         else:

@@ -1,7 +1,8 @@
 """The tables of an outbox: the one that services write to, and three beside it that only holdfast uses.
 
 - ``<outbox>``: the rows that wait, in the columns of its layout
-- ``<outbox>_attempts``: of each row that Kafka refused so far, how often, why, and when it is due again; mostly empty
+- ``<outbox>_attempts``: of each row that Kafka refused so far, how often, why, and when it is due again;
+  mostly empty
 - ``<outbox>_quarantine``: rows set aside, whole, in the outbox's own columns, with the reason
 - ``<outbox>_lease``: of each shard the epoch of its leader
 
@@ -90,7 +91,8 @@ def outbox_tables(
 def _check(table: str, dialect: str) -> None:
     if not _NAME.fullmatch(table) or len(table.rpartition(".")[2]) > LIMIT_NAME:
         raise ConfigError(
-            f"outbox table {table!r:.200}: letters, digits and _ (and one schema before a dot), at most {LIMIT_NAME} characters"
+            f"outbox table {table!r:.200}: letters, digits and _ (and one schema before a dot), at most"
+            f" {LIMIT_NAME} characters"
         )
     if dialect not in DIALECTS:
         raise ConfigError(
@@ -154,7 +156,7 @@ def masked(url: str) -> str:
     ('postgres//ada:********@host/shop', 'postgresql://ada:********@host/shop', 'ada:********@host')
     >>> masked("postgresql://host/shop?user=ada&password=PW&x=1"), masked("sqlite:///file.db")
     ('postgresql://host/shop?user=ada&password=********&x=1', 'sqlite:///file.db')
-    """
+    """  # noqa: E501
     head, at, rest = url.rpartition("@")
     if at:
         scheme, slashes, user = head.partition("//")
@@ -181,7 +183,8 @@ def database_url(url: str | URL) -> URL:
     except (ArgumentError, ValueError):
         # Without the error itself, which repeats the URL.
         raise ConfigError(
-            f"{masked(str(url))!r} is not a database URL; write one like postgresql://user:password@host/database"
+            f"{masked(str(url))!r} is not a database URL; write one like"
+            " postgresql://user:password@host/database"
         ) from None
     backend = {"postgres": "postgresql"}.get(read.get_backend_name(), read.get_backend_name())
     if backend not in DIALECTS:
@@ -209,7 +212,8 @@ def shown(url: URL) -> str:
 
 
 def lacks_file(url: URL) -> bool:
-    """Return whether *url* is that of a SQLite database whose file does not exist: to connect would make an empty one.
+    """Return whether *url* is that of a SQLite database whose file does not exist: to connect would make an
+    empty one.
 
     >>> lacks_file(make_url("sqlite:////no/such/folder/shop.db")), lacks_file(make_url("sqlite://"))
     (True, False)
@@ -289,6 +293,7 @@ def check(connection: Connection, tables: OutboxTables) -> None:
     """Return when the tables are as they must be; OutboxSchemaError says what is not."""
     if found := problems(connection, tables):
         raise OutboxSchemaError(
-            f"the outbox {tables.outbox.fullname} is not ready for the layout {tables.layout.name}: {'; '.join(found)}; "
-            f"`holdfast outbox init --layout {tables.layout.name} --table {tables.outbox.fullname}` makes what is missing"
+            f"the outbox {tables.outbox.fullname} is not ready for the layout {tables.layout.name}:"
+            f" {'; '.join(found)}; `holdfast outbox init --layout {tables.layout.name} --table"
+            f" {tables.outbox.fullname}` makes what is missing"
         )

@@ -99,11 +99,11 @@ class OutboxWriter:
     ) -> None:
         """Write one record on *target*, in its transaction; *value* None is a tombstone.
 
-        *headers* keep order and duplicates. *partition* and *timestamp_ms* go to Kafka as they are. *trace* is a W3C traceparent, or the
-        carrier that a tracer filled (traceparent, tracestate, baggage), and becomes headers; without it, that of the current span of
-        OpenTelemetry does, and "" is for none. *event_id* and *event_type* exist in
-        Debezium's layout. Raises OutboxRecordError before anything is sent to the database, OutboxSchemaError
-        where that lacks the table.
+        *headers* keep order and duplicates. *partition* and *timestamp_ms* go to Kafka as they are. *trace*
+        is a W3C traceparent, or the carrier that a tracer filled (traceparent, tracestate, baggage), and
+        becomes headers; without it, that of the current span of OpenTelemetry does, and "" is for none.
+        *event_id* and *event_type* exist in Debezium's layout. Raises OutboxRecordError before anything is
+        sent to the database, OutboxSchemaError where that lacks the table.
         """
         self.write_many(target, (OutboxRecord(topic=topic, key=key, value=value, **more),))
 
@@ -133,7 +133,8 @@ class OutboxWriter:
             if not lacks_table(error):
                 raise
             raise OutboxSchemaError(
-                f"the database has no table {self.table}: run `holdfast outbox init` on it, or name the table that it has (table=...)"
+                f"the database has no table {self.table}: run `holdfast outbox init` on it, or name the table"
+                " that it has (table=...)"
             ) from error
 
     async def write_async(
@@ -154,14 +155,14 @@ class OutboxWriter:
                     await execute(sql, parameters)
         return len(encoded)
 
-    # --- from records to values ----------------------------------------------------------------------------------------------------
+    # --- from records to values -----------------------------------------------------------------------------
 
     def _encoded(self, records: Iterable[OutboxRecord]) -> list[tuple[Any, ...]]:
         encode = self.layout.encode
         named = {"key_encoder": self._key_encoder, "value_encoder": self._value_encoder}
         return [encode(prepared(record, limit_bytes=self._limit_bytes, **named)) for record in records]
 
-    # --- from values to statements ---------------------------------------------------------------------------------------------------
+    # --- from values to statements --------------------------------------------------------------------------
 
     def _calls(
         self, encoded: list[tuple[Any, ...]], kind: str, style: str
@@ -216,7 +217,10 @@ class OutboxWriter:
             return insert
         # In the same statement, so that telling costs no round trip; Postgres sends it at the commit, once a
         # transaction.
-        return f"WITH written AS ({insert} RETURNING 1) SELECT pg_notify('{self._channel}', '') FROM (SELECT count(*) FROM written) AS counted"
+        return (
+            f"WITH written AS ({insert} RETURNING 1) SELECT pg_notify('{self._channel}', '') FROM (SELECT"
+            " count(*) FROM written) AS counted"
+        )
 
     def _values(self, kind: str, style: str, rows: int) -> str:
         table, names = self._names(kind)

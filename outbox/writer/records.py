@@ -77,8 +77,9 @@ def prepared(
     size = _size(made)
     if limit_bytes is not None and size > limit_bytes:
         raise OutboxRecordError(
-            f"a record for {topic} has {size} bytes, and {limit_bytes} is the limit; store the data elsewhere and send where "
-            "it is, or raise limit_bytes together with the topic's max.message.bytes and the harvester's message.max.bytes"
+            f"a record for {topic} has {size} bytes, and {limit_bytes} is the limit; store the data elsewhere"
+            " and send where it is, or raise limit_bytes together with the topic's max.message.bytes and the"
+            " harvester's message.max.bytes"
         )
     if record.trace is None:  # then that which the writing is a part of, if the record has room for it
         room_bytes = ROOM_BYTES if limit_bytes is None else limit_bytes * 9 // 10
@@ -95,7 +96,8 @@ def _bytes(value: Any, encoder: Encoder | None, what: str, topic: str) -> bytes 
         if isinstance(value, str):
             return _utf8(value, f"the {what} for {topic}")
         raise OutboxRecordError(
-            f"the {what} for {topic} is {type(value).__name__}; give bytes or str, or the writer a {what}_encoder"
+            f"the {what} for {topic} is {type(value).__name__}; give bytes or str, or the writer a"
+            f" {what}_encoder"
         )
     try:
         encoded = encoder(value)
@@ -157,7 +159,8 @@ def _trace(trace: str | Mapping[str, str] | None, topic: str) -> list[Header]:
     parent = carrier.get("traceparent")
     if parent is not None and not is_traceparent(_utf8(parent, f"trace for {topic}")):
         raise OutboxRecordError(
-            f"trace for {topic}: {parent!r} is not a W3C traceparent (version-traceid-parentid-flags, lower-case hex)"
+            f"trace for {topic}: {parent!r} is not a W3C traceparent (version-traceid-parentid-flags,"
+            " lower-case hex)"
         )
     return [(name, _utf8(value, f"trace field {name}")) for name, value in carrier.items()]
 

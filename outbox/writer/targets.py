@@ -92,8 +92,9 @@ def _driver_kind(target: Any) -> str:
         if (kind := _DRIVERS.get(base.__module__.partition(".")[0])) is not None:
             return kind
     raise OutboxError(
-        f"the outbox cannot be written on {type(target).__module__}.{type(target).__name__}; give it an SQLAlchemy Session or Connection, "
-        "or a connection or cursor of psycopg, psycopg2, pymysql, mysqlclient or sqlite3"
+        f"the outbox cannot be written on {type(target).__module__}.{type(target).__name__}; give it an"
+        " SQLAlchemy Session or Connection, or a connection or cursor of psycopg, psycopg2, pymysql,"
+        " mysqlclient or sqlite3"
     )
 
 
@@ -101,7 +102,8 @@ def _kind(dialect: Dialect) -> str:
     kind = _KINDS.get(dialect.name)
     if kind is None:
         raise OutboxError(
-            f"the outbox does not know the database {dialect.name}; it knows PostgreSQL, MySQL, MariaDB and SQLite"
+            f"the outbox does not know the database {dialect.name}; it knows PostgreSQL, MySQL, MariaDB and"
+            " SQLite"
         )
     return kind
 
@@ -123,6 +125,6 @@ def refuse_autocommit(connection: Any) -> None:
             alone = False
     if alone:
         raise OutboxError(
-            "this connection is in autocommit mode and in no transaction, so the record would be published whatever becomes of your "
-            "change; begin a transaction first and write both in it"
+            "this connection is in autocommit mode and in no transaction, so the record would be published"
+            " whatever becomes of your change; begin a transaction first and write both in it"
         )

@@ -1,4 +1,6 @@
-"""Writes what a table begins with where that is made outside of its folds: a base, and the position behind it."""
+"""Writes what a table begins with where that is made outside of its folds: a base, and the position behind
+it.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +40,8 @@ def beginning(
 async def write_beginning(
     processor: Processor[Any, Any], settings: Settings, partition: int, found: Beginning
 ) -> None:
-    """Fence earlier writers, and write the beginning of a partition in one transaction, to its changelog and to the topic of bases, which is made
-    where there is none.
+    """Fence earlier writers, and write the beginning of a partition in one transaction, to its changelog and
+    to the topic of bases, which is made where there is none.
     """
     await asyncio.to_thread(_make_topic, processor, settings)
     async with fenced_writer(processor, settings, partition) as writer:

@@ -1,4 +1,6 @@
-"""Begins a table's version with the state that its fold makes of history, so that workers go on with the next record."""
+"""Begins a table's version with the state that its fold makes of history, so that workers go on with the next
+record.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +40,8 @@ from holdfast.pipeline.verify.table import LivePartition, kept_live
 class BootstrapOptions:
     """How to bootstrap. Of *replay*, engine, source, lake, until and spark count.
 
-    *emits* "suppress" sends nothing to topics of others that lies before the position; "send" sends all of it, in the transaction of
-    the state. Internal topics get everything in any case.
+    *emits* "suppress" sends nothing to topics of others that lies before the position; "send" sends all of
+    it, in the transaction of the state. Internal topics get everything in any case.
     """
 
     replay: ReplayOptions = field(default_factory=ReplayOptions)
@@ -50,8 +52,8 @@ class BootstrapOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BootstrappedPartition:
-    """What became of a partition. *applied* is the position of its state (of several sources, how many of their offsets are in it,
-    less one), -1 for none. Of one that was kept only that is told.
+    """What became of a partition. *applied* is the position of its state (of several sources, how many of
+    their offsets are in it, less one), -1 for none. Of one that was kept only that is told.
     """
 
     partition: int
@@ -86,11 +88,13 @@ def bootstrap(
     *,
     told: Callable[[int, BootstrapStep], None] | None = None,
 ) -> Bootstrapped:
-    """Fold the history of *processor* and write each partition's state to its changelog: in one transaction, behind a fence.
+    """Fold the history of *processor* and write each partition's state to its changelog: in one transaction,
+    behind a fence.
 
-    A partition that has a state is left alone, so that a bootstrap that was killed is finished by another one. Producers of the
-    sources may go on. *told* hears of each step on the local engine. Raises ConfigError and GroupError where it must not be done,
-    LostRecordsError where history has holes, and whatever `replay` raises.
+    A partition that has a state is left alone, so that a bootstrap that was killed is finished by another
+    one. Producers of the sources may go on. *told* hears of each step on the local engine. Raises ConfigError
+    and GroupError where it must not be done, LostRecordsError where history has holes, and whatever `replay`
+    raises.
     """
     options = options or BootstrapOptions()
     _check_options(options)
@@ -178,8 +182,8 @@ def _migrate(
 
 
 def require_alone(processor: Processor[Any, Any], settings: Settings, *, sends: bool) -> None:
-    """Raise GroupError while workers run whose partitions the fence would take, or who would emit what this *sends*: those of a version that
-    shares its writers with another one, or is the first.
+    """Raise GroupError while workers run whose partitions the fence would take, or who would emit what this
+    *sends*: those of a version that shares its writers with another one, or is the first.
     """
     if not processor.builds_beside or (sends and processor.hands_over):
         BrokerGroups(settings, timeout_s=settings.request_timeout_s).require_stopped(settings.app)
@@ -188,7 +192,8 @@ def require_alone(processor: Processor[Any, Any], settings: Settings, *, sends: 
 def _check_options(options: BootstrapOptions) -> None:
     if options.replay.allow_holes:
         raise ConfigError(
-            "a bootstrap needs a whole history: of one with holes workers build the table themselves, and note what is missing"
+            "a bootstrap needs a whole history: of one with holes workers build the table themselves, and"
+            " note what is missing"
         )
     if options.replay.out is not None or options.replay.transitions:
         raise ConfigError("a bootstrap writes to the changelog alone: use `holdfast replay` for tables")
@@ -202,8 +207,8 @@ def _require_same_partitions(
         with TopicLog(settings, topic) as log:
             if len(found) != len(partitions := log.partitions()):
                 raise TopicError(
-                    f"{processor.changelog(settings.app)} has {len(found)} partitions, the source {topic} has {len(partitions)}: they must be "
-                    "equal; check with `holdfast topics check`"
+                    f"{processor.changelog(settings.app)} has {len(found)} partitions, the source {topic} has"
+                    f" {len(partitions)}: they must be equal; check with `holdfast topics check`"
                 )
 
 
@@ -225,10 +230,11 @@ def _allowed(skips: Skips) -> frozenset[tuple[str, int, int]]:
 def _upto_earlier(
     processor: Processor[Any, Any], settings: Settings, asked: ReplayOptions, partitions: Iterable[int]
 ) -> ReplayOptions:
-    """Return the options of a replay up to where somebody has emitted: what lies behind that is for the workers to emit.
+    """Return the options of a replay up to where somebody has emitted: what lies behind that is for the
+    workers to emit.
 
-    That is where earlier versions stand. Without any it is this version that has lost its changelog, and the group's offsets tell
-    how far it had come.
+    That is where earlier versions stand. Without any it is this version that has lost its changelog, and the
+    group's offsets tell how far it had come.
     """
     _require_comparable(processor, settings)
     found = earlier_positions(settings, [(processor, each) for each in partitions])
@@ -245,15 +251,19 @@ def _upto_earlier(
 
 
 def _require_comparable(processor: Processor[Any, Any], settings: Settings) -> None:
-    """Raise ConfigError where an earlier version stood in another internal topic: its offsets would be taken for those of this one."""
+    """Raise ConfigError where an earlier version stood in another internal topic: its offsets would be taken
+    for those of this one.
+    """
     counts = Admin(settings).partition_counts()
     versions = versions_on(
         settings.app, processor.name, counts, counts.get(processor.changelog(settings.app), 0)
     )
     if processor.internal and any(version < processor.version for version in versions):
         raise ConfigError(
-            f"processor {processor.name} emits to {', '.join(map(str, processor.emits))} and reads {processor.internal[0]}, an internal topic: its earlier version "
-            "stood in another topic, so nothing tells up to where that is done in this one. Say where to stop (--until), or have all of it sent (--emits send)"
+            f"processor {processor.name} emits to {', '.join(map(str, processor.emits))} and reads"
+            f" {processor.internal[0]}, an internal topic: its earlier version stood in another topic, so"
+            " nothing tells up to where that is done in this one. Say where to stop (--until), or have all"
+            " of it sent (--emits send)"
         )
 
 
@@ -262,9 +272,10 @@ def _upto_committed(processor: Processor[Any, Any], settings: Settings, partitio
     committed = groups.committed(settings.app)
     if processor.on is not None or not any(topic in processor.topics for topic, _ in committed):
         raise ConfigError(
-            f"processor {processor.name} emits to {', '.join(map(str, processor.emits))}, and nothing tells up to where that is done: there is no "
-            f"changelog of an earlier version, and group {settings.app} has no offsets of its source. Say where to stop (--until), or "
-            "have all of it sent (--emits send)"
+            f"processor {processor.name} emits to {', '.join(map(str, processor.emits))}, and nothing tells"
+            " up to where that is done: there is no changelog of an earlier version, and group"
+            f" {settings.app} has no offsets of its source. Say where to stop (--until), or have all of it"
+            " sent (--emits send)"
         )
     topic = processor.topics[0]
     return Until(offsets={at: committed.get((topic, at), 0) - 1 for at in partitions}, at_most=True)

@@ -22,8 +22,9 @@ FENCE_S = 60.0
 async def fenced_writer(
     processor: Processor[Any, Any], settings: Settings, partition: int, *, beside: bool = False
 ) -> AsyncIterator[ChangelogWriter]:
-    """Give the writer of a partition of a table: a worker, or a bootstrap, that runs all the same is refused from here on. With *beside* workers of earlier
-    versions are not, and a worker of this one until it has begun the partition.
+    """Give the writer of a partition of a table: a worker, or a bootstrap, that runs all the same is refused
+    from here on. With *beside* workers of earlier versions are not, and a worker of this one until it has
+    begun the partition.
     """
     app = settings.app
     ids = [] if beside else [processor.transactional_id(app, partition)]
@@ -39,8 +40,8 @@ async def fenced_writer(
         yield writers[-1]
     except FencedError as error:
         raise FencedError(
-            f"a worker, or another command, has taken partition {partition} of {processor.table} meanwhile, and nothing was written to it ({error}): run this again, "
-            "which leaves alone what has a state"
+            f"a worker, or another command, has taken partition {partition} of {processor.table} meanwhile,"
+            f" and nothing was written to it ({error}): run this again, which leaves alone what has a state"
         ) from error
     finally:
         for each in writers:

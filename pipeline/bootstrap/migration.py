@@ -40,7 +40,9 @@ class EarlierVersion:
 
 
 class MigratedPartition(NamedTuple):
-    """What became of a partition, at the position *applied*; of one that was kept, what it would have been."""
+    """What became of a partition, at the position *applied*; of one that was kept, what it would have
+    been.
+    """
 
     partition: int
     outcome: str
@@ -56,7 +58,9 @@ def migrate(
     partitions: Iterable[int],
     told: Callable[[int, BootstrapStep], None] = lambda at, step: None,
 ) -> Iterator[MigratedPartition]:
-    """Migrate *partitions* one after the other; call `check` before: rows of several functions must not meet in one table."""
+    """Migrate *partitions* one after the other; call `check` before: rows of several functions must not meet
+    in one table.
+    """
     for at in partitions:
         outcome, found = begin(processor, settings, at, read_earlier(processor, settings, [at]), told)
         rows = sum(key[:1] in ROW_KINDS for key, _ in found.stored)
@@ -97,7 +101,8 @@ def begin(
 def read_earlier(
     processor: Processor[Any, Any], settings: Settings, partitions: Iterable[int] | None = None
 ) -> EarlierVersion:
-    """Return the highest version that *processor* migrates from, of those that have a changelog; None means all its *partitions*.
+    """Return the highest version that *processor* migrates from, of those that have a changelog; None means
+    all its *partitions*.
 
     ConfigError where it declares none, TopicError where there is none to begin with.
     """
@@ -113,14 +118,15 @@ def read_earlier(
                 live = read_live(before, settings, partitions=partitions)
             except ChangelogError as error:
                 raise MigrationError(
-                    f"processor {processor.name} version {processor.version} migrates from version {version}, whose changelog does not read as one of this "
-                    f"declaration ({error}). If version {version} had other sources, or another time, leave out migrate="
+                    f"processor {processor.name} version {processor.version} migrates from version {version},"
+                    f" whose changelog does not read as one of this declaration ({error}). If version"
+                    f" {version} had other sources, or another time, leave out migrate="
                 ) from error
             return EarlierVersion(version, {each.partition: each for each in live})
     names = ", ".join(map(str, sorted(processor.migrate)))
     raise TopicError(
-        f"processor {processor.name} migrates from version {names}, and application {settings.app} has no changelog of that: "
-        "leave out migrate=, which folds the source from the beginning"
+        f"processor {processor.name} migrates from version {names}, and application {settings.app} has no"
+        " changelog of that: leave out migrate=, which folds the source from the beginning"
     )
 
 

@@ -1,4 +1,6 @@
-"""Migrates a table on Spark: a task for each partition reads what the earlier version has of it, and writes its transaction."""
+"""Migrates a table on Spark: a task for each partition reads what the earlier version has of it, and writes
+its transaction.
+"""
 
 from __future__ import annotations
 

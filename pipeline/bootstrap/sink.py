@@ -1,5 +1,5 @@
-"""Writes what a fold tells of whole partitions to their changelogs: where the results are made, in this process or in
-Spark's tasks.
+"""Writes what a fold tells of whole partitions to their changelogs: where the results are made, in this
+process or in Spark's tasks.
 """
 
 from __future__ import annotations
@@ -37,13 +37,18 @@ from holdfast.tables.changelog import ChangelogPart
 OUTCOME = "outcome"
 """The kind of a result that tells what became of a partition."""
 NEAR_RECORDS = 5_000
-"""Refused records that lie so near are fetched with what is between them: an own reading costs about as much."""
+"""Refused records that lie so near are fetched with what is between them: an own reading costs about as much.
+"""
 _GONE = FetchedRecord(None, None, (), -1)
-"""Of a record that its topic does not have any more: the quarantine notes where it was, and why it was refused."""
+"""Of a record that its topic does not have any more: the quarantine notes where it was, and why it was
+refused.
+"""
 
 
 class BootstrapOutcome(StrEnum):
-    """What became of a partition: it was *written*, it has a state of its own and was *kept*, or there is nothing to write."""
+    """What became of a partition: it was *written*, it has a state of its own and was *kept*, or there is
+    nothing to write.
+    """
 
     WRITTEN = "written"
     KEPT = "kept"
@@ -51,7 +56,9 @@ class BootstrapOutcome(StrEnum):
 
 
 class BootstrapStep(StrEnum):
-    """What has just been done for a partition; a process that is killed after any of them leaves the whole state or none."""
+    """What has just been done for a partition; a process that is killed after any of them leaves the whole
+    state or none.
+    """
 
     FOLDED = "folded"
     FENCED = "fenced"
@@ -66,10 +73,11 @@ def _silent(partition: int, step: BootstrapStep) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangelogSink:
-    """Takes results (schema RESULT), those of a partition in order and its summary last, and yields the summaries, each behind
-    a row of kind OUTCOME. Can be pickled.
+    """Takes results (schema RESULT), those of a partition in order and its summary last, and yields the
+    summaries, each behind a row of kind OUTCOME. Can be pickled.
 
-    *heads* tells where the sources' partitions begin, from which workers are to go on. *told* is called after each step.
+    *heads* tells where the sources' partitions begin, from which workers are to go on. *told* is called after
+    each step.
     """
 
     processor: Processor[Any, Any]
@@ -118,8 +126,9 @@ class ChangelogSink:
             head = self.heads[topic][partition]
             if offset + 1 < head:
                 raise LostRecordsError(
-                    f"{topic} partition {partition} begins at offset {head}, and history ends at {offset}: records in between are "
-                    "lost, and no worker could go on. Land what there is, or read history up to the topic's end"
+                    f"{topic} partition {partition} begins at offset {head}, and history ends at {offset}:"
+                    " records in between are lost, and no worker could go on. Land what there is, or read"
+                    " history up to the topic's end"
                 )
         if self.processor.on_error != "stop":
             return
@@ -253,7 +262,9 @@ def emits_to_others(processor: Processor[Any, Any]) -> bool:
 
 
 def has_state(processor: Processor[Any, Any], settings: Settings, partition: int) -> bool:
-    """Return whether a partition's changelog holds a state, or a base that is empty; ChangelogError for one that is damaged."""
+    """Return whether a partition's changelog holds a state, or a base that is empty; ChangelogError for one
+    that is damaged.
+    """
     with TopicLog(settings, processor.changelog(settings.app)) as log:
         span = log.spans()[partition]
     if span.first == span.end:

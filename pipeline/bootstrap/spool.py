@@ -1,4 +1,6 @@
-"""What a fold has told of one partition, in a temporary file: it is read as often as its transaction is made."""
+"""What a fold has told of one partition, in a temporary file: it is read as often as its transaction is
+made.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ class Spool:
 
     def __init__(self) -> None:
         try:
-            self._file = tempfile.NamedTemporaryFile(prefix="holdfast-bootstrap-")  # noqa: SIM115  closed by close
+            # closed by close
+            self._file = tempfile.NamedTemporaryFile(prefix="holdfast-bootstrap-")  # noqa: SIM115
         except OSError as error:
             raise _failed(error) from error
         self._writer: Any = pa.ipc.new_stream(self._file, RESULT)
@@ -53,7 +56,9 @@ class Spool:
             raise _failed(error) from error
 
     def reader(self, *last: ChangelogPart) -> Callable[[], Iterator[ChangelogPart]]:
-        """Return what gives rows, timers and emits from the beginning, and *last* behind them. Nothing may be added any more."""
+        """Return what gives rows, timers and emits from the beginning, and *last* behind them. Nothing may be
+        added any more.
+        """
         self._end()
         self._file.flush()
 
@@ -90,5 +95,6 @@ class Spool:
 
 def _failed(error: OSError) -> PipelineError:
     return PipelineError(
-        f"a partition's state cannot be kept in a file in {tempfile.gettempdir()}: {error}; give it room, or set TMPDIR to a folder with more"
+        f"a partition's state cannot be kept in a file in {tempfile.gettempdir()}: {error}; give it room, or"
+        " set TMPDIR to a folder with more"
     )

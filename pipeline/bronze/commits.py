@@ -1,5 +1,5 @@
-"""The chain of a bronze table's commits, which leaves no overlap and no hole: read from its history, and refused where
-something else than a landing has changed rows.
+"""The chain of a bronze table's commits, which leaves no overlap and no hole: read from its history, and
+refused where something else than a landing has changed rows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from holdfast.pipeline.bronze.lake import Landed, describe
 
 HISTORY_LIMIT = 1000
 
-# Operations of Delta that change how rows are stored, never which rows there are. FSCK is none of them: it forgets files.
+# Operations of Delta that change how rows are stored, never which rows there are. FSCK is none of them: it
+# forgets files.
 _UPKEEP = frozenset(
     {
         "CREATE TABLE",
@@ -44,8 +45,8 @@ _UPKEEP = frozenset(
 )
 
 _REBUILD = (
-    "records could be doubled or missed. Make sure that no other landing runs, then `holdfast pipeline land --rebuild` "
-    "reads the vector from the rows, and notes what is missing"
+    "records could be doubled or missed. Make sure that no other landing runs, then `holdfast pipeline land"
+    " --rebuild` reads the vector from the rows, and notes what is missing"
 )
 
 
@@ -75,7 +76,8 @@ def landed_in(commit: TableCommit) -> Landed | None:
         return msgspec.json.decode(commit.metadata, type=Landed)
     except msgspec.DecodeError as error:
         raise LakeError(
-            f"version {commit.version}: the landing's metadata is malformed ({error}); check who wrote it, then --rebuild"
+            f"version {commit.version}: the landing's metadata is malformed ({error}); check who wrote it,"
+            " then --rebuild"
         ) from error
 
 
@@ -94,7 +96,9 @@ def is_data_kept(commit: TableCommit) -> bool:
 
 
 class LastLanding(NamedTuple):
-    """The newest landing commit of a table: what it says of itself, its version, and how many rows it wrote."""
+    """The newest landing commit of a table: what it says of itself, its version, and how many rows it
+    wrote.
+    """
 
     landed: Landed
     version: int
@@ -109,8 +113,8 @@ class Chain(NamedTuple):
 
 
 def read_chain(where: str, history: Iterable[TableCommit]) -> Chain:
-    """Return a table's landings as far as *history*, which comes newest first, tells of them. What lies before a rebuilt
-    vector was judged when that was rebuilt.
+    """Return a table's landings as far as *history*, which comes newest first, tells of them. What lies
+    before a rebuilt vector was judged when that was rebuilt.
     """
     oldest, chain = 0, Chain([], [])
     for commit in history:
@@ -144,8 +148,10 @@ def _torn(where: str, later: LastLanding, version: int, landed: Landed) -> LakeF
         first=bounds[0],
         last=bounds[1] - 1,
         version=later.version,
-        told=f"{where}: version {later.version} lands from {describe(start)} on, but version {version} "
-        f"before it ended at {describe(end)}: {_REBUILD}",
+        told=(
+            f"{where}: version {later.version} lands from {describe(start)} on, but version {version} "
+            f"before it ended at {describe(end)}: {_REBUILD}"
+        ),
     )
 
 
@@ -153,8 +159,8 @@ def last_landing(where: str, history: Iterable[TableCommit]) -> LastLanding | No
     """Return the newest landing commit, None for a table nothing was landed in yet. *history* comes newest
     first.
 
-    Refuses a table whose rows something else has changed, since the last landing or between two of them: its vector would
-    not tell what rows there are.
+    Refuses a table whose rows something else has changed, since the last landing or between two of them: its
+    vector would not tell what rows there are.
     """
     chain = sound_chain(where, history)
     return chain[0] if chain else None
@@ -209,7 +215,8 @@ def check_rows(where: str, last: LastLanding | None, counted: Mapping[int, int |
         if not least <= known.get(partition, 0) <= most:
             want = str(least) if least == most else f"{least} to {most}"
             raise LakeError(
-                f"{where} partition {partition} has {known.get(partition, 0)} rows, where {want} were landed: {_REBUILD}"
+                f"{where} partition {partition} has {known.get(partition, 0)} rows, where {want} were landed:"
+                f" {_REBUILD}"
             )
     total, want_total = sum(known.values()), sum(before.values()) + (last.added or 0)
     if landed.added is None and last.added is not None and total != want_total:
@@ -225,10 +232,11 @@ def history_of(table: Any, limit: int = HISTORY_LIMIT) -> Sequence[TableCommit]:
 
 
 def newest_first(table: Any) -> Iterator[TableCommit]:
-    """Yield the commits of a delta-rs table, newest first, from the version that the table is read at; each is read when it is asked for.
+    """Yield the commits of a delta-rs table, newest first, from the version that the table is read at; each
+    is read when it is asked for.
 
-    The commits' own files are read: `DeltaTable.history` begins with those that were made since, and numbers them as if
-    they had not been.
+    The commits' own files are read: `DeltaTable.history` begins with those that were made since, and numbers
+    them as if they had not been.
     """
     filesystem = filesystem_of(str(table.table_uri))
 
@@ -243,8 +251,8 @@ def newest_first(table: Any) -> Iterator[TableCommit]:
 
 
 def history_by(read: Callable[[int], bytes | None], version: int, limit: int) -> Sequence[TableCommit]:
-    """Return the history up to *version*, newest first, from what *read* gives of a commit's own file, until that is None: the log
-    was cleaned up to there.
+    """Return the history up to *version*, newest first, from what *read* gives of a commit's own file, until
+    that is None: the log was cleaned up to there.
     """
     return [*islice(_commits_by(read, version), limit)]
 
@@ -270,7 +278,8 @@ def _commit_in(version: int, content: bytes) -> TableCommit:
 
 def files_in(table: Any) -> pa.Table:
     """Return what the log of a delta-rs table says of each of its files."""
-    # pa.table() would do it too, but imports pandas first, for longer than a landing that finds nothing takes.
+    # pa.table() would do it too, but imports pandas first, for longer than a landing that finds nothing
+    # takes.
     return pa.RecordBatchReader.from_stream(table.get_add_actions(flatten=True)).read_all()
 
 
@@ -303,7 +312,9 @@ def counted_rows(table: Any) -> dict[int, int | None]:
 
 
 def all_told(files: Iterable[tuple[Any, int | None]]) -> dict[int, int | None]:
-    """Return how many rows each partition has, None where one of its *files*, pairs of partition and rows, does not tell."""
+    """Return how many rows each partition has, None where one of its *files*, pairs of partition and rows,
+    does not tell.
+    """
     counts: dict[int, int | None] = {}
     for partition, rows in files:
         before = counts.get(int(partition), 0)

@@ -1,9 +1,10 @@
 """Order-free digests of rows: what a commit says its rows are, whatever file they are moved to later.
 
-The digest of some rows is the XOR of their hashes, so those of two lots make that of both, and taking a row away is
-adding it again. Rows are counted beside it, since a row that is there twice more changes nothing. A row's hash is
-xxHash64, as Spark has it, of its offset and timestamp type, its timestamp in ms, and the CRC-32 of its key, value and headers:
-Spark and this process come to the same. Columns that follow from these, or tell of the landing, are not in it.
+The digest of some rows is the XOR of their hashes, so those of two lots make that of both, and taking a row
+away is adding it again. Rows are counted beside it, since a row that is there twice more changes nothing. A
+row's hash is xxHash64, as Spark has it, of its offset and timestamp type, its timestamp in ms, and the CRC-32
+of its key, value and headers: Spark and this process come to the same. Columns that follow from these, or
+tell of the landing, are not in it.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from holdfast.kafka.fetching.records import Records
 DIGESTED = ["offset", "timestamp_type", "timestamp_ms", "key", "value", "headers"]
 """The columns of which a row's hash is made."""
 SPARK_HASH = (
-    "xxhash64(offset * 4 + timestamp_type + 1, timestamp_ms, coalesce(crc32(key), -1L), coalesce(crc32(value), -1L), "
-    "CASE WHEN headers IS NULL OR size(headers) = 0 THEN -1L ELSE crc32(encode(array_join(transform(headers, "
-    "each -> concat(hex(each.key), '=', coalesce(hex(each.value), '-'))), ','), 'UTF-8')) END)"
+    "xxhash64(offset * 4 + timestamp_type + 1, timestamp_ms, coalesce(crc32(key), -1L),"
+    " coalesce(crc32(value), -1L), CASE WHEN headers IS NULL OR size(headers) = 0 THEN -1L ELSE"
+    " crc32(encode(array_join(transform(headers, each -> concat(hex(each.key), '=', coalesce(hex(each.value),"
+    " '-'))), ','), 'UTF-8')) END)"
 )
 """A row's hash as Spark computes it from the columns of a bronze table."""
 _ABSENT = -1

@@ -22,8 +22,10 @@ class Until:
     """Where to stop: after *offsets* (the last one folded, by partition; the rest goes to its end), or before
     the first record appended later than *at_ms*.
 
-    Of several sources it is after *sources*: by partition the last offset folded of one source, or of some that the table
-    has come to at once. With *at_most*, offsets behind the end of what there is ask for all of it. Whatever was folded before the next record of those is in the state, and a tick later than *at_ms* is not.
+    Of several sources it is after *sources*: by partition the last offset folded of one source, or of some
+    that the table has come to at once. With *at_most*, offsets behind the end of what there is ask for all of
+    it. Whatever was folded before the next record of those is in the state, and a tick later than *at_ms* is
+    not.
     """
 
     offsets: Mapping[int, int] = field(default_factory=dict)
@@ -33,8 +35,8 @@ class Until:
 
 
 def parse_until(text: str, option: str = "--until") -> Until:
-    """Read what `--until` takes, or another *option*: last offsets by partition, or by partition and source, a time with its zone, or ms since
-    the epoch.
+    """Read what `--until` takes, or another *option*: last offsets by partition, or by partition and source,
+    a time with its zone, or ms since the epoch.
 
     >>> parse_until("0:1500,1:20").offsets
     {0: 1500, 1: 20}
@@ -58,8 +60,8 @@ def parse_until(text: str, option: str = "--until") -> Until:
         at = None
     if at is None or at.tzinfo is None:
         raise ConfigError(
-            f"{option} {text!r}: write the last offset of each partition (0:1500,1:20; of several sources 0:orders:17), a time with its zone "
-            "(2024-05-01T12:00:00Z), or ms since the epoch"
+            f"{option} {text!r}: write the last offset of each partition (0:1500,1:20; of several sources"
+            " 0:orders:17), a time with its zone (2024-05-01T12:00:00Z), or ms since the epoch"
         )
     return Until(at_ms=round((at - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds() * 1000))
 
@@ -110,7 +112,8 @@ def check_holes(holes: Sequence[str], *, allow_holes: bool) -> None:
     """Refuse to fold logs with *holes*, unless holes are allowed."""
     if holes and not allow_holes:
         raise LostRecordsError(
-            f"{'; '.join(holes)}. Give a lake that reaches further back (--lake DIR), or fold what is left: --allow-holes"
+            f"{'; '.join(holes)}. Give a lake that reaches further back (--lake DIR), or fold what is left:"
+            " --allow-holes"
         )
 
 
@@ -129,7 +132,8 @@ def cut(spans: Mapping[int, Span], until: Until | None, where: str) -> dict[int,
         last = min(asked, span.end - 1) if until.at_most else asked
         if last >= span.end:
             raise PipelineError(
-                f"{where} partition {partition} ends at offset {span.end}, so it cannot be replayed up to and with {last}"
+                f"{where} partition {partition} ends at offset {span.end}, so it cannot be replayed up to and"
+                f" with {last}"
             )
         out[partition] = Span(first=min(span.first, last + 1), end=last + 1)
     return out
@@ -138,7 +142,9 @@ def cut(spans: Mapping[int, Span], until: Until | None, where: str) -> dict[int,
 def extent_of_topic(
     log: TopicLog, until: Until | None, begin: Mapping[int, int] = MappingProxyType({})
 ) -> Extent:
-    """Return what of a topic to read. What lies before the offsets in *begin*, by partition, is not needed."""
+    """Return what of a topic to read. What lies before the offsets in *begin*, by partition, is not
+    needed.
+    """
     spans = log.spans()
     holes = tuple(
         f"topic {log.topic} partition {partition} begins at offset {span.first}: earlier records were deleted"
@@ -175,8 +181,8 @@ def extent_of_bronze(
     """Return what of a bronze table to read. *first_after* holds the first offset later than `until.at_ms`
     where there is one.
 
-    What other applications than *app* skip is missing where they have landed; *skips* are its own, None: as far as the landings tell. What
-    lies before the offsets in *begin*, by partition, is not needed.
+    What other applications than *app* skip is missing where they have landed; *skips* are its own, None: as
+    far as the landings tell. What lies before the offsets in *begin*, by partition, is not needed.
     """
     landed = landed_of(landed, path)
     spans = {

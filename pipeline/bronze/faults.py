@@ -8,16 +8,16 @@ from typing import Literal
 FaultKind = Literal[
     "stranger", "chain", "missing", "extra", "changed", "twice", "file", "topic", "unreadable"
 ]
-"""stranger: a commit of somebody else changed rows. chain: commits do not follow each other. missing, extra: rows too few or
-too many. changed: as many rows, of which some are others. twice: an offset is there again. file: a file is not what the log says. topic: the
-topic is another. unreadable: the rows cannot be read.
+"""stranger: a commit of somebody else changed rows. chain: commits do not follow each other. missing, extra:
+rows too few or too many. changed: as many rows, of which some are others. twice: an offset is there again.
+file: a file is not what the log says. topic: the topic is another. unreadable: the rows cannot be read.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LakeFault:
-    """One fault: *told* says it in words. *first* and *last* are the offsets between which it lies, both included; *version* is the
-    commit's, where one is to blame; *file* is within the table.
+    """One fault: *told* says it in words. *first* and *last* are the offsets between which it lies, both
+    included; *version* is the commit's, where one is to blame; *file* is within the table.
     """
 
     kind: FaultKind

@@ -51,8 +51,8 @@ class File:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileReader:
-    """Reads files of the table *where* through *filesystem*; a file that is gone, damaged, or does not hold what the
-    table's log says is a LakeError that names it.
+    """Reads files of the table *where* through *filesystem*; a file that is gone, damaged, or does not hold
+    what the table's log says is a LakeError that names it.
     """
 
     where: str
@@ -78,8 +78,8 @@ class FileReader:
                 opened = parquet.ParquetFile(source)
                 if file.rows is not None and opened.metadata.num_rows != file.rows:
                     raise LakeError(
-                        f"{self._place(file)} has {opened.metadata.num_rows} rows, where the table's log says {file.rows}: it was "
-                        "changed by hand; put the file back as it was"
+                        f"{self._place(file)} has {opened.metadata.num_rows} rows, where the table's log says"
+                        f" {file.rows}: it was changed by hand; put the file back as it was"
                     )
                 yield opened
         except FileNotFoundError as error:
@@ -87,11 +87,13 @@ class FileReader:
 
             if self.filesystem.get_file_info("").type == FileType.NotFound:
                 raise LakeError(
-                    f"{self.where}: {os.uname().nodename} does not see this table: executors of a cluster need a lake at the same path as the driver"
+                    f"{self.where}: {os.uname().nodename} does not see this table: executors of a cluster"
+                    " need a lake at the same path as the driver"
                 ) from error
             raise LakeError(
-                f"{self._place(file)} is gone: it was removed by hand, or by a vacuum while it was read. Run again; if it stays so, put the "
-                "file back, or restore the table to a version without it and land again"
+                f"{self._place(file)} is gone: it was removed by hand, or by a vacuum while it was read. Run"
+                " again; if it stays so, put the file back, or restore the table to a version without it and"
+                " land again"
             ) from error
         except (pa.ArrowInvalid, OSError) as error:
             raise LakeError(f"{self._place(file)} cannot be read: {error}") from error
@@ -106,8 +108,8 @@ def _tells_ms(opened: ParquetFile) -> bool:
 
 
 def _all_tell_ms(opened: ParquetFile) -> bool:
-    """Tell whether every row has Kafka's own timestamp: files of older landings have none, and files joined with those
-    have some.
+    """Tell whether every row has Kafka's own timestamp: files of older landings have none, and files joined
+    with those have some.
     """
     if not _tells_ms(opened):
         return False
@@ -138,7 +140,7 @@ def whole_ms(column: pa.Array) -> pa.Array:
 
     >>> [whole_ms(pa.array([1_999], pa.timestamp(unit, "UTC")))[0].as_py() for unit in ("s", "ms", "us", "ns")]
     [1999000, 1999, 1, 0]
-    """
+    """  # noqa: E501
     times, per = _PER_MS[column.type.unit]
     return pa.array(column.cast(pa.int64()).to_numpy(zero_copy_only=False) * times // per, pa.int64())
 
@@ -157,8 +159,8 @@ def filesystem_of(uri: str) -> Any:
 
 
 def _s3() -> Any:
-    """Return Arrow's own client of S3, set up as delta-rs is. That of delta-rs keeps Python's lock while it waits, and two threads that write
-    through it wait for each other for ever.
+    """Return Arrow's own client of S3, set up as delta-rs is. That of delta-rs keeps Python's lock while it
+    waits, and two threads that write through it wait for each other for ever.
     """
     from pyarrow import fs
 

@@ -31,12 +31,15 @@ COLUMNS = {
     "date": "date",
     "leader_epoch": "int",
 }
-"""Columns of a bronze table, one row per record. `timestamp_ms` is Kafka's, as it is (-1 for none); `timestamp` the same in
-microseconds UTC, held between the years 1 and 9999; `date` its day; `timestamp_type` 0 create time, 1 append time;
-`landed_at` when its commit was begun; `leader_epoch` null where the reader is not told.
+"""Columns of a bronze table, one row per record. `timestamp_ms` is Kafka's, as it is (-1 for none);
+`timestamp` the same in microseconds UTC, held between the years 1 and 9999; `date` its day; `timestamp_type`
+0 create time, 1 append time; `landed_at` when its commit was begun; `leader_epoch` null where the reader is
+not told.
 """
 SCHEMA_VERSION = 2
-"""Version 1 ends with `headers`. A table of it gets the others, empty, at its first landing of version 2; its files stay."""
+"""Version 1 ends with `headers`. A table of it gets the others, empty, at its first landing of version 2; its
+files stay.
+"""
 ADDED_COLUMNS = tuple(COLUMNS)[8:]
 
 LEAST_TIME_MS, LAST_TIME_MS = -62_135_596_800_000, 253_402_300_799_999
@@ -63,16 +66,19 @@ def bronze_path(lake: str, topic: str) -> str:
 
 
 class TablePosition(msgspec.Struct, frozen=True):
-    """Where a partition of a table stood: the last offset *applied* of each source, by topic, and how many *choices* it had obeyed."""
+    """Where a partition of a table stood: the last offset *applied* of each source, by topic, and how many
+    *choices* it had obeyed.
+    """
 
     applied: dict[str, int]
     choices: int
 
 
 class Cut(msgspec.Struct, frozen=True, kw_only=True):
-    """How far the sources of a processor had been landed when the choices of their order were read: *sources* are end
-    offsets by topic and partition, *numbers* how many choices of each partition there were. *positions* are those of its table, as read before both: up to there the order
-    is what workers made of it, and behind it may still become another. There are none in landings of an earlier holdfast.
+    """How far the sources of a processor had been landed when the choices of their order were read: *sources*
+    are end offsets by topic and partition, *numbers* how many choices of each partition there were.
+    *positions* are those of its table, as read before both: up to there the order is what workers made of it,
+    and behind it may still become another. There are none in landings of an earlier holdfast.
     """
 
     sources: dict[str, dict[int, int]]
@@ -81,8 +87,8 @@ class Cut(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Expired(msgspec.Struct, frozen=True, kw_only=True):
-    """How many *rows* of a partition were removed for their age so far, the last of them since they were from before *before_ms*, in
-    ms since the epoch.
+    """How many *rows* of a partition were removed for their age so far, the last of them since they were from
+    before *before_ms*, in ms since the epoch.
     """
 
     rows: int
@@ -93,17 +99,20 @@ class Landed(msgspec.Struct, frozen=True, kw_only=True):
     """What a landing commit says of itself. *end* is the whole vector after it; *begins* where each
     partition's rows begin.
 
-    *lost* lists all ranges [from, to) so far that the topic no longer held and that were given up by order. *skipped* are ranges, both
-    ends included, that each application which landed here skips of the topic, since nobody can read them (holdfast/core/engine/fold/skips.py). *left_out*
-    are those whose rows were therefore not written. *cut* is in a table of choices: what of the sources they are the order of.
-    *rows* are those of each partition before this commit and *added* those of it, None where it is not told. *removed* counts what
-    rebuilds found missing of each partition. *columns* is the version of the columns that its rows have.
+    *lost* lists all ranges [from, to) so far that the topic no longer held and that were given up by order.
+    *skipped* are ranges, both ends included, that each application which landed here skips of the topic,
+    since nobody can read them (holdfast/core/engine/fold/skips.py). *left_out* are those whose rows were
+    therefore not written. *cut* is in a table of choices: what of the sources they are the order of. *rows*
+    are those of each partition before this commit and *added* those of it, None where it is not told.
+    *removed* counts what rebuilds found missing of each partition. *columns* is the version of the columns
+    that its rows have.
 
-    *digests* are of the rows of each partition before this commit, from the offset in *digested_from* on (its beginning, where none is there), and
-    *added_digests* of the rows of it (holdfast/pipeline/bronze/digests.py); None in commits of a holdfast before that.
+    *digests* are of the rows of each partition before this commit, from the offset in *digested_from* on (its
+    beginning, where none is there), and *added_digests* of the rows of it
+    (holdfast/pipeline/bronze/digests.py); None in commits of a holdfast before that.
 
-    An expiry is a link of the chain too: *expires* is true, it adds no rows, and its *begins*, *rows* and *digests* are those of what is left. *expired* tells
-    of all that expired so far, by partition.
+    An expiry is a link of the chain too: *expires* is true, it adds no rows, and its *begins*, *rows* and
+    *digests* are those of what is left. *expired* tells of all that expired so far, by partition.
     """
 
     topic: str
@@ -146,8 +155,8 @@ def check_identity(where: str, landed: Landed, topic: str, topic_id: str) -> Non
         )
     if landed.topic_id != topic_id:
         raise LakeError(
-            f"{where}: topic {topic} was deleted and made again (its id was {landed.topic_id}, is {topic_id}), "
-            "so its offsets mean other records; land it in another lake"
+            f"{where}: topic {topic} was deleted and made again (its id was {landed.topic_id}, is"
+            f" {topic_id}), so its offsets mean other records; land it in another lake"
         )
 
 

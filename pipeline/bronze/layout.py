@@ -1,5 +1,5 @@
-"""How many rows a bronze table should have between which offsets, by its commits, and how many it has, by its files' own
-counts: told from the log alone, so that it costs next to nothing before each replay.
+"""How many rows a bronze table should have between which offsets, by its commits, and how many it has, by its
+files' own counts: told from the log alone, so that it costs next to nothing before each replay.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from holdfast.pipeline.bronze.lake import Landed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """Offsets [first, end) of a partition that were landed together: how many rows there are and their digest, None where it is not
-    told. *digest_first* is from where on the digest counts.
+    """Offsets [first, end) of a partition that were landed together: how many rows there are and their
+    digest, None where it is not told. *digest_first* is from where on the digest counts.
     """
 
     first: int
@@ -32,8 +32,8 @@ class Segment:
 def segments(chain: Sequence[LastLanding], partition: int) -> list[Segment]:
     """Return what a partition's commits say it holds, in the order of offsets; *chain* comes newest first.
 
-    What the newest commit says of all is the sum: what older commits that are still known do not account for was landed before
-    them, in one segment.
+    What the newest commit says of all is the sum: what older commits that are still known do not account for
+    was landed before them, in one segment.
     """
     landed = chain[0].landed
     begin = landed.begins.get(partition, 0)
@@ -100,7 +100,10 @@ def _strays(table: str, partition: int, files: Sequence[File], landed: Landed) -
             first=file.first,
             last=file.last,
             file=file.path,
-            told=f"{table} partition {partition}: file {file.path} has offsets {file.first} to {file.last}, but only {begin} to {end - 1} were landed",
+            told=(
+                f"{table} partition {partition}: file {file.path} has offsets {file.first} to {file.last},"
+                f" but only {begin} to {end - 1} were landed"
+            ),
         )
 
 
@@ -128,7 +131,10 @@ def _counts(
             partition=partition,
             first=first,
             last=end - 1,
-            told=f"{table} partition {partition} has {have} rows, where {wanted} were landed, at offsets {first} to {end - 1}"
+            told=(
+                f"{table} partition {partition} has {have} rows, where {wanted} were landed, at offsets"
+                f" {first} to {end - 1}"
+            )
             + _overlapping(inside),
         )
 

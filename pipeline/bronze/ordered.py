@@ -1,7 +1,8 @@
 """Rows of a bronze table's partition in the order of their offsets, in memory for a few thousand of them.
 
-Landings write files in order. OPTIMIZE joins them in any order: files whose offsets overlap, or that are not in order
-themselves, are passed through a temporary file, cut into stretches of offsets, and read back a stretch at a time.
+Landings write files in order. OPTIMIZE joins them in any order: files whose offsets overlap, or that are not
+in order themselves, are passed through a temporary file, cut into stretches of offsets, and read back a
+stretch at a time.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ ReadRows = Callable[[File], Iterator[pa.RecordBatch]]
 
 
 def in_order(reader: FileReader, files: Sequence[File], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of *files*, which are sorted by their first offset, by ascending offset; "offset" must be one of
-    *columns*.
+    """Yield the rows of *files*, which are sorted by their first offset, by ascending offset; "offset" must
+    be one of *columns*.
 
     RepeatedOffsetError where an offset is there twice, which names the files.
     """
@@ -89,8 +90,8 @@ def _put_in_order(
 def _spill(
     reader: FileReader, files: Sequence[File], columns: Sequence[str], to: IO[bytes], width: int
 ) -> dict[int, list[tuple[int, int]]]:
-    """Write the rows of *files* in pieces that each belong to one stretch of *width* offsets; return, by stretch, the
-    numbers of the pieces and of the files that they are from.
+    """Write the rows of *files* in pieces that each belong to one stretch of *width* offsets; return, by
+    stretch, the numbers of the pieces and of the files that they are from.
 
     Offsets are there once each, so a stretch has at most *width* rows: as many as are read at once.
     """
@@ -107,8 +108,8 @@ def _spill(
                     pieces += 1
     except OSError as error:
         raise LakeError(
-            f"{reader.where}: its rows cannot be put in order in {tempfile.gettempdir()}: {error}; give it room, set TMPDIR to a folder "
-            "with more, or use --engine spark"
+            f"{reader.where}: its rows cannot be put in order in {tempfile.gettempdir()}: {error}; give it"
+            " room, set TMPDIR to a folder with more, or use --engine spark"
         ) from error
     finally:
         if sink is not None:
@@ -141,6 +142,6 @@ def _doubled(
         if offset in chunk.to_pylist()
     )
     return RepeatedOffsetError(
-        f"{reader.where}: offset {offset} is there twice, in {' and '.join(named)}; remove one of them (Delta's history shows which commit "
-        "brought it), then `holdfast pipeline land --rebuild`"
+        f"{reader.where}: offset {offset} is there twice, in {' and '.join(named)}; remove one of them"
+        " (Delta's history shows which commit brought it), then `holdfast pipeline land --rebuild`"
     )

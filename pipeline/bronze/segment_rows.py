@@ -44,7 +44,9 @@ class SegmentRows:
 
 
 def rows_of_segments(reader: FileReader, files: Sequence[File], told: Sequence[Segment]) -> list[SegmentRows]:
-    """Read the rows of *files* and return what those of each segment come to; rows behind the last segment are left out."""
+    """Read the rows of *files* and return what those of each segment come to; rows behind the last segment
+    are left out.
+    """
     found = [SegmentRows(reached=each.first) for each in told]
     ends = [each.end for each in told]
     for rows in in_order(reader, files, DIGESTED):

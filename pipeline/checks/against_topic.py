@@ -1,4 +1,6 @@
-"""A bronze table against what its topic still holds: record by record, so that a fault's offset is known exactly."""
+"""A bronze table against what its topic still holds: record by record, so that a fault's offset is known
+exactly.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,9 @@ def differences(
     files: Sequence[File],
     span: Span,
 ) -> Iterator[LakeFault]:
-    """Yield where the rows of *files* in *span*, which *reader* reads, are not the records that a topic holds of it, by ascending offset."""
+    """Yield where the rows of *files* in *span*, which *reader* reads, are not the records that a topic holds
+    of it, by ascending offset.
+    """
     live = ((np.asarray(records.offsets), hashes_of(records)) for records, _ in held)
     rows = iter(()) if reader is None else _rows(reader, files, span)
     yield from _compared(table, partition, live, rows)

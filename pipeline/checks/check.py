@@ -1,4 +1,6 @@
-"""Checking a bronze table: cheap from its log and the list of its files, deep from its rows, and against its topic."""
+"""Checking a bronze table: cheap from its log and the list of its files, deep from its rows, and against its
+topic.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +30,9 @@ from holdfast.pipeline.checks.deep import deep_faults
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LakeVerdict:
-    """What is wrong with one bronze table. *rows* is how many its files have, by their own counts, *commits* how many landings its
-    history still tells of; *undigested* says up to which offset of each partition no digest was landed, so that a deep check proves
-    only the count there.
+    """What is wrong with one bronze table. *rows* is how many its files have, by their own counts, *commits*
+    how many landings its history still tells of; *undigested* says up to which offset of each partition no
+    digest was landed, so that a deep check proves only the count there.
     """
 
     topic: str
@@ -55,10 +57,11 @@ class LakeVerdict:
 def check_table(
     settings: Settings, topic: str, lake: str, *, deep: bool = False, against_topic: bool = False
 ) -> LakeVerdict:
-    """Check the table of *topic* and return all that is wrong with it; *deep* reads all rows, *against_topic* compares with what
-    the topic still holds.
+    """Check the table of *topic* and return all that is wrong with it; *deep* reads all rows, *against_topic*
+    compares with what the topic still holds.
 
-    Raises LakeError where there is no table, or one that only Spark reads; TopicError and BrokerError for the topic's side.
+    Raises LakeError where there is no table, or one that only Spark reads; TopicError and BrokerError for the
+    topic's side.
     """
     path = bronze_path(lake, topic)
     table = open_table(path)
@@ -109,7 +112,9 @@ def _cheap_faults(
 
 
 def _file_faults(path: str, uri: str, files: Mapping[int, Sequence[File]]) -> Iterator[LakeFault]:
-    """Yield files that are gone, or of another size than the log says: their folders are listed, and none is opened."""
+    """Yield files that are gone, or of another size than the log says: their folders are listed, and none is
+    opened.
+    """
     from pyarrow import fs
 
     filesystem = filesystem_of(uri)
@@ -137,7 +142,10 @@ def _file_faults(path: str, uri: str, files: Mapping[int, Sequence[File]]) -> It
                 first=file.first,
                 last=file.last,
                 file=file.path,
-                told=f"{path} partition {partition} offsets {file.first} to {file.last}: file {file.path} {said}",
+                told=(
+                    f"{path} partition {partition} offsets {file.first} to {file.last}: file {file.path}"
+                    f" {said}"
+                ),
             )
 
 

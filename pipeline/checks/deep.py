@@ -38,7 +38,10 @@ def _judged(
         told += _gaps(segment, found) if fewer else ""
     elif segment.digest is not None and found.digest != segment.digest:
         fewer = None
-        told = f"{place} have as many rows as were landed, but not the same: their digest is {found.digest:016x}, where {segment.digest:016x} was landed"
+        told = (
+            f"{place} have as many rows as were landed, but not the same: their digest is"
+            f" {found.digest:016x}, where {segment.digest:016x} was landed"
+        )
     else:
         return
     inside = [
@@ -60,7 +63,9 @@ def _judged(
 
 
 def _gaps(segment: Segment, found: SegmentRows) -> str:
-    """Say which offsets have no row: those that are missing, and those that had none when they were landed."""
+    """Say which offsets have no row: those that are missing, and those that had none when they were
+    landed.
+    """
     assert segment.rows is not None
     before = segment.end - segment.first - segment.rows
     ranges = ", ".join(str(a) if a == b else f"{a} to {b}" for a, b in found.gaps)

@@ -1,4 +1,6 @@
-"""Two versions of a fold over one history, in one pass: which keys they keep other rows of, since which record, and in which fields."""
+"""Two versions of a fold over one history, in one pass: which keys they keep other rows of, since which
+record, and in which fields.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +36,10 @@ LIMIT_KEYS = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartedKey:
-    """A key whose rows differ, or did for a while (*apart* False). They first did at *offset* of *topic*, the record of *at_ms* (ms since the
-    epoch); of a tick *topic* is None, and *offset* the number of its choice. *mine* and *theirs* are the last rows, as JSON, None for no row; *fields* are those that differ, at the top level.
+    """A key whose rows differ, or did for a while (*apart* False). They first did at *offset* of *topic*, the
+    record of *at_ms* (ms since the epoch); of a tick *topic* is None, and *offset* the number of its choice.
+    *mine* and *theirs* are the last rows, as JSON, None for no row; *fields* are those that differ, at the
+    top level.
     """
 
     partition: int
@@ -52,8 +56,9 @@ class PartedKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedPartition:
-    """What the two made of a partition. *equal* is by digest, of rows and timers as stored; *apart* counts keys whose rows differ at the end,
-    *met_again* those that only did in between. The first of all did at *first_offset* of *first_topic*.
+    """What the two made of a partition. *equal* is by digest, of rows and timers as stored; *apart* counts
+    keys whose rows differ at the end, *met_again* those that only did in between. The first of all did at
+    *first_offset* of *first_topic*.
     """
 
     partition: int
@@ -71,8 +76,8 @@ class ComparedPartition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Where two versions of a processor part. *keys* are at most so many of a partition as were asked for, those that differ at the end first; *fields* counts, by field, all
-    keys that differ in it at the end.
+    """Where two versions of a processor part. *keys* are at most so many of a partition as were asked for,
+    those that differ at the end first; *fields* counts, by field, all keys that differ in it at the end.
     """
 
     processor: str
@@ -116,10 +121,11 @@ def compare(
 ) -> Comparison:
     """Fold *processor* and *other* over one history, each record once, and return where their rows differ.
 
-    Rows are compared as JSON, field by field, so the types of the rows may differ. Both are folded from the beginning, of several sources in the order that the choices of
-    *processor* tell. While a partition is folded, about *memory_bytes* of each state and of what differs are in memory, and all of it in temporary files where there is
-    more. At most *limit_keys* keys of each partition are told; all are counted. Raises ConfigError for processors that do not fold the same sources and globals, and what
-    `replay` does.
+    Rows are compared as JSON, field by field, so the types of the rows may differ. Both are folded from the
+    beginning, of several sources in the order that the choices of *processor* tell. While a partition is
+    folded, about *memory_bytes* of each state and of what differs are in memory, and all of it in temporary
+    files where there is more. At most *limit_keys* keys of each partition are told; all are counted. Raises
+    ConfigError for processors that do not fold the same sources and globals, and what `replay` does.
     """
     _check(processor, other)
     options = options or ReplayOptions()
@@ -157,7 +163,8 @@ def _check(processor: Processor[Any, Any], other: Processor[Any, Any]) -> None:
     if (processor.on is None) != (other.on is None) or processor.signature != other.signature:
         one, two = (_told(each) for each in (processor, other))
         raise ConfigError(
-            f"processor {processor.name} folds {one}, and {other.name} folds {two}: there is no one history to compare them over"
+            f"processor {processor.name} folds {one}, and {other.name} folds {two}: there is no one history"
+            " to compare them over"
         )
 
 

@@ -1,4 +1,6 @@
-"""A comparison as one HTML page, which needs nothing else: when keys parted, in which fields, and which they are."""
+"""A comparison as one HTML page, which needs nothing else: when keys parted, in which fields, and which they
+are.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,10 @@ def _summary(found: Comparison) -> str:
     if other:
         said += f" Partitions {', '.join(map(str, other))} differ in timers or stored bytes alone."
     holes = "".join(f"<p class=warn>{escape(each)}</p>" for each in found.holes)
-    return f"<p>{said} {found.records} records were folded by both in one pass, on {escape(found.engine)}.</p>{holes}"
+    return (
+        f"<p>{said} {found.records} records were folded by both in one pass, on"
+        f" {escape(found.engine)}.</p>{holes}"
+    )
 
 
 def _plots(found: Comparison) -> str:

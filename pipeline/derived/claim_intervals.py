@@ -36,8 +36,9 @@ class OpenInterval(msgspec.Struct, frozen=True, array_like=True):
 class ClaimInterval(msgspec.Struct, frozen=True):
     """A time in which one owner held a claim, by the guarded view.
 
-    From *held_from* on and before *held_until*; of one that has not ended (*ended_by* None) that is where it ends if nothing more is heard, and None while a
-    reset holds it. *offset_from* and *offset_to* are the claim's offset then, *began_at* and *ended_at* the offsets of the frames that tell it.
+    From *held_from* on and before *held_until*; of one that has not ended (*ended_by* None) that is where it
+    ends if nothing more is heard, and None while a reset holds it. *offset_from* and *offset_to* are the
+    claim's offset then, *began_at* and *ended_at* the offsets of the frames that tell it.
     """
 
     group_id: str

@@ -1,4 +1,6 @@
-"""The coordination topic, frame by frame: what the guarded view made of each, for the tables that tell of claims."""
+"""The coordination topic, frame by frame: what the guarded view made of each, for the tables that tell of
+claims.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ class ClaimStep(NamedTuple):
 
 
 def step(rows: Rows[Any], event: NumberedFrame, at_ms: int, stale_after_s: int) -> ClaimStep | None:
-    """Fold a frame into the guarded view; return what became of its claim, None where it has none or the frame is a pause."""
+    """Fold a frame into the guarded view; return what became of its claim, None where it has none or the
+    frame is a pause.
+    """
     frame, offset = event
     if isinstance(frame, ReleaseGroup):
         fold_guarded(rows, frame, at_ms, stale_after_s)

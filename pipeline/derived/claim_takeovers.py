@@ -40,10 +40,12 @@ class PendingTakeover(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ClaimTakeover(msgspec.Struct, frozen=True):
-    """A claim that went from one owner to the next. *duration_s* lies between *last_sign* of the former owner (its last heartbeat, or its release) and *taken*.
+    """A claim that went from one owner to the next. *duration_s* lies between *last_sign* of the former owner
+    (its last heartbeat, or its release) and *taken*.
 
-    *offset_before* is where the former owner stood, *announced_offset* the end of a batch that it had announced and not committed; *offset_after* is the first
-    offset that the new owner told, None while or where it told none, and *offset_gap* the difference. *taken_at* is the offset of the frame.
+    *offset_before* is where the former owner stood, *announced_offset* the end of a batch that it had
+    announced and not committed; *offset_after* is the first offset that the new owner told, None while or
+    where it told none, and *offset_gap* the difference. *taken_at* is the offset of the frame.
     """
 
     group_id: str
@@ -66,7 +68,9 @@ class ClaimTakeover(msgspec.Struct, frozen=True):
 
 
 def fold_takeovers(rows: Rows[Any], event: NumberedFrame, at_ms: int, stale_after_s: int) -> Emits:
-    """Fold a frame into the guarded view; tell the takeover that it completes, and note the one that it begins."""
+    """Fold a frame into the guarded view; tell the takeover that it completes, and note the one that it
+    begins.
+    """
     found = step(rows, event, at_ms, stale_after_s)
     if found is None:
         return None

@@ -1,4 +1,6 @@
-"""Bringing derived tables up to what was landed: the folds of `holdfast pipeline fold`, each with its own table beside the state."""
+"""Bringing derived tables up to what was landed: the folds of `holdfast pipeline fold`, each with its own
+table beside the state.
+"""
 
 from __future__ import annotations
 
@@ -52,8 +54,8 @@ TABLES: Mapping[str, Callable[[Settings, Sequence[str]], Sequence[AnyTable]]] = 
     ANOMALIES: _anomalies,
     QUARANTINE: lambda settings, topics: [quarantine_events(settings)],
 }
-"""The tables that can be derived, by name: one, or one for each topic. They are made of the settings, and those of lag of topics that are named; a table comes
-behind those that it is joined of.
+"""The tables that can be derived, by name: one, or one for each topic. They are made of the settings, and
+those of lag of topics that are named; a table comes behind those that it is joined of.
 """
 _NAMED_BY = {
     ENDS: "name them: --topics orders,payments",
@@ -64,7 +66,8 @@ _NAMED_BY = {
 
 
 def derived_folder(lake: str, path: str) -> str:
-    """Return where a derived table lies, with the state that it goes on from; *path* is its `DerivedTable.path`.
+    """Return where a derived table lies, with the state that it goes on from; *path* is its
+    `DerivedTable.path`.
 
     >>> derived_folder("/lake/", "claims.intervals")
     '/lake/derived/claims.intervals'
@@ -95,7 +98,8 @@ def tables_named(name: str, settings: Settings, topics: Sequence[str] = ()) -> S
 def tables_to_derive(
     names: Sequence[str], lake: str, settings: Settings, topics: Sequence[str] = ()
 ) -> list[AnyTable]:
-    """Return the tables of *names*, without any those whose topics were landed: each once, and behind those that it is joined of.
+    """Return the tables of *names*, without any those whose topics were landed: each once, and behind those
+    that it is joined of.
 
     ConfigError for a name of none, or a lake in which no topic of any was landed.
     """
@@ -116,15 +120,18 @@ def _landed(lake: str, settings: Settings, topics: Sequence[str]) -> list[AnyTab
     found = [table for table in every if all(there[topic] for topic in table.sources)]
     if not found:
         raise ConfigError(
-            f"{lake} holds none of the topics that tables are derived from: land them first (`holdfast pipeline land --topics TOPIC`): {', '.join(there)}"
+            f"{lake} holds none of the topics that tables are derived from: land them first (`holdfast"
+            f" pipeline land --topics TOPIC`): {', '.join(there)}"
         )
     return found
 
 
 def derive(table: AnyTable, settings: Settings, options: FoldOptions) -> FoldReport:
-    """Take what was landed since the last time into a derived table; both engines write the same rows. `lag.by_minute` is joined of what was derived of both its logs.
+    """Take what was landed since the last time into a derived table; both engines write the same rows.
+    `lag.by_minute` is joined of what was derived of both its logs.
 
-    Raises what `fold` does: LakeError where the topic was never landed or something else has changed the tables, ConfigError for tables of other settings.
+    Raises what `fold` does: LakeError where the topic was never landed or something else has changed the
+    tables, ConfigError for tables of other settings.
     """
     if isinstance(table, LagTable):
         return join_lag(table, settings, options, lag_paths(options.lake, table))

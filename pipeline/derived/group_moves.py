@@ -1,4 +1,6 @@
-"""The table `groups.moves`: which partition went from which member of a consumer group to which, in which generation, and why."""
+"""The table `groups.moves`: which partition went from which member of a consumer group to which, in which
+generation, and why.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ NumberedAssignment = tuple[GroupAssigned, int]
 
 
 class GroupMove(msgspec.Struct, frozen=True):
-    """A partition of a classic consumer group that went from one member to another; None on either side is nobody.
+    """A partition of a classic consumer group that went from one member to another; None on either side is
+    nobody.
 
     *generation* is the one that moved it, None where the coordinator has forgotten the group.
     """

@@ -1,7 +1,9 @@
-"""The table `lag.by_minute`: how far groups were behind in a topic, joined of `lag.commits` and `lag.ends` as far as both are known.
+"""The table `lag.by_minute`: how far groups were behind in a topic, joined of `lag.commits` and `lag.ends` as
+far as both are known.
 
-Neither log tells when the other's minute is over, and neither is in the other's partitions. So a row is over once both logs have come to a later minute, by
-stream time; what is not over is joined anew each time, of what was read before and what is new.
+Neither log tells when the other's minute is over, and neither is in the other's partitions. So a row is over
+once both logs have come to a later minute, by stream time; what is not over is joined anew each time, of what
+was read before and what is new.
 """
 
 from __future__ import annotations
@@ -25,9 +27,11 @@ Series = Sequence[tuple[int, int | None]]
 
 
 class LagMinute(msgspec.Struct, frozen=True):
-    """How far a group was behind in a partition from the end of *minute* until that of *until*: *end_offset* less what it had *committed*, and not below 0.
+    """How far a group was behind in a partition from the end of *minute* until that of *until*: *end_offset*
+    less what it had *committed*, and not below 0.
 
-    *lag* is None where the group has nothing committed, since its coordinator forgot it, or where no end is known. *until* None: nothing else is known since.
+    *lag* is None where the group has nothing committed, since its coordinator forgot it, or where no end is
+    known. *until* None: nothing else is known since.
     """
 
     group_id: str
@@ -41,7 +45,9 @@ class LagMinute(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LagTable:
-    """The table of one topic: beside `DerivedTable`, what is not folded of one log, but joined of two tables."""
+    """The table of one topic: beside `DerivedTable`, what is not folded of one log, but joined of two
+    tables.
+    """
 
     topic: str
     name: str = BY_MINUTE
@@ -72,13 +78,15 @@ class Standing(NamedTuple):
 
 
 def joined(before: Sequence[Standing], commits: Series, ends: Series, from_minute: int) -> list[Standing]:
-    """Return *before*, which reaches up to *from_minute*, with what follows it: a standing for each minute at whose end something was other than before.
+    """Return *before*, which reaches up to *from_minute*, with what follows it: a standing for each minute at
+    whose end something was other than before.
 
-    Both series may begin earlier. Where partitions end counts only once the group has committed there, and no more when its coordinator has forgotten it.
+    Both series may begin earlier. Where partitions end counts only once the group has committed there, and no
+    more when its coordinator has forgotten it.
 
     >>> joined([], [(1, 5), (4, None)], [(0, 3), (2, 9), (6, 11)], 0)
     [Standing(minute=1, committed=5, end=3), Standing(minute=2, committed=5, end=9), Standing(minute=4, committed=None, end=9)]
-    """
+    """  # noqa: E501
     found = [*before]
     changes = sorted({minute for minute, _ in (*commits, *ends) if minute >= from_minute})
     committed, end = _Walk(commits), _Walk(ends)
@@ -124,5 +132,7 @@ def lag_rows(group: str, standings: Sequence[Standing], offsets_partition: int) 
 
 
 def settled(standings: Sequence[Standing], before_minute: int) -> int:
-    """Return how many of *standings* are over: they and the one after them are of minutes before *before_minute*, which both logs have left behind."""
+    """Return how many of *standings* are over: they and the one after them are of minutes before
+    *before_minute*, which both logs have left behind.
+    """
     return max(0, sum(each.minute < before_minute for each in standings) - 1)

@@ -1,4 +1,6 @@
-"""Bringing `lag.by_minute` up to what `lag.commits` and `lag.ends` tell: a commit says up to where both were taken in, and the rows that are not over are the state."""
+"""Bringing `lag.by_minute` up to what `lag.commits` and `lag.ends` tell: a commit says up to where both were
+taken in, and the rows that are not over are the state.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ from holdfast.pipeline.histories.fold_tables import (
 from holdfast.pipeline.histories.partition_fold import FoldedPart
 
 PART_ROWS = 1_000_000
-"""About so many rows are read at once: partitions are joined in lots of so many, since each lot looks through the commits of all."""
+"""About so many rows are read at once: partitions are joined in lots of so many, since each lot looks through
+the commits of all.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +60,12 @@ class _Input:
 def join_lag(
     table: LagTable, settings: Settings, options: FoldOptions, paths: Mapping[str, str]
 ) -> FoldReport:
-    """Join what is new in both tables, and return what was done; *paths* are where the three tables lie, by name.
+    """Join what is new in both tables, and return what was done; *paths* are where the three tables lie, by
+    name.
 
-    Both engines write the same rows, in one commit. Raises ConfigError for the table of another application, LakeError where one of the two was not derived, was put
-    back to an older state, or another run has extended the table first: nothing was written then.
+    Both engines write the same rows, in one commit. Raises ConfigError for the table of another application,
+    LakeError where one of the two was not derived, was put back to an older state, or another run has
+    extended the table first: nothing was written then.
     """
     with ExitStack() as opened:
         return _LagJoin(table, settings, options, paths, opened).run()
@@ -134,8 +140,9 @@ class _LagJoin:
             for partition, minute in known.items():
                 if self._now[name].get(partition, NOTHING) < minute:
                     raise LakeError(
-                        f"{self._inputs[name].uri} partition {partition} was put back, or is being made anew, and does not reach what was joined of it: derive {name} "
-                        f"first, or begin anew (--rebuild)"
+                        f"{self._inputs[name].uri} partition {partition} was put back, or is being made anew,"
+                        f" and does not reach what was joined of it: derive {name} first, or begin anew"
+                        " (--rebuild)"
                     )
 
     def _changed(self) -> list[int]:
@@ -149,7 +156,9 @@ class _LagJoin:
         return {at for at, each in now.items() if at not in noted or noted[at].position != each.position}
 
     def _committed_in(self, moved: Iterable[int]) -> set[int]:
-        """Return the partitions in which any group has committed since; some may be younger than what was landed of the topic."""
+        """Return the partitions in which any group has committed since; some may be younger than what was
+        landed of the topic.
+        """
         found, of, files = set[int](), self._inputs[COMMITS], self._commit_files()
         reader = FileReader(where=of.uri, filesystem=filesystem_of(of.uri))
         for partition in moved:
@@ -242,7 +251,9 @@ def _input(name: str, path: str) -> _Input:
 
 
 def _known(table: LagTable, joined: Mapping[str, Mapping[int, PartitionCommit]]) -> dict[str, dict[int, int]]:
-    """Return up to which minute each partition of both logs was folded; rows of earlier minutes are there for good."""
+    """Return up to which minute each partition of both logs was folded; rows of earlier minutes are there for
+    good.
+    """
     inputs: dict[str, DerivedTable] = {COMMITS: lag_commits(), ENDS: lag_ends(table.topic)}
     found = dict[str, dict[int, int]]()
     for name, of in inputs.items():

@@ -1,4 +1,6 @@
-"""The join of some partitions of `lag.by_minute`, from the files of the tables that it is joined of into its own. Spark's tasks run this as it is."""
+"""The join of some partitions of `lag.by_minute`, from the files of the tables that it is joined of into its
+own. Spark's tasks run this as it is.
+"""
 
 from __future__ import annotations
 
@@ -59,8 +61,9 @@ class _Group(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LagWork:
-    """The join of *lots* of partitions. *ends*, *commits* and *current* are files by partition of their tables; *was* and *now* tell up to which minute each
-    log is known, by kind and partition, before and by now. Can be pickled.
+    """The join of *lots* of partitions. *ends*, *commits* and *current* are files by partition of their
+    tables; *was* and *now* tell up to which minute each log is known, by kind and partition, before and by
+    now. Can be pickled.
     """
 
     table: LagTable
@@ -80,7 +83,9 @@ class LagWork:
                 yield pa.RecordBatch.from_arrays([pa.array(parts, pa.binary())], schema=PART_SCHEMA)
 
     def join(self, lot: int) -> list[FoldedPart]:
-        """Join the partitions of a lot, and return what came of each; where that fails, no file of it is left."""
+        """Join the partitions of a lot, and return what came of each; where that fails, no file of it is
+        left.
+        """
         parts = list[FoldedPart]()
         try:
             commits = self._commits(lot)
@@ -151,14 +156,18 @@ class LagWork:
         return found
 
     def _series(self, partition: int, group: _Group) -> tuple[list[Standing], Series]:
-        """Return the rows of a group that stand, and what it committed: before *was* by its rows, since by its log."""
+        """Return the rows of a group that stand, and what it committed: before *was* by its rows, since by
+        its log.
+        """
         known = self._known(self.was, partition, group.offsets_partition)
         told = self.was[COMMITS].get(group.offsets_partition, NOTHING)
         commits = [(each.minute, each.committed) for each in group.before if each.minute < told]
         return [each for each in group.before if each.minute < known], [*commits, *group.commits]
 
     def _moves(self, partition: int, group: _Group) -> bool:
-        """Tell whether a group's rows may be others by now: not of one that was forgotten for good, and that has not committed since."""
+        """Tell whether a group's rows may be others by now: not of one that was forgotten for good, and that
+        has not committed since.
+        """
         if group.commits or group.before[-1].committed is not None:
             return True
         return group.before[-1].minute >= self._known(self.was, partition, group.offsets_partition)
@@ -180,7 +189,8 @@ class LagWork:
             self.ends.get(partition, ()), key=lambda each: NOTHING if each.last is None else -each.last
         )
         for each in latest_first:
-            # Files that were joined since may overlap: only what is as late as all of this one makes it needless.
+            # Files that were joined since may overlap: only what is as late as all of this one makes it
+            # needless.
             if each.last is not None and any(each.last <= at <= minute for at, _ in found):
                 break
             for rows in reader.rows(each.file, ["minute", "end_offset"]):

@@ -1,4 +1,6 @@
-"""The tables that lag by the minute is joined of: `lag.commits`, what groups had committed, and `lag.ends`, where partitions ended."""
+"""The tables that lag by the minute is joined of: `lag.commits`, what groups had committed, and `lag.ends`,
+where partitions ended.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ _END = "end"
 
 
 class CommitMinute(msgspec.Struct, frozen=True, array_like=True):
-    """The last minute in which a group committed in a partition: what it committed last, None for forgotten, and how often."""
+    """The last minute in which a group committed in a partition: what it committed last, None for forgotten,
+    and how often.
+    """
 
     minute: int
     offset: int | None
@@ -34,7 +38,9 @@ class CommitMinute(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CommittedAt(msgspec.Struct, frozen=True):
-    """What a group had committed in a partition by the end of *minute*, in which it committed; *offset* None: its coordinator forgot it."""
+    """What a group had committed in a partition by the end of *minute*, in which it committed; *offset* None:
+    its coordinator forgot it.
+    """
 
     group_id: str
     topic: str

@@ -1,4 +1,6 @@
-"""The table `outbox.latency`: how long rows waited in an outbox, from their creation to their transaction, by shard, epoch and minute."""
+"""The table `outbox.latency`: how long rows waited in an outbox, from their creation to their transaction, by
+shard, epoch and minute.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ MINUTE_MS = 60_000
 
 
 class PublishedRows(msgspec.Struct, frozen=True):
-    """What a transaction published: when each of its rows was created, as (ms, how many); *producer* "" for a record that tells of no rows."""
+    """What a transaction published: when each of its rows was created, as (ms, how many); *producer* "" for a
+    record that tells of no rows.
+    """
 
     producer: str
     epoch: int
@@ -29,7 +33,9 @@ class PublishedRows(msgspec.Struct, frozen=True):
 
 
 class LatencyMinute(msgspec.Struct, frozen=True, array_like=True):
-    """The minute of a producer that is not over: its transactions with rows so far. How long rows waited is in the named table."""
+    """The minute of a producer that is not over: its transactions with rows so far. How long rows waited is
+    in the named table.
+    """
 
     minute: int
     epoch: int
@@ -37,7 +43,8 @@ class LatencyMinute(msgspec.Struct, frozen=True, array_like=True):
 
 
 class OutboxLatency(msgspec.Struct, frozen=True):
-    """How long the rows of one minute waited: from their creation, by the database's clock, to the progress record of their transaction.
+    """How long the rows of one minute waited: from their creation, by the database's clock, to the progress
+    record of their transaction.
 
     Percentiles are those of the rows themselves, by nearest rank.
     """

@@ -1,4 +1,6 @@
-"""The table `producers.anomalies`: which stamped records were not simply the next of their producer, by the ledger's own rules."""
+"""The table `producers.anomalies`: which stamped records were not simply the next of their producer, by the
+ledger's own rules.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,11 @@ ANOMALIES = "producers.anomalies"
 
 
 class ProducerAnomaly(msgspec.Struct, frozen=True):
-    """A stamped record that was not simply the next one of its producer in its partition, as `Judgement` has it; "restart" is a newer epoch that counts anew.
+    """A stamped record that was not simply the next one of its producer in its partition, as `Judgement` has
+    it; "restart" is a newer epoch that counts anew.
 
-    *expected* is the sequence that would have been the next, *missing* how many numbers the record leaves out (of a gap). *at* is its append time.
+    *expected* is the sequence that would have been the next, *missing* how many numbers the record leaves out
+    (of a gap). *at* is its append time.
     """
 
     kind: Literal["gap", "out-of-order", "duplicate", "doubtful", "zombie", "restart"]

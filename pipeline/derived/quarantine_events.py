@@ -19,9 +19,11 @@ QUARANTINE = "quarantine"
 
 
 class QuarantineEvent(msgspec.Struct, frozen=True):
-    """A record that was set aside (*event* "refused") or sent again ("retried"); of a retry only the record's place and processor, and *retried_to*, are known.
+    """A record that was set aside (*event* "refused") or sent again ("retried"); of a retry only the record's
+    place and processor, and *retried_to*, are known.
 
-    *stage* "fetch" is a batch that could not be read, from *offset* on. *at* is when, *appended* when the record was appended to its topic.
+    *stage* "fetch" is a batch that could not be read, from *offset* on. *at* is when, *appended* when the
+    record was appended to its topic.
     """
 
     event: Literal["refused", "retried"]
@@ -42,7 +44,9 @@ class QuarantineEvent(msgspec.Struct, frozen=True):
 def decode_event(
     key: bytes | None, value: bytes | None, headers: Headers, timestamp: int, offset: int
 ) -> QuarantineEvent:
-    """Return what a record of the quarantine topic tells; DecodeError where it is neither a copy nor a note of a retry."""
+    """Return what a record of the quarantine topic tells; DecodeError where it is neither a copy nor a note
+    of a retry.
+    """
     at = time_at(timestamp)
     if (retried_to := text_header(headers, RETRIED_TO)) is not None:
         topic, partition, of, processor = _place(key)

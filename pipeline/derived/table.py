@@ -1,4 +1,6 @@
-"""What a derived table is: a pure fold of one topic that emits rows which are over, and the rows that are as of now by its state."""
+"""What a derived table is: a pure fold of one topic that emits rows which are over, and the rows that are as
+of now by its state.
+"""
 
 from __future__ import annotations
 
@@ -61,8 +63,9 @@ class StoredRows:
 class DerivedTable:
     """A table of rows of type *row*, which are its columns, made of what *processor* folds of one topic.
 
-    The fold emits each row that is over, by `row_over`. *current* tells those that are as of now, by what is stored: they are written anew by each run.
-    *is_of_topic*: there is a table of that name for each topic. Can be pickled.
+    The fold emits each row that is over, by `row_over`. *current* tells those that are as of now, by what is
+    stored: they are written anew by each run. *is_of_topic*: there is a table of that name for each topic.
+    Can be pickled.
     """
 
     name: str

@@ -19,8 +19,8 @@ from holdfast.pipeline.topic import Span, TopicLog, TopicReader
 def read_bases(
     processor: Processor[Any, Any], settings: Settings, partitions: Collection[int] | None = None
 ) -> dict[int, Beginning]:
-    """Return what *partitions* of *processor* (None: all) began with, where that was not nothing: the topic decides, since a
-    declaration may have lost its `migrate=` later.
+    """Return what *partitions* of *processor* (None: all) began with, where that was not nothing: the topic
+    decides, since a declaration may have lost its `migrate=` later.
 
     ChangelogError for a topic that was written to by something else or trimmed.
     """
@@ -72,14 +72,17 @@ def check_bases(
     for partition, noted in live.items():
         if noted != (kept := bases.get(partition)):
             raise TopicError(
-                f"{processor.base(settings.app)} partition {partition} does not hold what table {processor.table} began with: "
-                f"the changelog tells of {'nothing' if noted is None else noted.told()}, the topic of "
-                f"{'nothing' if kept is None else kept.told()}. Raise the version and migrate again"
+                f"{processor.base(settings.app)} partition {partition} does not hold what table"
+                f" {processor.table} began with: the changelog tells of"
+                f" {'nothing' if noted is None else noted.told()}, the topic of"
+                f" {'nothing' if kept is None else kept.told()}. Raise the version and migrate again"
             )
 
 
 def first_behind(bases: Mapping[int, Beginning], source: int = 0) -> dict[int, int]:
-    """Return the first offset of the source with that number that is not in what each partition began with."""
+    """Return the first offset of the source with that number that is not in what each partition began
+    with.
+    """
     return {at: offsets_of(each.position)[source] + 1 for at, each in bases.items()}
 
 
@@ -94,7 +97,8 @@ def behind_bases(extent: Extent, bases: Mapping[int, Beginning]) -> Extent:
 
 
 def span_behind(span: Span, partition: int, first: int, topic: str = "") -> Span:
-    """Return what of *span* is left from *first* on, with which a partition went on behind its base, 0 for one without.
+    """Return what of *span* is left from *first* on, with which a partition went on behind its base, 0 for
+    one without.
 
     PipelineError where it ends before that: nothing tells what the table was then.
 
@@ -104,6 +108,7 @@ def span_behind(span: Span, partition: int, first: int, topic: str = "") -> Span
     if span.end < first:
         source = f" of {topic}" if topic else ""
         raise PipelineError(
-            f"partition {partition} of the table began behind offset {first - 1}{source}, so it cannot be replayed up to {span.end - 1}"
+            f"partition {partition} of the table began behind offset {first - 1}{source}, so it cannot be"
+            f" replayed up to {span.end - 1}"
         )
     return Span(first=max(span.first, first), end=span.end)

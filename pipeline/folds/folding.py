@@ -50,7 +50,10 @@ RESULT = pa.schema(
         ("value", pa.binary()),
     ]
 )
-RESULT_DDL = "kind string, partition int, offset bigint, at_ms bigint, name string, before string, after string, key binary, value binary"
+RESULT_DDL = (
+    "kind string, partition int, offset bigint, at_ms bigint, name string, before string, after string, key"
+    " binary, value binary"
+)
 
 STATE, REFUSED, TRANSITION, EMITTED, SUMMARY = "state", "refused", "transition", "emitted", "summary"
 EVERYWHERE = (1 << 63) - 1
@@ -59,7 +62,9 @@ EVERYWHERE = (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmitsWanted:
-    """Which emits of each partition to tell: those behind *handovers*, where there is one, and to tell of each whether it lies up to *due*."""
+    """Which emits of each partition to tell: those behind *handovers*, where there is one, and to tell of
+    each whether it lies up to *due*.
+    """
 
     handovers: Mapping[int, Handover]
     due: Mapping[int, Handover]
@@ -73,7 +78,9 @@ class EmitsWanted:
 def all_emits(
     processor: Processor[Any, Any], partitions: Iterable[int], *, internal_alone: bool
 ) -> EmitsWanted:
-    """Return that all emits are told, or with *internal_alone* those to internal topics: what a version emits that is silent otherwise."""
+    """Return that all emits are told, or with *internal_alone* those to internal topics: what a version emits
+    that is silent otherwise.
+    """
     everywhere = Handover(HANDOVER_FORMAT, (EVERYWHERE,) * len(processor.topics), EVERYWHERE)
     upto = dict.fromkeys(partitions, everywhere)
     return EmitsWanted(handovers=upto if internal_alone else {}, due=upto)
@@ -96,7 +103,9 @@ class FoldBeside(Protocol):
         """Return the two folds of one partition of one source."""
 
     def of_several(self, plan: FoldPlan, partition: int, results: Results, open_global: Any) -> Any:
-        """Return the two folds of one partition of several sources (holdfast/pipeline/folds/merged_fold.py)."""
+        """Return the two folds of one partition of several sources
+        (holdfast/pipeline/folds/merged_fold.py).
+        """
 
     def source_inputs(self, plan: FoldPlan) -> list[tuple[Input, ...]]:
         """Return the columns of each source that either version takes."""
@@ -106,11 +115,13 @@ class FoldBeside(Protocol):
 class FoldPlan:
     """What to fold and what to tell of it.
 
-    *rows* False leaves final rows and timers out (their digest is in the summary all the same). *transitions* tells every change
-    of a row, or with *of_key*, a table ("" for the processor's own) and a key, only those of one. Folding then goes record by record, about three times slower. *skips* are offsets of
-    each partition that are left out, whatever a reader gives: what is skipped of a source does not exist for
-    its application. *later_timeout_s* is how long a record may wait for what its fold needs. *emits* has what is emitted told as well. *refused* are
-    records, by topic and offset, that the table refused for what may be otherwise now.
+    *rows* False leaves final rows and timers out (their digest is in the summary all the same). *transitions*
+    tells every change of a row, or with *of_key*, a table ("" for the processor's own) and a key, only those
+    of one. Folding then goes record by record, about three times slower. *skips* are offsets of each
+    partition that are left out, whatever a reader gives: what is skipped of a source does not exist for its
+    application. *later_timeout_s* is how long a record may wait for what its fold needs. *emits* has what is
+    emitted told as well. *refused* are records, by topic and offset, that the table refused for what may be
+    otherwise now.
     """
 
     processor: Processor[Any, Any]
@@ -124,9 +135,13 @@ class FoldPlan:
     bases: Mapping[int, Beginning] = field(default_factory=dict)
     """What partitions begin with in place of nothing."""
     memory_bytes: int = STATE_MEMORY_BYTES
-    """About so much of the state of a partition is in memory while it is folded, and all of it in a temporary file where there is more."""
+    """About so much of the state of a partition is in memory while it is folded, and all of it in a temporary
+    file where there is more.
+    """
     beside: FoldBeside | None = None
-    """Another version that is folded beside it, each partition from its beginning: where the two differ is told then, and nothing else."""
+    """Another version that is folded beside it, each partition from its beginning: where the two differ is
+    told then, and nothing else.
+    """
 
     def fold_of(self, partition: int, results: Results, state: FoldedState | None = None) -> FoldedPartition:
         """Return the fold of one partition of one source, from *state* or else its beginning."""
@@ -153,9 +168,9 @@ class FoldPlan:
 class FoldSummary(msgspec.Struct, frozen=True, kw_only=True):
     """What became of one partition. *applied* is the last offset folded, -1 for none.
 
-    Of several sources *sources* tells it of each, *applied* how many offsets these are in all, less one, and *choices* how many
-    recorded choices were obeyed, *position* is the marker as stored, in base64. *timers* are those of all clocks. *event_ms* is event time
-    where the processor has that.
+    Of several sources *sources* tells it of each, *applied* how many offsets these are in all, less one, and
+    *choices* how many recorded choices were obeyed, *position* is the marker as stored, in base64. *timers*
+    are those of all clocks. *event_ms* is event time where the processor has that.
     """
 
     partition: int
@@ -256,8 +271,8 @@ def decode_headers(text: str | None) -> Headers:
 
 
 def _named(name: str) -> bytes | None:
-    """Return what the columns `key` and `value` tell of what was refused or changed: the topic, where there are
-    several, and the named table.
+    """Return what the columns `key` and `value` tell of what was refused or changed: the topic, where there
+    are several, and the named table.
     """
     return name.encode() if name else None
 
@@ -294,7 +309,9 @@ def beginning_of(plan: FoldPlan, partition: int) -> FoldedState:
 
 
 class PartitionFold:
-    """The fold of one partition, from *state* (None: from its beginning) to its last record. Close it when done: what it began with may be in a file."""
+    """The fold of one partition, from *state* (None: from its beginning) to its last record. Close it when
+    done: what it began with may be in a file.
+    """
 
     def __init__(
         self, plan: FoldPlan, partition: int, results: Results, state: FoldedState | None = None
@@ -453,7 +470,9 @@ def _result(columns: dict[str, Sequence[Any]], rows: int) -> pa.RecordBatch:
 
 
 def columns_needed(inputs: Sequence[Input], time: str = "timestamp") -> list[str]:
-    """Return the bronze columns a fold needs: coordinates, *time* (which of the columns that tell it) and its inputs."""
+    """Return the bronze columns a fold needs: coordinates, *time* (which of the columns that tell it) and its
+    inputs.
+    """
     return ["partition", "offset", time, *(name for name in inputs if name not in ("offset", "partition"))]
 
 
@@ -528,7 +547,9 @@ def fold_partition(
     state: FoldedState | None = None,
     results: Results | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Fold one partition from (records, their size in bytes) and yield what it tells, the summary last; go on with *state* where that is given."""
+    """Fold one partition from (records, their size in bytes) and yield what it tells, the summary last; go on
+    with *state* where that is given.
+    """
     results = results or Results()
     reached: int | None = None
     with closing(plan.fold_of(partition, results, state)) as fold:
@@ -540,7 +561,9 @@ def fold_partition(
 
 
 def told_progress(batch: Batch, reached: int | None) -> int | None:
-    """Say how far a partition is behind *batch*, markers and what is left out included; return its last offset."""
+    """Say how far a partition is behind *batch*, markers and what is left out included; return its last
+    offset.
+    """
     if not batch.offsets:
         return reached
     advance(batch.offsets[-1] - (batch.offsets[0] - 1 if reached is None else reached))

@@ -1,4 +1,6 @@
-"""One history of a topic: its bronze table up to where that ends, and the topic itself from there on, once it is shown that they join."""
+"""One history of a topic: its bronze table up to where that ends, and the topic itself from there on, once it
+is shown that they join.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +25,16 @@ from holdfast.pipeline.folds.local import BronzeFiles, open_bronze
 from holdfast.pipeline.topic import Span, TopicLog, TopicReader, is_compacted
 
 PROVED_OFFSETS = 1_000
-"""So many offsets of each partition, the last that the table and the topic both hold, are compared. A log that lost records and took
-others instead (an unclean election) differs there, since a log only loses its end.
+"""So many offsets of each partition, the last that the table and the topic both hold, are compared. A log
+that lost records and took others instead (an unclean election) differs there, since a log only loses its end.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinedLog:
-    """The records of one topic, from the *files* of its bronze table up to the offsets *ends* and from the topic behind these. Can be pickled."""
+    """The records of one topic, from the *files* of its bronze table up to the offsets *ends* and from the
+    topic behind these. Can be pickled.
+    """
 
     settings: Settings
     topic: str
@@ -44,7 +48,9 @@ class JoinedLog:
         return f"{self.files.uri} and topic {self.topic}"
 
     def batches(self, inputs: Sequence[Input], partition: int, span: Span) -> Iterator[tuple[Batch, int]]:
-        """Yield the records of one partition in offset order, as a folder of *inputs* takes them, each batch with its size in bytes."""
+        """Yield the records of one partition in offset order, as a folder of *inputs* takes them, each batch
+        with its size in bytes.
+        """
         landed, rest = self.parts(partition, span)
         if landed.end > landed.first:
             yield from self.files.batches(inputs, partition, landed)
@@ -91,7 +97,9 @@ class JoinedTopic:
         return Extent(spans=cut(spans, until, self.log.uri), holes=self.whole.holes)
 
     def _first_after(self, at_ms: int) -> dict[int, int]:
-        """Return the first offset appended later than *at_ms*, where there is one; the table knows of those that it holds."""
+        """Return the first offset appended later than *at_ms*, where there is one; the table knows of those
+        that it holds.
+        """
         log = self.log
         with TopicLog(log.settings, log.topic) as topic:
             found = topic.first_after(at_ms, sorted(self.whole.spans))
@@ -108,8 +116,8 @@ def join(
 ) -> JoinedTopic:
     """Return the one history of *topic*, of which what lies before the offsets in *begin* is not needed.
 
-    LostRecordsError names offsets that neither holds. LakeError for a topic that was made again, that ends before its table does, or whose last records
-    before the table's end are not those that were landed.
+    LostRecordsError names offsets that neither holds. LakeError for a topic that was made again, that ends
+    before its table does, or whose last records before the table's end are not those that were landed.
     """
     path = bronze_path(lake, topic)
     files, landed = open_bronze(path)
@@ -135,14 +143,16 @@ def _check_bounds(path: str, topic: str, partition: int, end: int, held: Span | 
     """Raise what is wrong where the table of a partition ends at *end* and the topic holds *held* of it."""
     if held is None or held.end < end:
         raise LakeError(
-            f"{path} holds partition {partition} up to offset {end}, but topic {topic} ends at {0 if held is None else held.end}: it lost records "
-            "that were landed (an unclean election?), or is not the topic that was landed. Replay from bronze alone: --from bronze"
+            f"{path} holds partition {partition} up to offset {end}, but topic {topic} ends at"
+            f" {0 if held is None else held.end}: it lost records that were landed (an unclean election?), or"
+            " is not the topic that was landed. Replay from bronze alone: --from bronze"
         )
     if held.first > end:
         raise LostRecordsError(
-            f"{path} partition {partition} ends at offset {end}, and topic {topic} begins at {held.first}: offsets {end} to {held.first - 1} are in "
-            "neither, since they were deleted before they were landed. Restore them if you can; `holdfast pipeline land --accept-loss` notes the "
-            "hole, and --allow-holes folds the rest"
+            f"{path} partition {partition} ends at offset {end}, and topic {topic} begins at {held.first}:"
+            f" offsets {end} to {held.first - 1} are in neither, since they were deleted before they were"
+            " landed. Restore them if you can; `holdfast pipeline land --accept-loss` notes the hole, and"
+            " --allow-holes folds the rest"
         )
 
 
@@ -169,7 +179,8 @@ def _check_overlap(
 
 def _unequal(fault: LakeFault, topic: str) -> LakeError:
     return LakeError(
-        f"{fault.told}. So the table and topic {topic} are not one history: the topic lost records that were landed and took others instead (an "
-        f"unclean election?), or the table was changed. `holdfast pipeline check --topics {topic} --against-topic` tells of all; --from bronze or "
-        "--from topic folds one of them"
+        f"{fault.told}. So the table and topic {topic} are not one history: the topic lost records that were"
+        " landed and took others instead (an unclean election?), or the table was changed. `holdfast"
+        f" pipeline check --topics {topic} --against-topic` tells of all; --from bronze or --from topic folds"
+        " one of them"
     )

@@ -1,5 +1,5 @@
-"""What was read of the logs of global tables, for the other partitions that are folded in the same process: each sees its own positions,
-and reads what those before it have not read.
+"""What was read of the logs of global tables, for the other partitions that are folded in the same process:
+each sees its own positions, and reads what those before it have not read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ Read = Callable[[Span], Iterator[tuple[Batch, int]]]
 
 
 class KeptLogs:
-    """Logs that are read once by all, as far as they fit *limit_bytes* together; each reads for itself what lies behind that.
+    """Logs that are read once by all, as far as they fit *limit_bytes* together; each reads for itself what
+    lies behind that.
 
     Not for several threads. In another process it is empty.
     """
@@ -36,7 +37,8 @@ class KeptLogs:
     ) -> Iterator[Batch]:
         """Yield what *span* holds of a partition of *topic*, with the columns *inputs*.
 
-        What was not read before comes of one call of *read*, for all; what is not kept of *again*, for this caller alone.
+        What was not read before comes of one call of *read*, for all; what is not kept of *again*, for this
+        caller alone.
         """
         place = (topic, inputs, partition, span)
         if (log := self._logs.get(place)) is None:
@@ -56,7 +58,9 @@ class KeptLogs:
 
 
 class _KeptLog:
-    """The batches of *read* that *keeps* has room for. `is_whole` tells whether what it has yielded to its end is all there is."""
+    """The batches of *read* that *keeps* has room for. `is_whole` tells whether what it has yielded to its
+    end is all there is.
+    """
 
     def __init__(self, read: Iterator[tuple[Batch, int]], keeps: Callable[[int], bool]) -> None:
         self._read: Iterator[tuple[Batch, int]] | None = read

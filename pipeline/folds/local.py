@@ -110,8 +110,8 @@ class BronzeFiles:
         return out
 
     def batches(self, inputs: Sequence[Input], partition: int, span: Span) -> Iterator[tuple[Batch, int]]:
-        """Yield the records of one partition in offset order, as a folder of *inputs* takes them, each batch with its
-        size in bytes.
+        """Yield the records of one partition in offset order, as a folder of *inputs* takes them, each batch
+        with its size in bytes.
 
         Files in order, as landing writes them, are read as they are; see `in_order` for others.
         """

@@ -1,5 +1,5 @@
-"""Replaying a processor of several sources: its topics in the order that was recorded, at most a batch of each in
-memory. Spark's tasks run this as it is.
+"""Replaying a processor of several sources: its topics in the order that was recorded, at most a batch of
+each in memory. Spark's tasks run this as it is.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from holdfast.pipeline.topic import Span, TopicReader
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergedTopics:
-    """The topics of the sources of *plan* and of its choices, how much of them to fold, and what is left out of each. Can
-    be pickled.
+    """The topics of the sources of *plan* and of its choices, how much of them to fold, and what is left out
+    of each. Can be pickled.
     """
 
     settings: Settings
@@ -71,10 +71,11 @@ class MergedTopics:
         return self.fold(partition for numbers in named for partition in numbers.column(0).to_pylist())
 
     def _globals(self, kept: KeptLogs, stack: ExitStack, own: ExitStack) -> OpenGlobal:
-        """Return what opens the logs of globals, which are *kept* for other partitions as far as there is room.
+        """Return what opens the logs of globals, which are *kept* for other partitions as far as there is
+        room.
 
-        Each partition of a log has a reader of its own, since they are read in turns: in *stack* one that reads for all, in *own* one for
-        this partition.
+        Each partition of a log has a reader of its own, since they are read in turns: in *stack* one that
+        reads for all, in *own* one for this partition.
         """
 
         def opened(table: Global[Any]) -> dict[int, GlobalLog]:
@@ -135,8 +136,8 @@ def first_choice(plan: FoldPlan, partition: int) -> int:
 def choices_upto(
     values: Iterable[bytes | None], upto: VectorMarker | None, where: str, first: int = 0
 ) -> Iterator[Choice]:
-    """Yield the choices in *values* from the *first* on, as far as the position *upto* knows of them; raises PipelineError when one of these
-    is missing.
+    """Yield the choices in *values* from the *first* on, as far as the position *upto* knows of them; raises
+    PipelineError when one of these is missing.
     """
     number = first
     for value in values:
@@ -165,9 +166,10 @@ def fold_merged(
     results: Results | None = None,
     limit: int | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Fold one partition from (records, their size in bytes) of each source and the recorded choices, up to *stop*, with
-    *open_end* no further than the sources were read, and at most *limit* records; yield what it tells, the summary last. It goes on with *state* where that is
-    given: *logs* and choices begin behind it then. *open_global* has the logs of a global that the processor reads.
+    """Fold one partition from (records, their size in bytes) of each source and the recorded choices, up to
+    *stop*, with *open_end* no further than the sources were read, and at most *limit* records; yield what it
+    tells, the summary last. It goes on with *state* where that is given: *logs* and choices begin behind it
+    then. *open_global* has the logs of a global that the processor reads.
     """
     results, sizes = results or Results(), _Sizes()
     fold: FoldedStretches
@@ -203,7 +205,9 @@ def _first(stretches: Iterator[Stretch], limit: int) -> Iterator[Stretch]:
 def _sections(
     plan: FoldPlan, partition: int, stretches: Iterator[Stretch]
 ) -> Iterator[tuple[bool, Iterator[Stretch]]]:
-    """Yield *stretches* as they lie between the places at which transactions have to end, and of each section whether its emits are due."""
+    """Yield *stretches* as they lie between the places at which transactions have to end, and of each section
+    whether its emits are due.
+    """
     if plan.emits is None:
         yield True, stretches
         return

@@ -1,5 +1,5 @@
-"""Replaying a processor of several sources from the lake, or from the lake and the topics behind it: the task of a partition reads the
-files of each source's table, and of the choices'. Spark's tasks run this as it is.
+"""Replaying a processor of several sources from the lake, or from the lake and the topics behind it: the task
+of a partition reads the files of each source's table, and of the choices'. Spark's tasks run this as it is.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class PartitionedLog(Protocol):
 class MergedFiles:
     """The files of each source of *plan* and of its choices, and how much of them to fold. Can be pickled.
 
-    *numbers* are how many choices of each partition there were, and *skips* what is left out, by topic. *tables* are the
-    files of the topics of globals: each partition's task reads those itself.
+    *numbers* are how many choices of each partition there were, and *skips* what is left out, by topic.
+    *tables* are the files of the topics of globals: each partition's task reads those itself.
     """
 
     plan: FoldPlan
@@ -82,7 +82,9 @@ class MergedFiles:
         recorded: RecordedChoices | None = None,
         limit: int | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        """Fold one partition and yield what it tells; on from *state*, where that is given with the choices *recorded* behind it, at most *limit* records."""
+        """Fold one partition and yield what it tells; on from *state*, where that is given with the choices
+        *recorded* behind it, at most *limit* records.
+        """
         topics, extent = self.plan.processor.topics, self.extent
         spans = [extent.spans[topic][partition] for topic in topics]
         if state is not None:
@@ -133,8 +135,8 @@ class MergedFiles:
 
 
 class RecordedChoices:
-    """The choices of a partition from the number *first* on, which lie at the offset *start* or behind it; LakeError when the table ends before the last that was
-    landed.
+    """The choices of a partition from the number *first* on, which lie at the offset *start* or behind it;
+    LakeError when the table ends before the last that was landed.
     """
 
     def __init__(self, files: MergedFiles, partition: int, first: int, start: int = 0) -> None:
@@ -152,8 +154,8 @@ class RecordedChoices:
         wanted = files.numbers.get(partition, 0) if upto is None else 0
         if number < wanted:
             raise LakeError(
-                f"{where} ends before choice {number}, though {wanted} were landed: without them the order of the sources is "
-                "not known. Restore the table, or land the processor in another lake"
+                f"{where} ends before choice {number}, though {wanted} were landed: without them the order of"
+                " the sources is not known. Restore the table, or land the processor in another lake"
             )
 
     def _values(self) -> Iterator[bytes | None]:
@@ -164,7 +166,9 @@ class RecordedChoices:
                 yield value
 
     def behind(self, number: int) -> int:
-        """Return an offset at which or behind which all choices from *number* on lie, once those before it were read."""
+        """Return an offset at which or behind which all choices from *number* on lie, once those before it
+        were read.
+        """
         return next((offset for each, offset in self._read if each == number), self._start)
 
 
@@ -185,8 +189,9 @@ def open_several(
     until: Until | None,
     begin: Mapping[int, Position] = MappingProxyType({}),
 ) -> MergedFiles:
-    """Return what of the lake to fold: up to the positions in *upto*, or *until*, else as far as the sources had been
-    landed when the choices were. What lies before the positions in *begin*, by partition, is not needed.
+    """Return what of the lake to fold: up to the positions in *upto*, or *until*, else as far as the sources
+    had been landed when the choices were. What lies before the positions in *begin*, by partition, is not
+    needed.
 
     Raises LakeError for tables that do not hold that, LostRecordsError when choices were lost.
     """
@@ -212,7 +217,8 @@ class LandedTable(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LandedTables:
-    """The tables of the choices, sources and globals of a processor, each opened once: to open one costs its log and its history.
+    """The tables of the choices, sources and globals of a processor, each opened once: to open one costs its
+    log and its history.
 
     The choices are opened first, so that the sources reach at least as far as those tell.
     """
@@ -225,7 +231,9 @@ class LandedTables:
 
     @classmethod
     def open(cls, processor: Processor[Any, Any], app: str, lake: str) -> LandedTables:
-        """Open what *lake* holds now; LakeError where it is not what was landed, LostRecordsError when choices were lost."""
+        """Open what *lake* holds now; LakeError where it is not what was landed, LostRecordsError when
+        choices were lost.
+        """
         path = bronze_path(lake, processor.choices(app))
         files, landed = open_bronze(path)
         cut = cut_of(landed, path, processor.name)
@@ -275,7 +283,8 @@ def open_joined(
     wanted: Iterable[int] | None,
     until: Until | None,
 ) -> MergedFiles:
-    """Return what to fold of the lake up to its end and of the topics from there; otherwise as `open_several`.
+    """Return what to fold of the lake up to its end and of the topics from there; otherwise as
+    `open_several`.
 
     Sources first, as `merged_extent` has it. Raises what `join` does.
     """
@@ -302,7 +311,9 @@ def _merged(
     wanted: Iterable[int] | None,
     until: Until | None,
 ) -> MergedFiles:
-    """Return what to fold of *sources*, as far as *upto* and *until* have it; *chosen* are the spans of *choices*."""
+    """Return what to fold of *sources*, as far as *upto* and *until* have it; *chosen* are the spans of
+    *choices*.
+    """
     topics = plan.processor.topics
     spans = {
         topic: {
@@ -371,21 +382,24 @@ class _Source(NamedTuple):
 
 
 def _source(table: LandedTable, topic: str, cut: Cut, app: str, begin: Mapping[int, int]) -> _Source:
-    """Return what to read of the table of a source, up to *cut*; what lies before the offsets in *begin* is not needed."""
+    """Return what to read of the table of a source, up to *cut*; what lies before the offsets in *begin* is
+    not needed.
+    """
     extent = table.extent(app, begin)
     ends = cut.sources.get(topic)
     if ends is None:
         raise LakeError(
-            f"the choices were landed with the sources {', '.join(cut.sources)}, not with {topic}: give a processor of other "
-            "sources another name"
+            f"the choices were landed with the sources {', '.join(cut.sources)}, not with {topic}: give a"
+            " processor of other sources another name"
         )
     spans: dict[int, Span] = {}
     for partition, end in ends.items():
         reached = extent.spans.get(partition)
         if reached is None or reached.end < end:
             raise LakeError(
-                f"{table.path} partition {partition} ends at offset {0 if reached is None else reached.end}, but was landed up to {end} "
-                "when the choices were: it was put back to an older state; land the processor again"
+                f"{table.path} partition {partition} ends at offset {0 if reached is None else reached.end},"
+                f" but was landed up to {end} when the choices were: it was put back to an older state; land"
+                " the processor again"
             )
         spans[partition] = Span(first=min(reached.first, end), end=end)
     return _Source(table.files, spans, table.landed.skips(app), extent.holes, table.landed.topic_id)

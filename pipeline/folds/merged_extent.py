@@ -1,5 +1,5 @@
-"""How much of the topics of several sources a replay reads: of each source, and of the choices that tell in which
-order they were folded.
+"""How much of the topics of several sources a replay reads: of each source, and of the choices that tell in
+which order they were folded.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from holdfast.pipeline.topic import RETRY_S, Span, TopicLog
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergedExtent:
-    """What to read: of each source and of the choices, by partition. *upto* are positions to end at, where given:
-    no choice from theirs on is obeyed. *stops* are places in the order in which it was folded to end at. *globals* are the
-    topics of globals, of which choices tell how much is read.
+    """What to read: of each source and of the choices, by partition. *upto* are positions to end at, where
+    given: no choice from theirs on is obeyed. *stops* are places in the order in which it was folded to end
+    at. *globals* are the topics of globals, of which choices tell how much is read.
     """
 
     spans: Mapping[str, Mapping[int, Span]]
@@ -81,8 +81,9 @@ def merged_extent(
 ) -> MergedExtent:
     """Return what of the topics to read: up to the positions in *upto*, or *until*, else all there is.
 
-    Sources first: whatever was folded of them by then is in the order that the choices tell. These may know of later
-    records, where the replay ends. Raises LostRecordsError when choices were deleted, since nothing else tells the order.
+    Sources first: whatever was folded of them by then is in the order that the choices tell. These may know
+    of later records, where the replay ends. Raises LostRecordsError when choices were deleted, since nothing
+    else tells the order.
     """
     processor = plan.processor
     spans: dict[str, dict[int, Span]] = {}
@@ -124,8 +125,8 @@ def _require_choices(choices: Mapping[int, Span], partitions: Iterable[int], top
     for partition in sorted(partitions):
         if choices[partition].first > 0:
             raise LostRecordsError(
-                f"choices in {topic} partition {partition} were deleted before offset {choices[partition].first}: "
-                "in which order the sources were folded is not known any more"
+                f"choices in {topic} partition {partition} were deleted before offset"
+                f" {choices[partition].first}: in which order the sources were folded is not known any more"
             )
 
 
@@ -136,7 +137,10 @@ def _holes_of_sources(
         begins = first_behind(plan.bases, number)
         for partition, span in found.items():
             if partition in partitions and span.first > begins.get(partition, 0):
-                yield f"topic {topic} partition {partition} begins at offset {span.first}: earlier records were deleted"
+                yield (
+                    f"topic {topic} partition {partition} begins at offset {span.first}: earlier records were"
+                    " deleted"
+                )
 
 
 def _holes_of_globals(tables: Mapping[str, Mapping[int, Span]]) -> Iterator[str]:
@@ -144,15 +148,17 @@ def _holes_of_globals(tables: Mapping[str, Mapping[int, Span]]) -> Iterator[str]
         for partition, span in found.items():
             if span.first > 0:
                 yield (
-                    f"topic {topic} partition {partition} begins at offset {span.first}: earlier records were deleted, "
-                    "which the global folds"
+                    f"topic {topic} partition {partition} begins at offset {span.first}: earlier records were"
+                    " deleted, which the global folds"
                 )
 
 
 def source_span(
     plan: FoldPlan, number: int, partition: int, span: Span, upto: Mapping[int, VectorMarker], where: str = ""
 ) -> Span:
-    """Return what of *span* of source *number* to read: from behind what the partition began with, up to the position in *upto*."""
+    """Return what of *span* of source *number* to read: from behind what the partition began with, up to the
+    position in *upto*.
+    """
     topic, firsts = f"{plan.processor.topics[number]}{where}", first_behind(plan.bases, number)
     wanted = upto_position(topic, partition, span, number, upto)
     return span_behind(wanted, partition, firsts.get(partition, 0), topic)
@@ -161,7 +167,9 @@ def source_span(
 def replay_ends(
     plan: FoldPlan, until: Until | None, spans: Mapping[str, Mapping[int, Span]]
 ) -> dict[int, ReplayEnd]:
-    """Return where each partition ends by *until*; PipelineError where that lies before what it began with."""
+    """Return where each partition ends by *until*; PipelineError where that lies before what it began
+    with.
+    """
     processor = plan.processor
     found = stops(until, processor.topics, spans, processor.name)
     for partition, base in plan.bases.items():
@@ -169,23 +177,29 @@ def replay_ends(
         assert isinstance(base.position, VectorMarker), "of several sources"
         if end is not None and not end.is_behind(base.position):
             raise PipelineError(
-                f"partition {partition} of the table began with {base.base.told()}, so it cannot be replayed up to a place before that"
+                f"partition {partition} of the table began with {base.base.told()}, so it cannot be replayed"
+                " up to a place before that"
             )
     return found
 
 
 def settle_choices(settings: Settings, processor: Processor[Any, Any]) -> None:
-    """Wait until all choices that are written now are committed or aborted; BrokerError where that takes too long."""
+    """Wait until all choices that are written now are committed or aborted; BrokerError where that takes too
+    long.
+    """
     settle(settings, processor.choices(settings.app), settings.request_timeout_s)
 
 
 def settle(settings: Settings, topic: str, timeout_s: float) -> None:
-    """Wait until all that is written in *topic* now is committed or aborted; BrokerError where that takes longer than *timeout_s*."""
+    """Wait until all that is written in *topic* now is committed or aborted; BrokerError where that takes
+    longer than *timeout_s*.
+    """
     with TopicLog(settings, topic) as log:
         if not settled(log, timeout_s):
             raise BrokerError(
-                f"topic {topic}: a transaction is open for more than {timeout_s:g} s, and what is behind it cannot be read. Wait until its producer or the "
-                "broker has ended it, or look for one that hangs (`holdfast producers hanging`)"
+                f"topic {topic}: a transaction is open for more than {timeout_s:g} s, and what is behind it"
+                " cannot be read. Wait until its producer or the broker has ended it, or look for one that"
+                " hangs (`holdfast producers hanging`)"
             )
 
 
@@ -198,7 +212,8 @@ def upto_position(
     end = upto[partition].applied[number] + 1
     if end > span.end:
         raise PipelineError(
-            f"{topic} partition {partition} ends at offset {span.end}, so it cannot be replayed up to and with {end - 1}"
+            f"{topic} partition {partition} ends at offset {span.end}, so it cannot be replayed up to and"
+            f" with {end - 1}"
         )
     return Span(first=min(span.first, end), end=end)
 
@@ -216,8 +231,8 @@ def check_partitions(
 
 
 def settled(log: TopicLog, timeout_s: float) -> bool:
-    """Wait until all that is written now is committed or aborted, and return whether it is: the markers that end one
-    transaction are written to each of its partitions in its own time.
+    """Wait until all that is written now is committed or aborted, and return whether it is: the markers that
+    end one transaction are written to each of its partitions in its own time.
     """
     partitions = log.partitions()
     written, until_s = log.written(partitions), system_clock.monotonic_s() + timeout_s

@@ -1,4 +1,6 @@
-"""The fold of one partition of several sources: stretches in the order that was recorded go in, and out comes what a replay tells."""
+"""The fold of one partition of several sources: stretches in the order that was recorded go in, and out comes
+what a replay tells.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def no_globals(table: Global[Any]) -> Mapping[int, GlobalLog]:
 
 
 class FoldedStretches(Protocol):
-    """The fold of one partition, which is given what follows its position in order and then tells what came of it."""
+    """The fold of one partition, which is given what follows its position in order and then tells what came
+    of it.
+    """
 
     @property
     def marker(self) -> VectorMarker: ...
@@ -53,7 +57,9 @@ class FoldedStretches(Protocol):
 
 
 class MergedFold:
-    """The fold of one partition, from *state* (None: from its beginning) on. Close it when done: what it began with, and the copies of globals, may be in files."""
+    """The fold of one partition, from *state* (None: from its beginning) on. Close it when done: what it
+    began with, and the copies of globals, may be in files.
+    """
 
     def __init__(
         self,
@@ -96,7 +102,9 @@ class MergedFold:
             self._results.transition(self._partition, each)
 
     def transact(self, taken: Sequence[Stretch], *, is_due: bool) -> None:
-        """Fold stretches that follow the position, in one transaction; *is_due* tells whether its emits are."""
+        """Fold stretches that follow the position, in one transaction; *is_due* tells whether its emits
+        are.
+        """
         changes = fold_whole(self._folder, taken, self._on_later, self._where)
         assert changes is not None, "a stretch is never empty"
         self._store.apply(changes.puts)

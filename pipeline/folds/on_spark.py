@@ -177,7 +177,9 @@ class SparkBronze:
 def joined_records(
     session: SparkSession, settings: Settings, plan: FoldPlan, log: JoinedLog, extent: Extent
 ) -> DataFrame:
-    """Return the records of one history, those of the topic behind the table's through the connector, in no order to rely on."""
+    """Return the records of one history, those of the topic behind the table's through the connector, in no
+    order to rely on.
+    """
     from pyspark.sql import functions as F
 
     split = {partition: log.parts(partition, span) for partition, span in extent.spans.items()}
@@ -238,8 +240,8 @@ def fold_each(
     fold: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]],
     columns: str = RESULT_DDL,
 ) -> DataFrame:
-    """Return the results of *fold*, which is given partition numbers and reads by itself what it folds: a task for each
-    of *partitions*, and no shuffle. *columns* are those of the results.
+    """Return the results of *fold*, which is given partition numbers and reads by itself what it folds: a
+    task for each of *partitions*, and no shuffle. *columns* are those of the results.
     """
     wanted = sorted(partitions)
     numbers = ",".join(map(str, wanted))

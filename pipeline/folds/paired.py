@@ -1,7 +1,8 @@
-"""One partition folded by two versions at once: each change of a row is held against what the other made of the same record.
+"""One partition folded by two versions at once: each change of a row is held against what the other made of
+the same record.
 
-Only rows that ever differed are held here, in a file when they become many; those that never did are in the stores of the two folds, and either tells.
-Spark's tasks run this as it is.
+Only rows that ever differed are held here, in a file when they become many; those that never did are in the
+stores of the two folds, and either tells. Spark's tasks run this as it is.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ from holdfast.pipeline.folds.merged_fold import MergedFold, OpenGlobal
 from holdfast.pipeline.folds.spilling import SpillingStore
 
 PARTED, COUNTED, OTHER = "parted", "counted", "other"
-"""Kinds of results: a key of which the rows differed, what was counted of all such keys, and the summary of the other version."""
+"""Kinds of results: a key of which the rows differed, what was counted of all such keys, and the summary of
+the other version.
+"""
 ONLY_HERE, ONLY_THERE, WHOLE = "(row only in this version)", "(row only in the other)", "(row)"
 """What stands for a field where there is no row to compare, or no row with fields."""
 SETTLE_KEYS = 10_000
@@ -52,8 +55,9 @@ Numbered = tuple[int, Transition[Any]]
 
 
 class Parted(msgspec.Struct, array_like=True):
-    """The rows of one key, as JSON, since they first differed: at *offset* (of *topic*, where there are several sources), of *at_ms*, with the record *number*
-    in the order. *apart* tells whether they do now; None is no row.
+    """The rows of one key, as JSON, since they first differed: at *offset* (of *topic*, where there are
+    several sources), of *at_ms*, with the record *number* in the order. *apart* tells whether they do now;
+    None is no row.
     """
 
     number: int
@@ -66,8 +70,8 @@ class Parted(msgspec.Struct, array_like=True):
 
 
 class PartedCounts(msgspec.Struct, frozen=True):
-    """How many keys of a partition differ at the end, *met_again* only did in between, and *fields* counts keys by the fields in which they differ. The first of all
-    did at *offset* of *topic*.
+    """How many keys of a partition differ at the end, *met_again* only did in between, and *fields* counts
+    keys by the fields in which they differ. The first of all did at *offset* of *topic*.
     """
 
     apart: int = 0
@@ -84,7 +88,9 @@ _PLACE = b"p"
 
 
 class RowsApart:
-    """The rows of one partition that ever differed between two folds; about *memory_bytes* of them are in memory. Close it when done."""
+    """The rows of one partition that ever differed between two folds; about *memory_bytes* of them are in
+    memory. Close it when done.
+    """
 
     def __init__(self, partition: int, memory_bytes: int) -> None:
         self._partition = partition
@@ -92,7 +98,9 @@ class RowsApart:
         self._fresh = dict[Place, Parted]()
 
     def compare(self, mine: Iterable[Numbered], theirs: Iterable[Numbered]) -> None:
-        """Take the changes that follow the last ones: those that each version made of the same records, in their order."""
+        """Take the changes that follow the last ones: those that each version made of the same records, in
+        their order.
+        """
         sides = [[(number, side, each) for number, each in one] for side, one in enumerate((mine, theirs))]
         for number, changed in groupby(merge(*sides, key=itemgetter(0)), itemgetter(0)):
             self._at(number, [(side, each) for _, side, each in changed])
@@ -141,7 +149,9 @@ class RowsApart:
         self._stored.apply((_PLACE + _encode(place), _encode(each)) for place, each in fresh.items())
 
     def told(self, limit: int) -> Iterator[pa.RecordBatch]:
-        """Yield at most *limit* keys, those that differ at the end first and of these the earliest, and what was counted of all."""
+        """Yield at most *limit* keys, those that differ at the end first and of these the earliest, and what
+        was counted of all.
+        """
         self._settle()
         rows = [self._row(place, each) for place, each in sorted(nsmallest(limit, self._all(), key=_rank))]
         for start in range(0, len(rows), OUT_ROWS):
@@ -185,7 +195,7 @@ def fields_apart(mine: str | None, theirs: str | None) -> tuple[str, ...]:
 
     >>> fields_apart('{"a":1,"b":2}', '{"a":1,"b":3,"c":4}'), fields_apart(None, '{"a":1}'), fields_apart("1", "2")
     (('b', 'c'), ('(row only in the other)',), ('(row)',))
-    """
+    """  # noqa: E501
     if mine is None or theirs is None:
         return (ONLY_THERE if mine is None else ONLY_HERE,)
     one, other = _fields(mine), _fields(theirs)
@@ -226,8 +236,9 @@ class _Changes(Results):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionBeside:
-    """The version *other*, folded beside the one of a plan. About *memory_bytes* of the state of each, and of what differs, are in memory, and all of it in temporary
-    files where there is more; at most *limit_keys* keys of a partition are told.
+    """The version *other*, folded beside the one of a plan. About *memory_bytes* of the state of each, and of
+    what differs, are in memory, and all of it in temporary files where there is more; at most *limit_keys*
+    keys of a partition are told.
     """
 
     other: Processor[Any, Any]
@@ -343,7 +354,9 @@ class PairedStretches(_TwoFolds):
 
 
 def _places(topics: Sequence[str], stretches: Iterable[Stretch]) -> Iterator[tuple[str, int]]:
-    """Yield topic and offset of each record in its order, and of each choice "" and its number, as changes tell them."""
+    """Yield topic and offset of each record in its order, and of each choice "" and its number, as changes
+    tell them.
+    """
     for stretch in stretches:
         if stretch.choice is not None:
             yield "", stretch.choice.number

@@ -82,8 +82,9 @@ _BY_TABLE = ("rows", "transitions")
 
 
 def schema_of(name: str, processor: Processor[Any, Any]) -> pa.Schema:
-    """Return the columns of one of TABLES; where there are several sources, what happened at an offset tells the
-    topic too, none for a tick. Where there are named tables, rows tell theirs, none for the processor's own.
+    """Return the columns of one of TABLES; where there are several sources, what happened at an offset tells
+    the topic too, none for a tick. Where there are named tables, rows tell theirs, none for the processor's
+    own.
     """
     schema = TABLES[name]
     if processor.on is not None and name in _BY_TOPIC:

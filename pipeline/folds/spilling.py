@@ -1,6 +1,8 @@
-"""Rows in memory, and in a temporary file when they become many: of a partition's state while it is folded, and of the copies of global tables.
+"""Rows in memory, and in a temporary file when they become many: of a partition's state while it is folded,
+and of the copies of global tables.
 
-Each partition that is folded has a copy of its own, since it sees its own positions; a Spark executor folds several at once.
+Each partition that is folded has a copy of its own, since it sees its own positions; a Spark executor folds
+several at once.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ STATE_MEMORY_BYTES = 256 << 20
 ROW_BYTES = 200
 """What a row takes in memory besides its key and value, about."""
 PAGE_ROWS, PAGE_BYTES = 1_000, 1 << 20
-"""So many rows are read from a file at once, or so many bytes of them and the row with which they become more."""
+"""So many rows are read from a file at once, or so many bytes of them and the row with which they become
+more.
+"""
 _CACHE_KIB = 16 << 10
 
 _CREATE = "CREATE TABLE rows (key BLOB PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID"
@@ -33,7 +37,8 @@ _FROM = "SELECT key, value FROM rows WHERE key >= ? ORDER BY key LIMIT ?"
 
 
 class SpillingStore:
-    """Rows by key; *limit_bytes* of them in memory, all in a temporary file when there are more. Close it when done.
+    """Rows by key; *limit_bytes* of them in memory, all in a temporary file when there are more. Close it
+    when done.
 
     PipelineError when the file cannot be written or read.
     """
@@ -153,5 +158,6 @@ def _kept(
 
 def _failed(error: Exception) -> PipelineError:
     return PipelineError(
-        f"rows cannot be kept in a file in {tempfile.gettempdir()}: {error}; give it room, or set TMPDIR to a folder with more"
+        f"rows cannot be kept in a file in {tempfile.gettempdir()}: {error}; give it room, or set TMPDIR to a"
+        " folder with more"
     )

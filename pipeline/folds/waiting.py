@@ -20,7 +20,9 @@ def _sleep(seconds: float, why: str) -> None:
 
 
 def waiting(timeout_s: float) -> OnLater:
-    """Return what waits in this process, up to *timeout_s* for one record; then it raises StillWaitingError."""
+    """Return what waits in this process, up to *timeout_s* for one record; then it raises
+    StillWaitingError.
+    """
     return Waiting(timeout_s, system_clock.monotonic_s, _sleep)
 
 

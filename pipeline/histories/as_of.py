@@ -1,4 +1,6 @@
-"""A row as it was at some time or offset, and the records that made it so: from the lake, the topic, or both."""
+"""A row as it was at some time or offset, and the records that made it so: from the lake, the topic, or
+both.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ CHANGES = pa.schema(
         ("command", pa.string()),
     ]
 )
-"""Columns of `RowsAsOf.table`: a row for each change, with the rows before and after as JSON and the record that made it."""
+"""Columns of `RowsAsOf.table`: a row for each change, with the rows before and after as JSON and the record
+that made it.
+"""
 
 
 class FoundRecord(NamedTuple):
@@ -55,8 +59,8 @@ class FoundRecord(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MadeChange:
-    """A change of the row, and the record that made it. *topic* None: a tick did, and *offset* is the number of its choice. *command* shows the record's
-    batch, None where the topic does not hold that any more.
+    """A change of the row, and the record that made it. *topic* None: a tick did, and *offset* is the number
+    of its choice. *command* shows the record's batch, None where the topic does not hold that any more.
     """
 
     topic: str | None
@@ -70,8 +74,8 @@ class MadeChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowAsOf:
-    """The row of one partition *at* a place (in words), as JSON, None for no row; *changes* are the last of *total* that it had by then, in their order: none where the
-    table's version began with that row.
+    """The row of one partition *at* a place (in words), as JSON, None for no row; *changes* are the last of
+    *total* that it had by then, in their order: none where the table's version began with that row.
     """
 
     partition: int
@@ -83,7 +87,9 @@ class RowAsOf:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowsAsOf:
-    """The rows of a key in each partition that has ever had one by then: one where the processor routes its keys."""
+    """The rows of a key in each partition that has ever had one by then: one where the processor routes its
+    keys.
+    """
 
     processor: str
     version: int
@@ -94,7 +100,9 @@ class RowsAsOf:
     rows: tuple[RowAsOf, ...]
 
     def changes(self) -> pa.Table:
-        """Return the changes, with the records that made them, as an Arrow table of the columns CHANGES; `.to_pandas()` makes a DataFrame of it."""
+        """Return the changes, with the records that made them, as an Arrow table of the columns CHANGES;
+        `.to_pandas()` makes a DataFrame of it.
+        """
         told = [
             {
                 "partition": row.partition,
@@ -116,7 +124,9 @@ class RowsAsOf:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AsOfOptions:
-    """Of *replay* engine, source, lake, allow_holes and spark count. At most *limit* changes of each partition are told, the last ones."""
+    """Of *replay* engine, source, lake, allow_holes and spark count. At most *limit* changes of each
+    partition are told, the last ones.
+    """
 
     replay: ReplayOptions = field(default_factory=ReplayOptions)
     limit: int = LIMIT_CHANGES
@@ -131,17 +141,20 @@ def row_as_of(
     *,
     table: str = "",
 ) -> RowsAsOf:
-    """Return the row of *key* as it was, with the records that made it so; *table* is a named table of the processor.
+    """Return the row of *key* as it was, with the records that made it so; *table* is a named table of the
+    processor.
 
-    *at* is where to stop: an offset of the key's partition, the last that counts, or offsets by partition, or a time; None is all there is. The partitions are folded up to there,
-    record by record. ConfigError where an offset does not tell its partition, and whatever `replay` raises.
+    *at* is where to stop: an offset of the key's partition, the last that counts, or offsets by partition, or
+    a time; None is all there is. The partitions are folded up to there, record by record. ConfigError where
+    an offset does not tell its partition, and whatever `replay` raises.
     """
     options = options or AsOfOptions()
     partitions = _partitions(processor, settings, key, table, options.replay)
     if isinstance(at, int):
         if len(partitions) != 1:
             raise ConfigError(
-                f"--at {at}: which partition holds {key!r} is not known, since processor {processor.name} has no route=: write PARTITION:OFFSET"
+                f"--at {at}: which partition holds {key!r} is not known, since processor {processor.name} has"
+                " no route=: write PARTITION:OFFSET"
             )
         at = Until(offsets={partitions[0]: at})
     if at is not None and (named := sorted({*at.offsets, *at.sources})):
@@ -201,7 +214,9 @@ def _changes(replayed: Replayed, processor: Processor[Any, Any]) -> dict[int, li
 
 @dataclass(frozen=True, slots=True)
 class LastChanges:
-    """Lets the last *limit* changes of each partition through, and how many there were: a key may have changed more often than memory holds."""
+    """Lets the last *limit* changes of each partition through, and how many there were: a key may have
+    changed more often than memory holds.
+    """
 
     limit: int
 
@@ -241,7 +256,9 @@ def _begun(
     table: str,
     key: str,
 ) -> dict[int, str | None]:
-    """Return the row with which *unchanged* partitions began, of those that did with one: a version may begin with the rows of the one before it."""
+    """Return the row with which *unchanged* partitions began, of those that did with one: a version may begin
+    with the rows of the one before it.
+    """
     wanted = [at for at in unchanged if at in replayed.bases]
     bases = read_bases(processor, settings, wanted) if wanted else {}
     stored_key, codec = key_in_table(table, key), RowCodec[Any](processor.row_of(table))
@@ -279,12 +296,14 @@ class _Finder:
         found = {topic: self._of(topic, partition, offsets) for topic, offsets in wanted.items()}
         firsts = {topic: self._first(topic, partition) for topic in wanted}
         return tuple(
-            each
-            if each.topic is None
-            else replace(
-                each,
-                record=found[each.topic].get(each.offset),
-                command=_command(each.topic, partition, each.offset, firsts[each.topic]),
+            (
+                each
+                if each.topic is None
+                else replace(
+                    each,
+                    record=found[each.topic].get(each.offset),
+                    command=_command(each.topic, partition, each.offset, firsts[each.topic]),
+                )
             )
             for each in changes
         )

@@ -1,4 +1,6 @@
-"""The changes of rows as a fold tells them, each written to the history once the change that follows it is known."""
+"""The changes of rows as a fold tells them, each written to the history once the change that follows it is
+known.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from holdfast.pipeline.histories.fold_tables import FoldTableColumns
 
 
 class Change(msgspec.Struct, frozen=True, array_like=True):
-    """The last change of a row that is there: at which *offset* (of *topic*, where there are several sources), when, and the stored row before it."""
+    """The last change of a row that is there: at which *offset* (of *topic*, where there are several
+    sources), when, and the stored row before it.
+    """
 
     offset: int
     at_ms: int

@@ -1,9 +1,11 @@
-"""Folding the lake into tables: a processor's state, and the history of its rows or what else is made of it. Each fold takes in what was landed since
-the one before.
+"""Folding the lake into tables: a processor's state, and the history of its rows or what else is made of it.
+Each fold takes in what was landed since the one before.
 
-Two tables cannot be committed at once. So the output comes first: its commit names the batch, and the batch that it goes on from. Where the state
-does not follow, since the fold was killed between both, the next fold makes exactly that state from the state before, checks it against the digests
-that the output's commit tells, and goes on from there. Of two folds that go on from one state, one extends the output, and the other is refused.
+Two tables cannot be committed at once. So the output comes first: its commit names the batch, and the batch
+that it goes on from. Where the state does not follow, since the fold was killed between both, the next fold
+makes exactly that state from the state before, checks it against the digests that the output's commit tells,
+and goes on from there. Of two folds that go on from one state, one extends the output, and the other is
+refused.
 """
 
 from __future__ import annotations
@@ -64,8 +66,9 @@ _NOTHING = PartitionCommit(position="")
 class FoldOptions:
     """What to fold, and how.
 
-    *into* is the folder or address of both tables, without it LAKE/folds/NAME. *max_records* bounds a commit, in offsets. *memory_bytes* of the state of a
-    partition are in memory, about; all of it in a temporary file where there are more. *rebuild* begins anew.
+    *into* is the folder or address of both tables, without it LAKE/folds/NAME. *max_records* bounds a commit,
+    in offsets. *memory_bytes* of the state of a partition are in memory, about; all of it in a temporary file
+    where there are more. *rebuild* begins anew.
     """
 
     lake: str
@@ -80,8 +83,8 @@ class FoldOptions:
 
 @dataclass(slots=True, kw_only=True)
 class FoldReport:
-    """What a fold did. *records* and *changes* (rows that are over, of the history or another *output*) are those of this fold; *partitions* tell of the
-    tables as they are.
+    """What a fold did. *records* and *changes* (rows that are over, of the history or another *output*) are
+    those of this fold; *partitions* tell of the tables as they are.
     """
 
     processor: str
@@ -134,10 +137,13 @@ def fold(
     output: OutputTable | None = None,
     told: Callable[[FoldStep], None] | None = None,
 ) -> FoldReport:
-    """Fold what was landed of the source of *processor* since the last fold into its tables, and return what was done.
+    """Fold what was landed of the source of *processor* since the last fold into its tables, and return what
+    was done.
 
-    Both engines write the same tables. *output* is the table beside the state, without it the history of the rows. *told* hears of each step. Raises ConfigError for the tables of another fold or version, LostRecordsError for a lake
-    with holes, LakeError where something else has changed lake or tables, or another fold has extended them first: nothing was written then.
+    Both engines write the same tables. *output* is the table beside the state, without it the history of the
+    rows. *told* hears of each step. Raises ConfigError for the tables of another fold or version,
+    LostRecordsError for a lake with holes, LakeError where something else has changed lake or tables, or
+    another fold has extended them first: nothing was written then.
     """
     registry.use(settings)
     with ExitStack() as opened:
@@ -149,7 +155,9 @@ def fold(
 
 
 class _Target(NamedTuple):
-    """At most how many records to fold of each partition that has any, of how many offsets, and what the commit says besides what comes of it."""
+    """At most how many records to fold of each partition that has any, of how many offsets, and what the
+    commit says besides what comes of it.
+    """
 
     limits: Mapping[int, int]
     offsets: int
@@ -176,7 +184,8 @@ class _TableFold:
         folder = (options.into or folds_path(options.lake, processor.name)).rstrip("/")
         if is_table(folder):
             raise ConfigError(
-                f"--into {folder}: this is a table itself, whose vacuum would take the files: name a folder beside it"
+                f"--into {folder}: this is a table itself, whose vacuum would take the files: name a folder"
+                " beside it"
             )
         columns = FoldTableColumns.of(processor)
         self._state = FoldTable.open(f"{folder}/state", columns.state, STATE_BY)
@@ -228,9 +237,12 @@ class _TableFold:
         return True
 
     def _standing(self) -> tuple[FoldCommit | None, FoldCommit | None]:
-        """Return what to go on from, and the commit of the output that the state does not follow yet, if there is one."""
+        """Return what to go on from, and the commit of the output that the state does not follow yet, if
+        there is one.
+        """
         for _ in range(LOOKS):
-            # The state first: whatever it has by now is in an output that is read later, so none is taken back.
+            # The state first: whatever it has by now is in an output that is read later, so none is taken
+            # back.
             self._state.refresh()
             self._output.refresh()
             state, output = self._state.last(), self._output.last()
@@ -239,8 +251,8 @@ class _TableFold:
             if output is not None and output.start in ("", state.batch if state else ""):
                 return (state if output.start else None), output
         raise LakeError(
-            f"{self._state.path} and {self._output.path} do not belong together: one of them was put back to an older state, or is of another fold. Fold anew "
-            "(--rebuild)"
+            f"{self._state.path} and {self._output.path} do not belong together: one of them was put back to"
+            " an older state, or is of another fold. Fold anew (--rebuild)"
         )
 
     def _finish(self, base: FoldCommit | None, ahead: FoldCommit) -> None:
@@ -259,8 +271,8 @@ class _TableFold:
             if part.commit != ahead.partitions[part.partition]:
                 self._drop(parts)
                 raise LakeError(
-                    f"{self._output.path} tells of another state of partition {part.partition} than its fold makes now: fold, lake or history was changed since. "
-                    "Fold anew (--rebuild)"
+                    f"{self._output.path} tells of another state of partition {part.partition} than its fold"
+                    " makes now: fold, lake or history was changed since. Fold anew (--rebuild)"
                 )
         self._extend(self._state, ahead, base, parts)
         self._told(FoldStep.STATE)
@@ -339,7 +351,9 @@ class _TableFold:
         return _Target(limits, sum(limits.values()), told)
 
     def _check_skips(self, base: FoldCommit, begins: Mapping[int, Position]) -> None:
-        """Refuse to go on where offsets that were folded are skipped by now, or the other way round: a replay would come to another state."""
+        """Refuse to go on where offsets that were folded are skipped by now, or the other way round: a replay
+        would come to another state.
+        """
         for number, topic in enumerate(self._processor.topics):
             noted, now = base.skips.get(topic, {}), self._landed.skips[topic]
             for at, each in begins.items():
@@ -347,8 +361,9 @@ class _TableFold:
                 was, is_ = _upto(noted.get(at, ()), end), _upto(now.get(at, ()), end)
                 if was != is_:
                     raise ConfigError(
-                        f"{self._state.path} partition {at}: of the offsets of {topic} that were folded {was or 'none'} were skipped, and {is_ or 'none'} are by "
-                        "now: fold anew (--rebuild)"
+                        f"{self._state.path} partition {at}: of the offsets of {topic} that were folded"
+                        f" {was or 'none'} were skipped, and {is_ or 'none'} are by now: fold anew"
+                        " (--rebuild)"
                     )
 
     # -- folding
@@ -400,7 +415,9 @@ class _TableFold:
         return parts
 
     def _on_spark(self, work: FoldWork, wanted: Sequence[int]) -> list[FoldedPart]:
-        """Have each partition folded by a task, which writes its files; those of tasks that fail are named by no commit."""
+        """Have each partition folded by a task, which writes its files; those of tasks that fail are named by
+        no commit.
+        """
         from holdfast.pipeline.folds import on_spark
 
         import_pyspark()

@@ -1,4 +1,6 @@
-"""What the functions of a fold are written as: a digest that changes where they do, or what they use of their own application, whatever comments and layout."""
+"""What the functions of a fold are written as: a digest that changes where they do, or what they use of their
+own application, whatever comments and layout.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,9 @@ _PLAIN = str | int | float | bytes | None
 
 
 def code_of(processor: Processor[Any, Any]) -> str:
-    """Return the digest of the functions of a processor, of what functions are bound to, and of the functions, classes and plain constants
-    of their own modules that they name, and that these name. What holdfast, Python and installed packages bring is not looked at.
+    """Return the digest of the functions of a processor, of what functions are bound to, and of the
+    functions, classes and plain constants of their own modules that they name, and that these name. What
+    holdfast, Python and installed packages bring is not looked at.
     """
     sha, used = hashlib.sha256(), dict[str, str]()
     for each in _functions(processor):
@@ -33,7 +36,9 @@ def code_of(processor: Processor[Any, Any]) -> str:
 
 
 def _functions(processor: Processor[Any, Any]) -> Iterator[Code | None]:
-    """Yield the functions that make a state: decoders, folds and times of what is read, and what timers call."""
+    """Yield the functions that make a state: decoders, folds and times of what is read, and what timers
+    call.
+    """
     if processor.on is None:
         yield from (processor.decode, processor.fold, processor.time)
     for source, fold in (processor.on or {}).items():
@@ -150,7 +155,9 @@ def _names_in(code: CodeType) -> Iterator[str]:
 
 
 def _is_own(module: str) -> bool:
-    """Tell whether a module is of the application: neither holdfast's, nor Python's, nor of an installed package."""
+    """Tell whether a module is of the application: neither holdfast's, nor Python's, nor of an installed
+    package.
+    """
     top = module.partition(".")[0]
     if top == "holdfast" or (top in sys.stdlib_module_names and top != "__main__"):
         return False

@@ -1,6 +1,8 @@
-"""What a commit of a fold says of itself: which fold it is, up to where each partition was folded, and what came of it.
+"""What a commit of a fold says of itself: which fold it is, up to where each partition was folded, and what
+came of it.
 
-The table of states is its own checkpoint: a fold goes on from the positions of the last commit, and nothing beside the table can be lost.
+The table of states is its own checkpoint: a fold goes on from the positions of the last commit, and nothing
+beside the table can be lost.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from holdfast.pipeline.histories.fold_code import code_of
 
 
 class FoldIdentity(msgspec.Struct, frozen=True):
-    """Which fold a table is of: of *app*, its *processor* and *version*; *code* is a digest of what its functions are written as, and what they use."""
+    """Which fold a table is of: of *app*, its *processor* and *version*; *code* is a digest of what its
+    functions are written as, and what they use.
+    """
 
     app: str
     processor: str
@@ -58,8 +62,9 @@ def identity_of(processor: Processor[Any, Any], settings: Settings) -> FoldIdent
 
 
 class PartitionCommit(msgspec.Struct, frozen=True, kw_only=True):
-    """Up to where a partition was folded, and what is in its state. *position* is the marker as stored, in base64; *records* and *refused* count from
-    the beginning, *digest* is that of a replay up to there. Of several sources, choices are read on from the offset *choices_from*.
+    """Up to where a partition was folded, and what is in its state. *position* is the marker as stored, in
+    base64; *records* and *refused* count from the beginning, *digest* is that of a replay up to there. Of
+    several sources, choices are read on from the offset *choices_from*.
     """
 
     position: str
@@ -72,11 +77,12 @@ class PartitionCommit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FoldCommit(msgspec.Struct, frozen=True, kw_only=True):
-    """What one fold did to both of its tables, in the words of each: the commit of the output comes first, that of the state with the same *batch* after
-    it. *start* is the batch that it went on from, "" for none.
+    """What one fold did to both of its tables, in the words of each: the commit of the output comes first,
+    that of the state with the same *batch* after it. *start* is the batch that it went on from, "" for none.
 
-    *skips* are offsets of each source that were left out, *holes* what was missing and allowed. *row_types* are those of all rows so far. A table that is
-    joined of others has no *partitions* of its own: *joined* is what those of the others were, by name.
+    *skips* are offsets of each source that were left out, *holes* what was missing and allowed. *row_types*
+    are those of all rows so far. A table that is joined of others has no *partitions* of its own: *joined* is
+    what those of the others were, by name.
     """
 
     batch: str
@@ -103,7 +109,9 @@ def told_position(processor: Processor[Any, Any], position: Position) -> str:
 
 
 def noted_types(processor: Processor[Any, Any], before: FoldCommit | None) -> bytes:
-    """Return the note of the types of all rows so far; ConfigError where the declared type does not read those before."""
+    """Return the note of the types of all rows so far; ConfigError where the declared type does not read
+    those before.
+    """
     noted: RowTypes | None = None if before is None else decode_row_types(before.row_types)
     return encode_row_types(evolved(noted, processor))
 
@@ -120,7 +128,8 @@ def fold_in(commit: TableCommit) -> FoldCommit | None:
         ) from error
     if found.holdfast_fold != 1:
         raise LakeError(
-            f"version {commit.version} was written by a newer holdfast (format {found.holdfast_fold}): upgrade"
+            f"version {commit.version} was written by a newer holdfast (format {found.holdfast_fold}):"
+            " upgrade"
         )
     return found
 
@@ -135,8 +144,9 @@ def last_fold(where: str, history: Iterable[TableCommit]) -> FoldCommit | None:
             return found
         if not is_data_kept(commit):
             raise LakeError(
-                f"{where}: version {commit.version} ({commit.operation}) was not written by a fold, and may have changed rows: --rebuild folds anew, or "
-                "restore the table and fold into tables of your own (--into)"
+                f"{where}: version {commit.version} ({commit.operation}) was not written by a fold, and may"
+                " have changed rows: --rebuild folds anew, or restore the table and fold into tables of your"
+                " own (--into)"
             )
     return None
 
@@ -145,10 +155,12 @@ def check_identity(where: str, before: FoldCommit, now: FoldIdentity, ids: Mappi
     """Refuse to go on with the tables of another fold, or of topics that were made again."""
     if (why := before.identity.why_other(now)) is not None:
         raise ConfigError(
-            f"{where} is of {why}. Fold into tables of its own (--into FOLDER), or anew (--rebuild); a fold that changes needs another version"
+            f"{where} is of {why}. Fold into tables of its own (--into FOLDER), or anew (--rebuild); a fold"
+            " that changes needs another version"
         )
     for topic, noted in before.topic_ids.items():
         if ids.get(topic, noted) != noted:
             raise LakeError(
-                f"{where}: topic {topic} was deleted and made again (its id was {noted}, is {ids[topic]}): fold anew (--rebuild)"
+                f"{where}: topic {topic} was deleted and made again (its id was {noted}, is {ids[topic]}):"
+                " fold anew (--rebuild)"
             )

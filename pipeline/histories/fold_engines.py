@@ -1,4 +1,6 @@
-"""What runs a fold, or a join of tables: this process, or Spark's tasks, each of which writes the files of its part."""
+"""What runs a fold, or a join of tables: this process, or Spark's tasks, each of which writes the files of
+its part.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def parts_on_spark(
     tasks: Iterable[int],
     run: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]],
 ) -> list[FoldedPart]:
-    """Have Spark *run* the tasks of these numbers; files of tasks that fail are named by no commit. *opened* closes the session."""
+    """Have Spark *run* the tasks of these numbers; files of tasks that fail are named by no commit. *opened*
+    closes the session.
+    """
     from holdfast.pipeline.folds.on_spark import fold_each
     from holdfast.pipeline.spark.errors import explained
     from holdfast.pipeline.spark.shipping import ship

@@ -43,7 +43,9 @@ STATE = [
     ("stored", pa.binary()),
     ("previous", pa.binary()),
 ]
-"""Columns of the state besides its partition and the rows: of rows and of timers, as *kind* tells ("row", "wake", "tick", "event")."""
+"""Columns of the state besides its partition and the rows: of rows and of timers, as *kind* tells ("row",
+"wake", "tick", "event").
+"""
 HISTORY = [*_KEYS, *_CHANGE, *_END]
 """Columns of the history besides what it is partitioned by and the rows before and after."""
 
@@ -64,7 +66,8 @@ def reading(path: str) -> Iterator[None]:
         yield
     except (DeltaError, OSError) as error:
         raise LakeError(
-            f"{path}: the table cannot be read: {error}. Mend that, then run this one again: it goes on from what is there"
+            f"{path}: the table cannot be read: {error}. Mend that, then run this one again: it goes on from"
+            " what is there"
         ) from error
 
 
@@ -117,11 +120,15 @@ class FoldTableColumns:
         return pa.schema([*HISTORY, *both])
 
     def history_batch(self, rows: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
-        """Return changes as rows of the history; each tells its *table*, and the rows *before* and *after*."""
+        """Return changes as rows of the history; each tells its *table*, and the rows *before* and
+        *after*.
+        """
         return self._batch(self.history, rows, ("before", "after"))
 
     def state_batch(self, rows: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
-        """Return what is stored as rows of the state; each tells its *table*, and the *row*, None of a timer."""
+        """Return what is stored as rows of the state; each tells its *table*, and the *row*, None of a
+        timer.
+        """
         return self._batch(self.state, rows, ("row",))
 
     def _batch(
@@ -136,9 +143,11 @@ class FoldTableColumns:
             found[moment_of] = pa.array([moment(each.get(f"{moment_of}_ms")) for each in rows], UTC)
         found["table"] = pa.array([each["table"] or None for each in rows], pa.string())
         arrays = [
-            found[field.name]
-            if field.name in found
-            else pa.array([each.get(field.name) for each in rows], field.type)
+            (
+                found[field.name]
+                if field.name in found
+                else pa.array([each.get(field.name) for each in rows], field.type)
+            )
             for field in schema
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
@@ -171,7 +180,9 @@ class PartFile(BronzeFile):
         batches: Iterator[pa.RecordBatch],
         schema: pa.Schema,
     ) -> AddedFile | None:
-        """Write *batches* as a file; None where there is no row. Nothing is left of one that could not be written."""
+        """Write *batches* as a file; None where there is no row. Nothing is left of one that could not be
+        written.
+        """
         first = next(batches, None)
         if first is None:
             return None
@@ -204,7 +215,9 @@ def _is_searched(field: pa.Field) -> bool:
 
 @dataclass(slots=True)
 class FoldTable:
-    """One table, read and extended through one handle: its commits follow the version that was read, or are refused."""
+    """One table, read and extended through one handle: its commits follow the version that was read, or are
+    refused.
+    """
 
     path: str
     partition_by: list[str]
@@ -233,8 +246,8 @@ class FoldTable:
     def widen(self, schema: pa.Schema, *, rebuild: bool) -> None:
         """Give the table the columns that its row types have got since.
 
-        LakeError where columns are of other types than declared; with *rebuild* they are made anew, without any row.
-        UnknownCommitError where the table cannot be read after a failure.
+        LakeError where columns are of other types than declared; with *rebuild* they are made anew, without
+        any row. UnknownCommitError where the table cannot be read after a failure.
         """
         whole = _whole(schema, self.partition_by)
         if self._takes(whole):
@@ -251,8 +264,8 @@ class FoldTable:
                 self.handle.alter.add_columns([Field.from_arrow(field) for field in schema])
         except DeltaError as error:
             raise LakeError(
-                f"{self.path}: the row type has other columns than its rows were written with: {error}. Fold anew (--rebuild), or into tables of its "
-                "own (--into FOLDER)"
+                f"{self.path}: the row type has other columns than its rows were written with: {error}. Fold"
+                " anew (--rebuild), or into tables of its own (--into FOLDER)"
             ) from error
         except OSError as error:
             self._look_for(whole, error)
@@ -265,17 +278,20 @@ class FoldTable:
         return all(f.name in there.names and _holds(there.field(f.name).type, f.type) for f in whole)
 
     def _look_for(self, whole: pa.Schema, failure: OSError) -> None:
-        """Look whether the table has these columns although giving it them ended with *failure*; LakeError where it has not."""
+        """Look whether the table has these columns although giving it them ended with *failure*; LakeError
+        where it has not.
+        """
         try:
             self.handle = open_table(self.path)
         except LakeError as unread:
             raise UnknownCommitError(
-                f"{self.path}: whether its columns were changed is not known ({failure}): {unread}. Mend that, then run this one again: it goes on from what is "
-                "there"
+                f"{self.path}: whether its columns were changed is not known ({failure}): {unread}. Mend"
+                " that, then run this one again: it goes on from what is there"
             ) from failure
         if not self._takes(whole):
             raise LakeError(
-                f"{self.path}: its columns could not be changed: {failure}. Mend that, then run this one again"
+                f"{self.path}: its columns could not be changed: {failure}. Mend that, then run this one"
+                " again"
             ) from failure
 
     def refresh(self) -> None:
@@ -316,7 +332,8 @@ class FoldTable:
     ) -> None:
         """Make the next version of the table.
 
-        UnknownCommitError where the table cannot be read after a failure: it may name *added*. After any other LakeError it does not.
+        UnknownCommitError where the table cannot be read after a failure: it may name *added*. After any
+        other LakeError it does not.
         """
         now_ms = system_clock.now_ms()
         actions = [each.action() for each in added]
@@ -339,17 +356,19 @@ class FoldTable:
             self.handle.update_incremental()
         except (DeltaError, OSError) as error:
             if self._has(told, read, error):
-                # It is there, and only the answer was lost; or another fold has finished this one, with files of its own.
+                # It is there, and only the answer was lost; or another fold has finished this one, with files
+                # of its own.
                 there = {file.path for _, file, _ in self.files()}
                 remove(self.filesystem, [each.path for each in added if each.path not in there])
                 return
             if int(self.handle.version()) > read:
                 raise LakeError(
-                    f"{self.path}: another run, or something else, has changed the table meanwhile; nothing was written to it by this one. Run this one again, "
-                    "and one at a time"
+                    f"{self.path}: another run, or something else, has changed the table meanwhile; nothing"
+                    " was written to it by this one. Run this one again, and one at a time"
                 ) from error
             raise LakeError(
-                f"{self.path}: the commit failed, nothing was written by it: {error}. Mend that, then run this one again"
+                f"{self.path}: the commit failed, nothing was written by it: {error}. Mend that, then run"
+                " this one again"
             ) from error
 
     def _has(self, told: FoldCommit, read: int, failure: Exception) -> bool:
@@ -360,8 +379,9 @@ class FoldTable:
             made = [fold_in(each) for each in (history_of(self.handle, newer) if newer else ())]
         except (DeltaError, OSError, LakeError) as unread:
             raise UnknownCommitError(
-                f"{self.path}: whether the commit was made is not known ({failure}), since the table cannot be read: {unread}. Run this one again: it goes on "
-                "from what is there. If the commit was not made, a vacuum takes the files that were written for it"
+                f"{self.path}: whether the commit was made is not known ({failure}), since the table cannot"
+                f" be read: {unread}. Run this one again: it goes on from what is there. If the commit was"
+                " not made, a vacuum takes the files that were written for it"
             ) from failure
         return any(each is not None and each.batch == told.batch for each in made)
 
@@ -398,5 +418,7 @@ def _holds(there: pa.DataType, wanted: pa.DataType) -> bool:
 
 
 def _plain(kind: pa.DataType) -> str:
-    """Return a type as text, whatever Arrow calls its large and viewed kin, and the elements of lists and maps."""
+    """Return a type as text, whatever Arrow calls its large and viewed kin, and the elements of lists and
+    maps.
+    """
     return str(Schema.from_arrow(pa.schema([pa.field("x", kind)])).fields[0].type)

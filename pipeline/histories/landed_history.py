@@ -1,4 +1,6 @@
-"""What was landed of what a processor folds, as a fold into tables reads it: of one topic up to its end, of several sources up to where their order is settled."""
+"""What was landed of what a processor folds, as a fold into tables reads it: of one topic up to its end, of
+several sources up to where their order is settled.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +45,8 @@ class HistoryParts(Protocol):
 
 
 class LandedHistory(Protocol):
-    """What was landed of what a processor folds: *path* is the table that tells up to where, *ids* are Kafka's ids of the topics, and *skips* what the application leaves
-    out of each.
+    """What was landed of what a processor folds: *path* is the table that tells up to where, *ids* are
+    Kafka's ids of the topics, and *skips* what the application leaves out of each.
     """
 
     @property
@@ -72,11 +74,15 @@ class LandedHistory(Protocol):
     def parts(
         self, plan: FoldPlan, limits: Mapping[int, int], upto: Mapping[int, Position] | None = None
     ) -> HistoryParts:
-        """Return what to fold of partitions: up to *upto*, or all there is, and of those in *limits* at most so many records."""
+        """Return what to fold of partitions: up to *upto*, or all there is, and of those in *limits* at most
+        so many records.
+        """
 
 
 def landed_history(processor: Processor[Any, Any], settings: Settings, lake: str) -> LandedHistory:
-    """Return what *lake* holds now of what *processor* folds; LakeError where a table is not as it was landed."""
+    """Return what *lake* holds now of what *processor* folds; LakeError where a table is not as it was
+    landed.
+    """
     if processor.on is None:
         return LandedTopic(processor, settings, lake)
     return LandedSources(processor, settings, lake)
@@ -141,7 +147,9 @@ def _firsts(begins: Mapping[int, Position]) -> dict[int, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicParts:
-    """What to fold of each partition of one topic: *spans*, as far as their states have not got it, and of it at most as many records as *limits* says."""
+    """What to fold of each partition of one topic: *spans*, as far as their states have not got it, and of it
+    at most as many records as *limits* says.
+    """
 
     plan: FoldPlan
     files: BronzeFiles
@@ -182,8 +190,8 @@ def _first_records(read: Iterable[tuple[Batch, int]], limit: int | None) -> Iter
 
 
 class LandedSources:
-    """The tables of the sources of a processor, of its choices and of its globals, up to where its table stood when the choices were landed: behind that, records of which a
-    worker knew nothing may come between.
+    """The tables of the sources of a processor, of its choices and of its globals, up to where its table
+    stood when the choices were landed: behind that, records of which a worker knew nothing may come between.
     """
 
     def __init__(self, processor: Processor[Any, Any], settings: Settings, lake: str) -> None:
@@ -192,8 +200,10 @@ class LandedSources:
         self.path, cut = self._tables.choices.path, self._tables.cut
         if not cut.positions:
             raise LakeError(
-                f"{self.path} does not tell where the table of {processor.name} stood: nobody had folded anything when it was landed, or an earlier holdfast landed it, so "
-                f"no order of the sources is settled. Land again once workers have folded (`holdfast pipeline land --processor {processor.name}`)"
+                f"{self.path} does not tell where the table of {processor.name} stood: nobody had folded"
+                " anything when it was landed, or an earlier holdfast landed it, so no order of the sources"
+                " is settled. Land again once workers have folded (`holdfast pipeline land --processor"
+                f" {processor.name}`)"
             )
         self._known = {at: self._position(cut, at) for at in cut.numbers}
         files = self._files({})
@@ -224,8 +234,9 @@ class LandedSources:
                 last < done for last, done in zip(offsets_of(there), offsets_of(begin), strict=True)
             ):
                 return (
-                    f"{self.path} tells of partition {at} that its table stood at {_told(self._processor, there)}, and it was folded up to "
-                    f"{_told(self._processor, begin)}"
+                    f"{self.path} tells of partition {at} that its table stood at"
+                    f" {_told(self._processor, there)}, and it was folded up to"
+                    f" {_told(self._processor, begin)}"
                 )
         return None
 
@@ -254,7 +265,9 @@ def _told(processor: Processor[Any, Any], position: Position) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergedParts:
-    """What to fold of each partition of several sources: what *files* has, at most as many records as *limits* says."""
+    """What to fold of each partition of several sources: what *files* has, at most as many records as
+    *limits* says.
+    """
 
     files: MergedFiles
     limits: Mapping[int, int]

@@ -1,4 +1,6 @@
-"""The table that a fold writes beside its state: of a processor's fold the history of its rows, of a derived table the rows that its fold emits."""
+"""The table that a fold writes beside its state: of a processor's fold the history of its rows, of a derived
+table the rows that its fold emits.
+"""
 
 from __future__ import annotations
 

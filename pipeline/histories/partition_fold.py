@@ -1,4 +1,6 @@
-"""The fold of one partition on from its state in the lake, into files of both tables. Spark's tasks run this as it is."""
+"""The fold of one partition on from its state in the lake, into files of both tables. Spark's tasks run this
+as it is.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ _STORED = ["stored_key", "stored", "offset", "topic", "valid_from_ms", "previous
 
 
 class FoldedPart(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a partition: what its commit says, and the files that are to be named by it. *records* and *changes* are those of this fold."""
+    """What came of a partition: what its commit says, and the files that are to be named by it. *records* and
+    *changes* are those of this fold.
+    """
 
     partition: int
     commit: PartitionCommit
@@ -62,10 +66,11 @@ class FoldedPart(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoldWork:
-    """What to fold of each partition: *parts*, on from what the files *states* hold and *before* says. Can be pickled.
+    """What to fold of each partition: *parts*, on from what the files *states* hold and *before* says. Can be
+    pickled.
 
-    *memory_bytes* of the state of a partition are in memory, about; all of it in a temporary file where there are more. Without *writes_output* only the
-    state is written.
+    *memory_bytes* of the state of a partition are in memory, about; all of it in a temporary file where there
+    are more. Without *writes_output* only the state is written.
     """
 
     plan: FoldPlan
@@ -160,13 +165,15 @@ class FoldWork:
                 store.apply(_puts(rows))
         if digest(store.everything()) != before.digest:
             raise LakeError(
-                f"{self.state_uri} partition {partition}: its rows are not those that were folded, since something else has changed its files: fold anew "
-                "(--rebuild)"
+                f"{self.state_uri} partition {partition}: its rows are not those that were folded, since"
+                " something else has changed its files: fold anew (--rebuild)"
             )
         return FoldedState(store, stored_format(self.plan.processor).decode(b64decode(before.position)))
 
     def _beginning(self, partition: int, store: SpillingStore) -> FoldedState:
-        """Return what a table begins with: rows of an earlier version where it migrated, which were there before its first record."""
+        """Return what a table begins with: rows of an earlier version where it migrated, which were there
+        before its first record.
+        """
         begun = beginning_of(self.plan, partition)
         at = begun.position
         made = Change(counted(offsets_of(at)), at.stream_ms, "", None)

@@ -1,4 +1,6 @@
-"""The columns that a row type has in a table: structs, lists, maps and plain values of Arrow, and JSON where a type has no such column."""
+"""The columns that a row type has in a table: structs, lists, maps and plain values of Arrow, and JSON where
+a type has no such column.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,8 @@ class RowColumn:
 def row_column(row: Any) -> RowColumn:
     """Return the column of row type *row*.
 
-    An int that 64 bits do not hold is null there. What has no column of its own (unions, tuples of fixed length, `Any`, a type within itself) is
-    JSON as text.
+    An int that 64 bits do not hold is null there. What has no column of its own (unions, tuples of fixed
+    length, `Any`, a type within itself) is JSON as text.
 
     >>> class Total(msgspec.Struct):
     ...     count: int

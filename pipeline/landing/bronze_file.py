@@ -42,7 +42,9 @@ _COUNTED = ("offset", "timestamp", "timestamp_type", "timestamp_ms", "landed_at"
 
 @dataclass(slots=True, kw_only=True)
 class BronzeFile:
-    """A file that was written, and what the log is told of it: of the columns *counted*, the least and greatest value."""
+    """A file that was written, and what the log is told of it: of the columns *counted*, the least and
+    greatest value.
+    """
 
     partition: int
     path: str

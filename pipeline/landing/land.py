@@ -24,7 +24,9 @@ MakeTable = Callable[[str], BronzeTable]
 def tables_of(
     settings: Settings, lake: str, options: LandOptions, spark: SparkOptions | None
 ) -> Iterator[MakeTable]:
-    """Give what opens bronze tables by their paths, with the engine that lands in *lake*; a Spark session ends with the block."""
+    """Give what opens bronze tables by their paths, with the engine that lands in *lake*; a Spark session
+    ends with the block.
+    """
     engine, _ = chosen_engine(options.engine, lake, spark)
     if engine == "local":
         from holdfast.pipeline.landing.local_table import LocalTable
@@ -72,7 +74,9 @@ def run(
     progress: Progress | None = None,
     slot: AbstractContextManager[object] | None = None,
 ) -> None:
-    """Land what is committed now, and with `follow` what comes, until *stop*; each commit is made inside *slot*."""
+    """Land what is committed now, and with `follow` what comes, until *stop*; each commit is made inside
+    *slot*.
+    """
     slot = slot or nullcontext()
     ends = landing.ends()
     while not stop.is_set():

@@ -1,10 +1,11 @@
-"""Landing a processor of several sources: a table for each source and one for the choices, so that the lake alone tells
-how they were folded.
+"""Landing a processor of several sources: a table for each source and one for the choices, so that the lake
+alone tells how they were folded.
 
-Each round notes where the sources end, then reads the choices: whatever was folded of the sources by then is in the
-order that these tell. The sources are landed as far as noted, then the choices. The last commit of the choices says how
-far the sources are, and a replay reads no further: so it never finds records whose order is still to be landed. It says
-as well where the table stood before all that was read: what a worker had folded keeps its order for ever.
+Each round notes where the sources end, then reads the choices: whatever was folded of the sources by then is
+in the order that these tell. The sources are landed as far as noted, then the choices. The last commit of the
+choices says how far the sources are, and a replay reads no further: so it never finds records whose order is
+still to be landed. It says as well where the table stood before all that was read: what a worker had folded
+keeps its order for ever.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ from holdfast.pipeline.spark.session import SparkOptions
 from holdfast.pipeline.topic import Span, TopicLog, TopicReader
 
 SETTLE_S = 5.0
-"""How long a round waits for transactions to end. What is open then was not folded: the next round tells of it."""
+"""How long a round waits for transactions to end. What is open then was not folded: the next round tells of
+it.
+"""
 POSITIONS_S = 10.0
 """How often a following landing looks where the table is, when nothing else is new."""
 _LOOK_BACK = 64
@@ -47,7 +50,8 @@ def land_processor(
     stop: threading.Event | None = None,
     progress: Progress | None = None,
 ) -> list[LandReport]:
-    """Land every source of *processor* and, where there are several, its choices; return what was done of each topic.
+    """Land every source of *processor* and, where there are several, its choices; return what was done of
+    each topic.
 
     Otherwise as `land`.
     """
@@ -81,7 +85,9 @@ def land_processor(
 
 
 def _wait(landings: list[Landing], stop: threading.Event, until_s: float) -> None:
-    """Wait for the time between two rounds, and for something to land; not for long, since the table may have gone on."""
+    """Wait for the time between two rounds, and for something to land; not for long, since the table may have
+    gone on.
+    """
     latest_s = until_s + POSITIONS_S
     while not stop.wait(max(POLL_S, until_s - system_clock.monotonic_s())):
         if system_clock.monotonic_s() >= latest_s or any(each.is_behind(each.ends()) for each in landings):
@@ -89,8 +95,8 @@ def _wait(landings: list[Landing], stop: threading.Event, until_s: float) -> Non
 
 
 class _Rounds:
-    """Lands the sources and, last, the choices: each time as far as all of them were at once; of the topics of globals, as
-    far as those choices can name.
+    """Lands the sources and, last, the choices: each time as far as all of them were at once; of the topics
+    of globals, as far as those choices can name.
     """
 
     def __init__(
@@ -123,8 +129,9 @@ class _Rounds:
 
 
 def table_positions(settings: Settings, processor: Processor[Any, Any]) -> dict[int, TablePosition]:
-    """Return where each partition of the table of a processor of several sources stands, by the version that has come furthest of those that obey the same choices;
-    none of a table that is not there, or stood in other sources.
+    """Return where each partition of the table of a processor of several sources stands, by the version that
+    has come furthest of those that obey the same choices; none of a table that is not there, or stood in
+    other sources.
     """
     app, counts = settings.app, Admin(settings).partition_counts()
     choices = processor.choices(app)

@@ -1,4 +1,6 @@
-"""Landing many topics in one process: a thread for each, a few commits at a time, new topics taken up as they come."""
+"""Landing many topics in one process: a thread for each, a few commits at a time, new topics taken up as they
+come.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,8 @@ _WILD = frozenset("*?[")
 
 
 class TopicsLanding:
-    """Lands the topics that *wanted* names: names, or patterns as a shell has them (`events.*`), which leave out topics that begin
-    with two underscores. `reports` tells of each by its name, also while it runs.
+    """Lands the topics that *wanted* names: names, or patterns as a shell has them (`events.*`), which leave
+    out topics that begin with two underscores. `reports` tells of each by its name, also while it runs.
     """
 
     def __init__(
@@ -57,8 +59,8 @@ class TopicsLanding:
     def run(self, stop: threading.Event | None = None) -> list[LandReport]:
         """Land what is committed now; with `follow` go on with what comes, and with new topics, until *stop*.
 
-        A topic that fails ends all, after the commits in progress; raises its error, or PipelineError for several. Otherwise
-        as `land`.
+        A topic that fails ends all, after the commits in progress; raises its error, or PipelineError for
+        several. Otherwise as `land`.
         """
         ended = EitherStop(stop or threading.Event())
         found = self._topics()
@@ -129,7 +131,8 @@ class TopicsLanding:
         found = sorted({*names, *(topic for topic in there if _is_like(topic, like))})
         if len(found) > LIMIT_TOPICS:
             raise ConfigError(
-                f"{len(found)} topics are more than the {LIMIT_TOPICS} that one process lands: share them out among several"
+                f"{len(found)} topics are more than the {LIMIT_TOPICS} that one process lands: share them out"
+                " among several"
             )
         return found
 
@@ -149,7 +152,8 @@ def _listed(settings: Settings) -> set[str]:
         return set(admin.list_topics(timeout=settings.request_timeout_s).topics)
     except KafkaException as error:
         raise BrokerError(
-            f"the topics cannot be listed: {error.args[0].str()}; check that the brokers of bootstrap.servers are reachable"
+            f"the topics cannot be listed: {error.args[0].str()}; check that the brokers of bootstrap.servers"
+            " are reachable"
         ) from error
     finally:
         del admin

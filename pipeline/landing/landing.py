@@ -7,8 +7,8 @@ behind it.
 Two landings of one table cannot both extend the same vector. Each commit names its predecessor as Delta's
 transaction id (`txnAppId`), and Delta lets one commit of an id through: of two landings that start from the
 same vector, the second is skipped or refused, sees a stranger's commit where its own should be, and stops
-with LakeError. A check before the write alone could not do that: both landings would pass it. Both engines write
-the same table, and the same chain of commits.
+with LakeError. A check before the write alone could not do that: both landings would pass it. Both engines
+write the same table, and the same chain of commits.
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ class Contents(NamedTuple):
 
 
 class LandedRows(NamedTuple):
-    """What a commit says of itself, the rows of each partition that it has, and the bytes they take as stored."""
+    """What a commit says of itself, the rows of each partition that it has, and the bytes they take as
+    stored.
+    """
 
     landed: Landed
     added: Mapping[int, int]
@@ -81,10 +83,14 @@ class BronzeTable(Protocol):
         """Return the newest commits, newest first."""
 
     def counted(self, version: int) -> dict[int, int | None]:
-        """Return how many rows each partition has in the newest version that `history` gave, None where it is not told."""
+        """Return how many rows each partition has in the newest version that `history` gave, None where it is
+        not told.
+        """
 
     def below(self, version: int, vector: Mapping[int, int]) -> dict[int, int]:
-        """Return how many rows before *vector* each partition had in a version; LakeError when that is gone."""
+        """Return how many rows before *vector* each partition had in a version; LakeError when that is
+        gone.
+        """
 
     def contents(self) -> Sequence[Contents]:
         """Return what the rows themselves say is there."""
@@ -143,8 +149,8 @@ class Landing:
         self._rows = _all_told(counted)
 
     def _pass_upkeep(self) -> bool:
-        """Go on from what there is now, where no landing followed the commit that this one went on from, but expiries or changes of the
-        table's properties; tell whether it was so.
+        """Go on from what there is now, where no landing followed the commit that this one went on from, but
+        expiries or changes of the table's properties; tell whether it was so.
         """
         history = self._table.history(HISTORY_LIMIT)
         chain = sound_chain(self.path, history)
@@ -178,7 +184,8 @@ class Landing:
         self._noted, self._left_out, self._cut = dict(landed.skipped), dict(landed.left_out), landed.cut
 
     def _rebuild(self) -> None:
-        """Read the vector from the rows, and what was accepted and noted from the newest landing that there was.
+        """Read the vector from the rows, and what was accepted and noted from the newest landing that there
+        was.
 
         Refuses rows that are doubled, since going on would not mend them.
         """
@@ -187,12 +194,13 @@ class Landing:
         for each in self._table.contents():
             if each.topic != self._log.topic:
                 raise LakeError(
-                    f"{self.path} holds rows of topic {each.topic}, not only of {self._log.topic}; remove them first"
+                    f"{self.path} holds rows of topic {each.topic}, not only of {self._log.topic}; remove"
+                    " them first"
                 )
             if each.rows != each.offsets:
                 raise LakeError(
-                    f"{self.path}: {each.rows - each.offsets} rows of partition {each.partition} are doubled; remove them (Delta's time travel "
-                    "shows which commit brought them), then rebuild"
+                    f"{self.path}: {each.rows - each.offsets} rows of partition {each.partition} are doubled;"
+                    " remove them (Delta's time travel shows which commit brought them), then rebuild"
                 )
             self._vector[each.partition], self._begins[each.partition] = each.last + 1, each.first
             rows[each.partition] = each.rows
@@ -202,7 +210,9 @@ class Landing:
         self._link, self._rebuilt = f"version-{history[0].version}", True
 
     def _keep_notes(self, history: Sequence[TableCommit], rows: Mapping[int, int]) -> None:
-        """Keep what was accepted before a rebuild: losses, skips, where partitions begin; and count what is missing since."""
+        """Keep what was accepted before a rebuild: losses, skips, where partitions begin; and count what is
+        missing since.
+        """
         found = ((commit, landed_in(commit)) for commit in history)
         commit, landed = next(((one, told) for one, told in found if told is not None), (None, None))
         if commit is None or landed is None:
@@ -230,8 +240,8 @@ class Landing:
         return dict(self.report.ends)
 
     def wait_for_more(self, stop: threading.Event, started_s: float) -> dict[int, int]:
-        """Return the topic's ends once they are past the vector, and the time between two commits is over or enough bytes
-        wait; or on a stop.
+        """Return the topic's ends once they are past the vector, and the time between two commits is over or
+        enough bytes wait; or on a stop.
         """
         while not stop.is_set():
             left_s = self._options.every_s - (system_clock.monotonic_s() - started_s)
@@ -255,7 +265,9 @@ class Landing:
         return any(end > self._vector.get(partition, 0) for partition, end in ends.items())
 
     def step(self, ends: dict[int, int], cut: Cut | None = None) -> Landed | None:
-        """Write one commit on the way to *ends*, the last of them with *cut*; None when the table has reached them."""
+        """Write one commit on the way to *ends*, the last of them with *cut*; None when the table has reached
+        them.
+        """
         for _ in range(ATTEMPTS - 1):
             try:
                 return self._step(ends, cut)
@@ -350,14 +362,16 @@ class Landing:
                 reached = first if not self._vector else 0
             if reached > end:
                 raise LakeError(
-                    f"{self.path} holds partition {partition} up to offset {reached}, but topic {self._log.topic} ends at {end}: "
-                    "it lost records that were landed (an unclean election?), or is not the topic that was landed"
+                    f"{self.path} holds partition {partition} up to offset {reached}, but topic"
+                    f" {self._log.topic} ends at {end}: it lost records that were landed (an unclean"
+                    " election?), or is not the topic that was landed"
                 )
             if reached < first:
                 if not self._options.accept_loss:
                     raise LostRecordsError(
-                        f"{self._log.topic} partition {partition}: offsets {reached} to {first - 1} were deleted before they were landed "
-                        "(retention). Raise retention.ms, restore them if you can, or go on with --accept-loss, which notes the hole"
+                        f"{self._log.topic} partition {partition}: offsets {reached} to {first - 1} were"
+                        " deleted before they were landed (retention). Raise retention.ms, restore them if"
+                        " you can, or go on with --accept-loss, which notes the hole"
                     )
                 lost[partition] = [(reached, first)]
                 reached = first
@@ -374,6 +388,6 @@ def _all_told(counted: Mapping[int, int | None]) -> dict[int, int] | None:
 def taken(path: str, start: Mapping[int, int]) -> LinkTakenError:
     """Return the error of a landing that lost a race for one link of the chain."""
     return LinkTakenError(
-        f"{path}: another landing extended the table from the same offsets ({describe(start)}); nothing was written "
-        "by this one. Run one landing per topic and lake"
+        f"{path}: another landing extended the table from the same offsets ({describe(start)}); nothing was"
+        " written by this one. Run one landing per topic and lake"
     )

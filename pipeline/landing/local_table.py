@@ -43,8 +43,9 @@ ATTEMPTS = 5
 class LocalTable:
     """A table at *path*, made or given its newer columns where it lacks them.
 
-    One handle judges where the table stands and makes the next commit: delta-rs refuses that commit if another with
-    its link was made since the handle read the log. A handle opened in between would let both through.
+    One handle judges where the table stands and makes the next commit: delta-rs refuses that commit if
+    another with its link was made since the handle read the log. A handle opened in between would let both
+    through.
     """
 
     def __init__(self, settings: Settings, path: str) -> None:
@@ -132,7 +133,9 @@ class LocalTable:
         return LandedRows(told, rows, sum(file.size_bytes for file in files))
 
     def _judge(self, landed: Landed, link: str) -> None:
-        """Bring the handle up to date, and refuse what it then shows behind *link*: what comes later the commit refuses."""
+        """Bring the handle up to date, and refuse what it then shows behind *link*: what comes later the
+        commit refuses.
+        """
         judged = self._table.version()
         self._table.update_incremental()
         if self._table.transaction_version(transaction_name(link)) is not None:
@@ -169,7 +172,8 @@ class LocalTable:
                 raise taken(self.path, landed.start) from failure
             if int(self._table.version()) == read:
                 break
-            # Somebody set a property or added a column meanwhile, which refuses every commit that was begun before.
+            # Somebody set a property or added a column meanwhile, which refuses every commit that was begun
+            # before.
             for commit in self.history(int(self._table.version()) - read):
                 check_upkeep(self.path, commit, None)
         raise LakeError(f"{self.path}: the commit failed, nothing was landed by it: {failure}") from failure
@@ -204,7 +208,8 @@ def write_partition(
     except LostRecordsError as error:
         remove(filesystem, [file.path])
         raise LostRecordsError(
-            f"{topic}: records were deleted while they were read: {error.__cause__}. Raise retention.ms; `land --accept-loss` goes on without"
+            f"{topic}: records were deleted while they were read: {error.__cause__}. Raise retention.ms;"
+            " `land --accept-loss` goes on without"
         ) from error
     except OSError as error:
         remove(filesystem, [file.path])

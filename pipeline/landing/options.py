@@ -20,10 +20,11 @@ Progress = Callable[[Landed], None]
 class LandOptions:
     """How to land. *follow* goes on until `stop`; otherwise only what was committed at the start is landed.
 
-    *max_records* bounds one commit, *every_s* is the shortest time between two commits when following; before that a commit is
-    made when about *every_bytes* (as the table stores them) wait for it. *accept_loss* goes on where records were deleted before they were
-    landed, and notes the hole in the commit. *rebuild* reads the vector from the rows. *engine* "auto" is this process for lakes in
-    its own file system and in S3, and Spark for others, for a master elsewhere, and where a session is active.
+    *max_records* bounds one commit, *every_s* is the shortest time between two commits when following; before
+    that a commit is made when about *every_bytes* (as the table stores them) wait for it. *accept_loss* goes
+    on where records were deleted before they were landed, and notes the hole in the commit. *rebuild* reads
+    the vector from the rows. *engine* "auto" is this process for lakes in its own file system and in S3, and
+    Spark for others, for a master elsewhere, and where a session is active.
     """
 
     engine: LandEngine = "auto"
@@ -37,8 +38,8 @@ class LandOptions:
 
 @dataclass(slots=True, kw_only=True)
 class LandReport:
-    """What one landing did so far. *vector* holds the end offsets that the table has reached, *ends* those that the topic
-    was last seen to have; *committed_ms* is the time of the last commit.
+    """What one landing did so far. *vector* holds the end offsets that the table has reached, *ends* those
+    that the topic was last seen to have; *committed_ms* is the time of the last commit.
     """
 
     topic: str
@@ -79,7 +80,7 @@ def engine_for(
     ('local', 'this process reaches the lake')
     >>> engine_for("auto", "hdfs://lake", None, in_session=False)[0], engine_for("local", "s3a://lake", None, in_session=True)
     ('spark', ('local', 'it was asked for'))
-    """
+    """  # noqa: E501
     if engine != "auto":
         return engine, "it was asked for"
     if in_session:

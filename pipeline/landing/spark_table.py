@@ -198,7 +198,9 @@ class SparkTable:
                 check_upkeep(self.path, commit, None)
 
     def _read_commit(self, version: int) -> bytes | None:
-        """Return a commit's own file, None when it was cleaned up: through Hadoop, which reaches wherever the table lies."""
+        """Return a commit's own file, None when it was cleaned up: through Hadoop, which reaches wherever the
+        table lies.
+        """
         name = f"_delta_log/{version:020d}.json"
         if is_local(self.path):
             try:

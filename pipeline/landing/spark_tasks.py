@@ -1,5 +1,5 @@
-"""Reading a topic in Python tasks of Spark: for records that its Kafka connector cannot take, such as those with a
-timestamp that is no date. Executors then need this package's dependencies and must reach the brokers.
+"""Reading a topic in Python tasks of Spark: for records that its Kafka connector cannot take, such as those
+with a timestamp that is no date. Executors then need this package's dependencies and must reach the brokers.
 """
 
 from __future__ import annotations

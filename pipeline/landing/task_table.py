@@ -1,7 +1,9 @@
-"""A bronze table whose files are written by Spark's tasks, each of which lands a partition as `LocalTable` would; the driver judges and commits through one handle of delta-rs.
+"""A bronze table whose files are written by Spark's tasks, each of which lands a partition as `LocalTable`
+would; the driver judges and commits through one handle of delta-rs.
 
-Delta on Spark commits to an object store by looking what is there and writing then, which of two drivers lets both through. delta-rs commits with a condition that the store
-itself holds to. So landings of both engines may race there, as they may in a file system.
+Delta on Spark commits to an object store by looking what is there and writing then, which of two drivers lets
+both through. delta-rs commits with a condition that the store itself holds to. So landings of both engines
+may race there, as they may in a file system.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ class TaskTable(LocalTable):
     def _write_files(
         self, topic: str, spans: Mapping[int, Span], skips: Mapping[int, OffsetRanges]
     ) -> list[BronzeFile]:
-        """Have a task write the file of each partition; those of tasks that fail, or run twice, are named by no commit, and left to a vacuum."""
+        """Have a task write the file of each partition; those of tasks that fail, or run twice, are named by
+        no commit, and left to a vacuum.
+        """
         ship(self._session)
         wanted = {partition: span for partition, span in spans.items() if span.first < span.end}
         if not wanted:
@@ -64,7 +68,9 @@ def _write_named(
     landed_at_ms: int,
     named: Iterable[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
-    """Write the files of the partitions whose numbers come in, and yield what the log is told of each: what a Spark task runs."""
+    """Write the files of the partitions whose numbers come in, and yield what the log is told of each: what a
+    Spark task runs.
+    """
     filesystem = filesystem_of(uri)
     with TopicReader(settings, topic, skips) as reader:
         for numbers in named:

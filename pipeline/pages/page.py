@@ -1,4 +1,6 @@
-"""One HTML page with its style in it. No script, no font, no picture from elsewhere, so that it can be kept and sent as one file."""
+"""One HTML page with its style in it. No script, no font, no picture from elsewhere, so that it can be kept
+and sent as one file.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,14 @@ svg .h6 { fill: #7d8f2a } svg .h7 { fill: #a0693c } svg .h8 { fill: #5566a8 } sv
 svg .line { fill: none; stroke-width: 2 } svg .line.h0 { stroke: var(--bar) } svg .line.h1 { stroke: #4c9f70 } svg .line.h2 { stroke: #d08c2f } svg .line.bad { stroke: var(--warn) }
 .legend { font-size: 13px; margin: -.8rem 0 1.5rem } .legend span { margin-right: 1.2rem; white-space: nowrap } .legend svg.swatch { display: inline; width: 11px; height: 11px; margin-right: .35rem }
 svg .bar { fill: var(--bar) } svg .step { stroke: var(--bar); stroke-width: 2; fill: none } .warn { color: var(--warn) } footer { color: var(--dim); margin-top: 3rem; font-size: 13px }
-"""
+"""  # noqa: E501
 
 
 def document(title: str, parts: Iterable[str]) -> str:
     """Return a page of *parts*, which are HTML; *title* is text."""
     return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport"'
+        ' content="width=device-width">'
         f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>\n<main><h1>{escape(title)}</h1>\n"
         + "\n".join(each for each in parts if each)
         + "\n</main><footer>Times are UTC.</footer></body></html>\n"

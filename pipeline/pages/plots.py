@@ -15,8 +15,8 @@ STEPS = 400
 def figure(caption: str, height: int, body: str) -> str:
     """Return a plot of WIDTH and *height* units."""
     return (
-        f'<figure><figcaption>{escape(caption)}</figcaption><svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(caption)}">'
-        f"{body}</svg></figure>"
+        f'<figure><figcaption>{escape(caption)}</figcaption><svg viewBox="0 0 {WIDTH} {height}" role="img"'
+        f' aria-label="{escape(caption)}">{body}</svg></figure>'
     )
 
 
@@ -36,7 +36,8 @@ def steps(caption: str, times_ms: Sequence[int], height: int = 220) -> str:
         _axis(bottom, 20, count)
         + f'<path class="step" d="{path}H{WIDTH - RIGHT}"/>'
         + f'<text class="dim" x="{LEFT}" y="{height - 8}">{time_of(first)}</text>'
-        + f'<text class="dim" x="{WIDTH - RIGHT}" y="{height - 8}" text-anchor="end">{time_of(ordered[-1])}</text>',
+        + f'<text class="dim" x="{WIDTH - RIGHT}" y="{height - 8}"'
+        f' text-anchor="end">{time_of(ordered[-1])}</text>',
     )
 
 
@@ -52,9 +53,10 @@ def bars(caption: str, counts: Mapping[str, int], limit: int = 30) -> str:
     """Return counts by name as bars, the first *limit* of them."""
     shown, most, left = [*counts.items()][:limit], max(counts.values()), 260
     body = "".join(
-        f'<text x="{left - 8}" y="{at * 24 + 17}" text-anchor="end">{escape(shortened(name))}</text>'
-        f'<rect class="bar" x="{left}" y="{at * 24 + 4}" width="{max(1.0, count / most * (WIDTH - left - 90)):.1f}" height="16" rx="2"/>'
-        f'<text class="dim" x="{left + count / most * (WIDTH - left - 90) + 6:.1f}" y="{at * 24 + 17}">{count}</text>'
+        f'<text x="{left - 8}" y="{at * 24 + 17}" text-anchor="end">{escape(shortened(name))}</text><rect'
+        f' class="bar" x="{left}" y="{at * 24 + 4}"'
+        f' width="{max(1.0, count / most * (WIDTH - left - 90)):.1f}" height="16" rx="2"/><text class="dim"'
+        f' x="{left + count / most * (WIDTH - left - 90) + 6:.1f}" y="{at * 24 + 17}">{count}</text>'
         for at, (name, count) in enumerate(shown)
     )
     more = f" ({len(counts) - limit} more are not shown)" if len(counts) > limit else ""

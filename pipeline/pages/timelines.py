@@ -1,4 +1,6 @@
-"""Plots over time as SVG: who held what, how many of what, and when something happened, all on one axis of time."""
+"""Plots over time as SVG: who held what, how many of what, and when something happened, all on one axis of
+time.
+"""
 
 from __future__ import annotations
 
@@ -48,8 +50,9 @@ class TimeAxis:
         stride = next((each for each in _STRIDES_MS if span <= 8 * each), _STRIDES_MS[-1])
         first = -(-self.from_ms // stride) * stride
         return "".join(
-            f'<line class="grid" x1="{self.x(at):.1f}" x2="{self.x(at):.1f}" y1="0" y2="{bottom}"/>'
-            f'<text class="dim" x="{self.x(at):.1f}" y="{bottom + 16}" text-anchor="middle">{_tick(at, stride)}</text>'
+            f'<line class="grid" x1="{self.x(at):.1f}" x2="{self.x(at):.1f}" y1="0" y2="{bottom}"/><text'
+            f' class="dim" x="{self.x(at):.1f}" y="{bottom + 16}"'
+            f' text-anchor="middle">{_tick(at, stride)}</text>'
             for at in range(first, self.to_ms, stride)
         )
 
@@ -96,7 +99,10 @@ def gantt(caption: str, axis: TimeAxis, lanes: Sequence[GanttLane]) -> str:
 def _bar(axis: TimeAxis, bar: LaneBar, y: int) -> str:
     x = axis.x(bar.from_ms)
     width = max(1.0, axis.x(bar.to_ms) - x)
-    return f'<rect class="{bar.hue}" x="{x:.1f}" y="{y}" width="{width:.1f}" height="{LANE - 4}"><title>{escape(bar.told)}</title></rect>'
+    return (
+        f'<rect class="{bar.hue}" x="{x:.1f}" y="{y}" width="{width:.1f}"'
+        f' height="{LANE - 4}"><title>{escape(bar.told)}</title></rect>'
+    )
 
 
 def stacked(
@@ -118,8 +124,9 @@ def stacked(
             if value:
                 top = below[at] + value
                 body.append(
-                    f'<rect class="{hues[name]}" x="{axis.left + at * width:.2f}" y="{bottom - top / most * room:.2f}" width="{width + 0.3:.2f}" '
-                    f'height="{value / most * room:.2f}"><title>{escape(name)}: {value:g}</title></rect>'
+                    f'<rect class="{hues[name]}" x="{axis.left + at * width:.2f}"'
+                    f' y="{bottom - top / most * room:.2f}" width="{width + 0.3:.2f}"'
+                    f' height="{value / most * room:.2f}"><title>{escape(name)}: {value:g}</title></rect>'
                 )
                 below[at] = top
     return figure(caption, height, "".join(body)) + legend({name: hues[name] for name in series})
@@ -142,8 +149,9 @@ def dots(
     bottom, room = height - 26, height - 46
     body = [axis.drawn(bottom), _scale(axis.left, bottom, bottom - room, f"{most:g}")]
     body += [
-        f'<circle class="{each.hue}" cx="{axis.x(each.at_ms):.1f}" cy="{bottom - max(0.0, each.value) / most * room:.1f}" r="3.5">'
-        f"<title>{escape(each.told)}</title></circle>"
+        f'<circle class="{each.hue}" cx="{axis.x(each.at_ms):.1f}"'
+        f' cy="{bottom - max(0.0, each.value) / most * room:.1f}"'
+        f' r="3.5"><title>{escape(each.told)}</title></circle>'
         for each in points
     ]
     return figure(caption, height, "".join(body)) + legend(hues)
@@ -182,7 +190,8 @@ def legend(hues: Mapping[str, str]) -> str:
     return (
         '<p class="legend">'
         + "".join(
-            f'<span><svg class="swatch" viewBox="0 0 10 10" aria-hidden="true"><rect class="{hue}" width="10" height="10"/></svg>{escape(name)}</span>'
+            f'<span><svg class="swatch" viewBox="0 0 10 10" aria-hidden="true"><rect class="{hue}" width="10"'
+            f' height="10"/></svg>{escape(name)}</span>'
             for name, hue in hues.items()
         )
         + "</p>"

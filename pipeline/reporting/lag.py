@@ -17,7 +17,8 @@ MINUTE_MS = 60_000
 class LagOverTime:
     """How far a group was behind in a partition, as (minute in ms, records from its end on until the next).
 
-    *silent_ms* is how long ago, by the end of what is known, it had committed last; None where it has not in the time.
+    *silent_ms* is how long ago, by the end of what is known, it had committed last; None where it has not in
+    the time.
     """
 
     group: str
@@ -41,8 +42,9 @@ class LagOverTime:
 
 
 def lags_over_time(rows: Iterable[DerivedRow], commits: Iterable[DerivedRow]) -> list[LagOverTime]:
-    """Return the lag of each group in each partition, the largest last lag first. *rows* are those of `lag.by_minute`, with their topic in `of_topic`; of those that
-    are the last of a part of the time, `until_ms` is the last minute of that. *commits* are the last rows of `lag.commits`.
+    """Return the lag of each group in each partition, the largest last lag first. *rows* are those of
+    `lag.by_minute`, with their topic in `of_topic`; of those that are the last of a part of the time,
+    `until_ms` is the last minute of that. *commits* are the last rows of `lag.commits`.
     """
     found = defaultdict[tuple[str, str, int], list[tuple[int, int | None]]](list)
     last = dict[tuple[str, str, int], int]()
@@ -72,7 +74,9 @@ def lags_over_time(rows: Iterable[DerivedRow], commits: Iterable[DerivedRow]) ->
 def total_over_time(
     lags: Iterable[LagOverTime], groups: Sequence[str], others: str, parts: Sequence[tuple[int, int]]
 ) -> Mapping[str, list[float]]:
-    """Return how many records each group was behind in all its partitions, in each part of the time: the last value of the part."""
+    """Return how many records each group was behind in all its partitions, in each part of the time: the last
+    value of the part.
+    """
     found = {name: [0.0] * len(parts) for name in (*groups, others)}
     named = set(groups)
     for each in lags:

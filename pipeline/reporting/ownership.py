@@ -29,7 +29,8 @@ class Held(NamedTuple):
 class ClaimTime:
     """One claim in the time that is looked at: who held it, and from when on it is known.
 
-    *idle_ms* is how long nobody held it, though it had been claimed before; *lost* how often an owner fell silent or was replaced.
+    *idle_ms* is how long nobody held it, though it had been claimed before; *lost* how often an owner fell
+    silent or was replaced.
     """
 
     name: str
@@ -40,7 +41,9 @@ class ClaimTime:
 
     @property
     def illness(self) -> tuple[int, int, int]:
-        """Return what claims are sorted by, the worst highest: time without an owner, owners lost, owners in all."""
+        """Return what claims are sorted by, the worst highest: time without an owner, owners lost, owners in
+        all.
+        """
         return self.idle_ms, self.lost, len(self.held)
 
 
@@ -54,7 +57,9 @@ def ms_of(at: datetime) -> int:
 
 
 def known_to_ms(rows: Iterable[DerivedRow], limit_ms: int) -> int | None:
-    """Return up to when the rows tell of claims: the last sign of life of anybody, at most *limit_ms*; None where there is none."""
+    """Return up to when the rows tell of claims: the last sign of life of anybody, at most *limit_ms*; None
+    where there is none.
+    """
     signs = [
         ms_of(each["held_until"] if each["ended_by"] == "released" else each["last_sign"]) for each in rows
     ]
@@ -73,7 +78,8 @@ def claim_times(rows: Iterable[DerivedRow], from_ms: int, to_ms: int) -> list[Cl
 def _claim_time(name: str, rows: Sequence[DerivedRow], from_ms: int, to_ms: int) -> ClaimTime:
     ordered = sorted(rows, key=lambda row: (row["held_from"], row["epoch"], row["began_at"]))
     held = [each for row in ordered for each in _held(row, from_ms, to_ms)]
-    # Before the first interval that reaches into the time nothing is known: the claim may not have been there.
+    # Before the first interval that reaches into the time nothing is known: the claim may not have been
+    # there.
     known_ms = min(max(from_ms, ms_of(ordered[0]["held_from"])), to_ms)
     lost = sum(
         each["ended_by"] in ("expired", "replaced") and from_ms <= ms_of(each["held_until"]) < to_ms
@@ -90,7 +96,9 @@ def _held(row: DerivedRow, from_ms: int, to_ms: int) -> Iterator[Held]:
 
 
 def _covered(held: Iterable[Held]) -> int:
-    """Return how much of the time somebody held the claim; a log without append times may have intervals that overlap."""
+    """Return how much of the time somebody held the claim; a log without append times may have intervals that
+    overlap.
+    """
     total, upto = 0, 0
     for each in sorted(held, key=lambda one: one.from_ms):
         total += max(0, each.to_ms - max(upto, each.from_ms))
@@ -114,8 +122,8 @@ def held_over_time(
     owners: Sequence[str],
     others: str,
 ) -> Mapping[str, list[float]]:
-    """Return how many claims each owner held in each part of the time, on average; the last series is of claims that nobody held. After *known_to*, in ms,
-    nothing is known.
+    """Return how many claims each owner held in each part of the time, on average; the last series is of
+    claims that nobody held. After *known_to*, in ms, nothing is known.
     """
     found = {name: [0.0] * len(parts) for name in (*owners, others, NOBODY)}
     named = set(owners)

@@ -55,7 +55,9 @@ def lag_part_ms(from_ms: int, to_ms: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportOptions:
-    """What to report: *lake* from *from_ms* on and before *to_ms*, lag in *topics*; *engine* reads the tables."""
+    """What to report: *lake* from *from_ms* on and before *to_ms*, lag in *topics*; *engine* reads the
+    tables.
+    """
 
     lake: str
     from_ms: int
@@ -67,8 +69,8 @@ class ReportOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportedTime:
-    """What the tables tell of a time: the rows of each by its name, without those that were never derived, and those of which there are too many to be told: of *left_out*
-    is how many.
+    """What the tables tell of a time: the rows of each by its name, without those that were never derived,
+    and those of which there are too many to be told: of *left_out* is how many.
     """
 
     from_ms: int
@@ -92,7 +94,8 @@ def report(settings: Settings, options: ReportOptions) -> ReportedTime:
     there = {key: path for key, path in paths.items() if is_table(path)}
     if not there:
         raise ConfigError(
-            f"{options.lake} has no derived tables: make them first (`holdfast pipeline derive --lake {options.lake}`)"
+            f"{options.lake} has no derived tables: make them first (`holdfast pipeline derive --lake"
+            f" {options.lake}`)"
         )
     tables: dict[str, list[DerivedRow]] = {}
     left_out = Counter[str]()

@@ -1,4 +1,6 @@
-"""A report as one HTML page that needs nothing else, useful for a handful of partitions and for a thousand: sums first, then what is least well."""
+"""A report as one HTML page that needs nothing else, useful for a handful of partitions and for a thousand:
+sums first, then what is least well.
+"""
 
 from __future__ import annotations
 
@@ -64,11 +66,13 @@ def report_page(found: ReportedTime) -> str:
         QUARANTINE: _quarantine,
     }
     made = [
-        make(found, found.tables[name])
-        if name in found.tables
-        else _too_many(name, found.left_out[name])
-        if name in found.left_out
-        else _missing(name)
+        (
+            make(found, found.tables[name])
+            if name in found.tables
+            else _too_many(name, found.left_out[name])
+            if name in found.left_out
+            else _missing(name)
+        )
         for name, make in sections.items()
     ]
     return document(title, made)
@@ -76,13 +80,16 @@ def report_page(found: ReportedTime) -> str:
 
 def _missing(name: str) -> str:
     topics = " Name topics (<code>--topics</code>), there and here." if name == BY_MINUTE else ""
-    return f"<h2>{escape(name)}</h2><p>This table was not derived: land its topic, then run <code>holdfast pipeline derive</code>.{topics}</p>"
+    return (
+        f"<h2>{escape(name)}</h2><p>This table was not derived: land its topic, then run <code>holdfast"
+        f" pipeline derive</code>.{topics}</p>"
+    )
 
 
 def _too_many(name: str, rows: int) -> str:
     return (
-        f"<h2>{escape(name)}</h2><p>Left out: this time has {rows:,} rows of it, and a page is made of {LIMIT_ROWS:,} at most. "
-        "Name a shorter time (<code>--from</code>, <code>--to</code>).</p>"
+        f"<h2>{escape(name)}</h2><p>Left out: this time has {rows:,} rows of it, and a page is made of"
+        f" {LIMIT_ROWS:,} at most. Name a shorter time (<code>--from</code>, <code>--to</code>).</p>"
     )
 
 
@@ -106,8 +113,8 @@ def _ownership(found: ReportedTime, rows: Sequence[DerivedRow]) -> str:
     series = held_over_time(claims, known_ms, parted(axis, PARTS), largest, OTHERS)
     ill = [each for each in claims if each.idle_ms or each.lost]
     said = (
-        f"<p>{len(claims)} claims are known, {len(ill)} of them were without an owner for a while or lost one. "
-        f"The lake tells of claims up to {time_of(known_ms)[:19]}.</p>"
+        f"<p>{len(claims)} claims are known, {len(ill)} of them were without an owner for a while or lost"
+        f" one. The lake tells of claims up to {time_of(known_ms)[:19]}.</p>"
     )
     parts = [
         "<h2>Ownership</h2>",
@@ -141,7 +148,10 @@ def _told(owner: str, row: DerivedRow) -> str:
         if row["ended_by"] is None
         else f"{row['ended_by']} {time_of(ms_of(row['held_until']))[:19]}"
     )
-    return f"{owner} ({row['instance_id']}), epoch {row['epoch']}, from {time_of(ms_of(row['held_from']))[:19]}, {end}"
+    return (
+        f"{owner} ({row['instance_id']}), epoch {row['epoch']}, from {time_of(ms_of(row['held_from']))[:19]},"
+        f" {end}"
+    )
 
 
 def _illest(ill: Sequence[ClaimTime]) -> str:
@@ -206,8 +216,9 @@ def _takeovers(found: ReportedTime, rows: Sequence[DerivedRow]) -> str:
     few = "" if len(rows) <= LIMIT_DOTS else f" (the {LIMIT_DOTS} longest of {len(rows)})"
     gaps = [row for row in rows if row["offset_gap"]]
     said = (
-        f"<p>{len(rows)} claims changed hands: {', '.join(f'{count} {cause}' for cause, count in counts.most_common())}. "
-        f"{f'<span class=warn>{len(gaps)} went on at another offset than the owner before had reached.</span>' if gaps else 'All that told an offset went on where the owner before stood.'}</p>"
+        f"<p>{len(rows)} claims changed hands:"
+        f" {', '.join(f'{count} {cause}' for cause, count in counts.most_common())}. "
+        f"{f'<span class=warn>{len(gaps)} went on at another offset than the owner before had reached.</span>' if gaps else 'All that told an offset went on where the owner before stood.'}</p>"  # noqa: E501
     )
     heads = ("claim", "cause", "taken", "seconds", "from", "to", "offset before", "offset after", "gap")
     listed = [*sorted(gaps, key=lambda row: -abs(row["offset_gap"]))[:10], *longest]
@@ -272,7 +283,10 @@ def _lag(found: ReportedTime, rows: Sequence[DerivedRow]) -> str:
     return "".join(
         (
             "<h2>Lag</h2>",
-            f"<p>{len(lags)} partitions of groups are known, {sum(each.last > 0 for each in lags)} of them are behind at the end.</p>",
+            (
+                f"<p>{len(lags)} partitions of groups are known, {sum(each.last > 0 for each in lags)} of"
+                " them are behind at the end.</p>"
+            ),
             _too_many(COMMITS, found.left_out[COMMITS]) if COMMITS in found.left_out else "",
             stacked("Records that groups were behind, by group", axis, series, hues),
             table(heads, listed),
@@ -349,7 +363,9 @@ def _latency(found: ReportedTime, rows: Sequence[DerivedRow]) -> str:
 
 
 def _waits(rows: Sequence[DerivedRow]) -> tuple[int, ...]:
-    """Return how many rows of one shard there were, their mean wait, the worst minutes' percentiles, and how many leaders there were."""
+    """Return how many rows of one shard there were, their mean wait, the worst minutes' percentiles, and how
+    many leaders there were.
+    """
     count = sum(row["rows"] for row in rows)
     mean = round(sum(row["mean_ms"] * row["rows"] for row in rows) / count)
     worst = (max(row[column] for row in rows) for column in ("p95_ms", "p99_ms", "greatest_ms"))
@@ -426,7 +442,9 @@ def _place(row: DerivedRow) -> str:
 def _by_time(
     caption: str, found: ReportedTime, rows: Iterable[DerivedRow], name_of: Callable[[DerivedRow], str]
 ) -> str:
-    """Return how many rows there are in each part of the time, by name; beyond the most frequent names together."""
+    """Return how many rows there are in each part of the time, by name; beyond the most frequent names
+    together.
+    """
     named = [(name_of(row), ms_of(row["at"])) for row in rows]
     largest = [name for name, _ in Counter(name for name, _ in named).most_common(HUES)]
     hues = {**{name: f"h{at}" for at, name in enumerate(largest)}, OTHERS: "hx"}

@@ -31,9 +31,11 @@ SliceEngine = Literal["local", "spark"]
 
 @dataclass(frozen=True, slots=True)
 class Thinned:
-    """Of the rows with the same *keys*, only the last in each part of *part_ms* from the beginning of the slice: that with the latest time in the column *by*.
+    """Of the rows with the same *keys*, only the last in each part of *part_ms* from the beginning of the
+    slice: that with the latest time in the column *by*.
 
-    So a row by the minute for each of a thousand partitions stays a page's worth. *values* are the other columns that are kept.
+    So a row by the minute for each of a thousand partitions stays a page's worth. *values* are the other
+    columns that are kept.
     """
 
     keys: tuple[str, ...]
@@ -44,7 +46,9 @@ class Thinned:
 
 @dataclass(frozen=True, slots=True)
 class TimeSlice:
-    """The rows of a table that begin before *to_ms*, by the column *begins*, and are not over by *from_ms*, by the column *ends*; those that are current are not over."""
+    """The rows of a table that begin before *to_ms*, by the column *begins*, and are not over by *from_ms*,
+    by the column *ends*; those that are current are not over.
+    """
 
     begins: str
     ends: str

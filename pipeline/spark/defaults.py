@@ -1,4 +1,6 @@
-"""The user's `spark-defaults.conf`, which Spark reads where it is started: needed where something of ours stands beside what is theirs."""
+"""The user's `spark-defaults.conf`, which Spark reads where it is started: needed where something of ours
+stands beside what is theirs.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,8 @@ from holdfast.errors import SparkError
 
 
 def spark_defaults() -> Mapping[str, str]:
-    """Return what `spark-defaults.conf` says, in the folder that Spark looks in; nothing where there is none. Raises SparkError where
-    it cannot be read.
+    """Return what `spark-defaults.conf` says, in the folder that Spark looks in; nothing where there is none.
+    Raises SparkError where it cannot be read.
     """
     file = _folder() / "spark-defaults.conf"
     try:

@@ -1,5 +1,5 @@
-"""One commit to a Delta table through Delta's own transactions, which let what the commit says follow from what was
-written: Spark's writer wants to be told before.
+"""One commit to a Delta table through Delta's own transactions, which let what the commit says follow from
+what was written: Spark's writer wants to be told before.
 """
 
 from __future__ import annotations
@@ -21,12 +21,16 @@ if TYPE_CHECKING:
 OBSERVED_DEADLINE_S = 60.0
 """What a job observed is told a moment after it ended, by another thread of the JVM."""
 _RACES = ("ConcurrentTransactionException", "MetadataChangedException")
-"""What Delta says where another commit of the same name was made, or one that changed the table's properties or columns."""
+"""What Delta says where another commit of the same name was made, or one that changed the table's properties
+or columns.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenRows:
-    """The rows of each partition that were written, what was observed of them, and the bytes that they take as stored."""
+    """The rows of each partition that were written, what was observed of them, and the bytes that they take
+    as stored.
+    """
 
     rows: Mapping[int, int]
     observed: Mapping[int, int]
@@ -47,11 +51,15 @@ class DeltaTransaction:
         return int(self._transaction.readVersion())
 
     def has_made(self, name: str) -> bool:
-        """Tell whether a commit was made under *name*. From now on, one that is made meanwhile makes this one fail."""
+        """Tell whether a commit was made under *name*. From now on, one that is made meanwhile makes this one
+        fail.
+        """
         return int(self._transaction.txnVersion(name)) >= 1
 
     def write(self, rows: DataFrame, partitions: Sequence[int], digest: str) -> WrittenRows:
-        """Write the files of *rows*, and observe the XOR of the expression *digest* over those of each partition."""
+        """Write the files of *rows*, and observe the XOR of the expression *digest* over those of each
+        partition.
+        """
         from pyspark.sql import Observation
         from pyspark.sql import functions as F
 
@@ -74,8 +82,9 @@ class DeltaTransaction:
         return counts, stored
 
     def commit(self, told: str, name: str, partitioned_by: Sequence[str]) -> bool:
-        """Commit what was written, with *told* as the user's metadata, as the only commit of that *name*; return whether it
-        was made: it is not where another of that name came first, or one that changed the table itself.
+        """Commit what was written, with *told* as the user's metadata, as the only commit of that *name*;
+        return whether it was made: it is not where another of that name came first, or one that changed the
+        table itself.
         """
         jvm, option = self._jvm, self._jvm.scala.Option
         seq = jvm.PythonUtils.toSeq
@@ -110,6 +119,7 @@ def _observed(observation: Observation) -> dict[int, int]:
             return told
         if system_clock.monotonic_s() > until_s:
             raise SparkError(
-                f"Spark did not tell what its job had observed within {OBSERVED_DEADLINE_S:.0f} s; nothing was landed by it, so land again"
+                f"Spark did not tell what its job had observed within {OBSERVED_DEADLINE_S:.0f} s; nothing"
+                " was landed by it, so land again"
             )
         time.sleep(0.01)

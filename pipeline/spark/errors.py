@@ -28,7 +28,9 @@ _OURS = {
 }
 """What our own tasks may end with: the same error as in this process."""
 _CUT_OFF = "An error occurred while calling "
-"""How py4j's plain error begins when the JVM has ended in the middle of a call; an answer has a trace with it."""
+"""How py4j's plain error begins when the JVM has ended in the middle of a call; an answer has a trace with
+it.
+"""
 _RACES = (
     "ConcurrentTransactionException",
     "ConcurrentAppendException",
@@ -88,14 +90,16 @@ def failed(error: Exception, what: str) -> PipelineError:
             or "Some data may have been lost" in message
         ):
             return LostRecordsError(
-                f"{what}: records were deleted while they were read: {message[:300]}. Raise retention.ms; `land --accept-loss` goes on without"
+                f"{what}: records were deleted while they were read: {message[:300]}. Raise retention.ms;"
+                " `land --accept-loss` goes on without"
             )
         ours, _, told = _telling(message).partition(": ")
         if ours in _OURS:
             return _OURS[ours](told)
         if name.rpartition(".")[2] in _RACES:
             return LakeError(
-                f"{what}: another writer changed this table at the same time; run one landing per topic and lake"
+                f"{what}: another writer changed this table at the same time; run one landing per topic and"
+                " lake"
             )
         if isinstance(error, ConnectionError) or GONE in name or _is_cut_off(name, message):
             return SparkError(
@@ -103,22 +107,25 @@ def failed(error: Exception, what: str) -> PipelineError:
             )
         if any(each in message for each in _GIVEN_UP):
             return SparkError(
-                f"{what}: Spark has given up, as it does without a master or executors (see --master): {message.splitlines()[0][:300]}"
+                f"{what}: Spark has given up, as it does without a master or executors (see --master):"
+                f" {message.splitlines()[0][:300]}"
             )
         if (cure := _without_python(message)) is not None:
             return SparkError(f"{what}: {cure}")
         if "spark.driver.maxResultSize" in message:
             return SparkError(
-                f"{what}: the result is too large to come through the driver: write it with --out, or raise --memory"
+                f"{what}: the result is too large to come through the driver: write it with --out, or raise"
+                " --memory"
             )
         if "KAFKA_DATA_SOURCE_NOT_ENABLED" in message or "Failed to find data source: kafka" in message:
             return SparkError(
-                "this Spark session has no Kafka connector: add org.apache.spark:spark-sql-kafka-0-10_2.13 of its version"
+                "this Spark session has no Kafka connector: add org.apache.spark:spark-sql-kafka-0-10_2.13 of"
+                " its version"
             )
     if no_date(error):
         return SparkError(
-            f"{what}: a record has a timestamp that is no date, which Spark's Kafka connector cannot take: use --engine local, or land the "
-            "topic and replay from bronze"
+            f"{what}: a record has a timestamp that is no date, which Spark's Kafka connector cannot take:"
+            " use --engine local, or land the topic and replay from bronze"
         )
     if (killed := next((died for _, message in chain if (died := _killed_again(message))), None)) is not None:
         return SparkError(f"{what}: {killed}")
@@ -133,7 +140,7 @@ def _without_python(message: str) -> str | None:
 
     >>> _without_python('Cannot run program "/opt/py": error=2, No such file or directory')
     "a worker cannot run its Python, /opt/py: set spark.pyspark.python to one of this driver's version that has this package's dependencies"
-    """
+    """  # noqa: E501
     cure = "set spark.pyspark.python to one of this driver's version that has this package's dependencies"
     if found := re.search(r'Cannot run program "([^"]*)"', message):
         return f"a worker cannot run its Python, {found[1]}: {cure}"
@@ -146,12 +153,13 @@ def _without_python(message: str) -> str | None:
 
 
 def _killed_again(message: str) -> str | None:
-    """Return what became of a task whose executors, or workers, died each time it was tried; None for another failure.
+    """Return what became of a task whose executors, or workers, died each time it was tried; None for another
+    failure.
 
     >>> lost = "Lost task 0.3 in stage 1.0 (TID 5) (10.0.0.7 executor 3): ExecutorLostFailure (executor 3 exited) Reason: Command exited with code 137"
     >>> _killed_again(f"Job aborted: Task 0 in stage 1.0 failed 4 times, most recent failure: {lost}")
     'a task was given up after 4 attempts, the last one on 10.0.0.7 executor 3: its executor ended (Command exited with code 137). Were they short of memory? See spark.executor.memory and --state-memory-mb'
-    """
+    """  # noqa: E501
     given_up = re.search(
         r"failed (\d+) times, most recent failure: [^(]*\(TID \d+\) \(([^)]*)\): (.*)", message
     )
@@ -165,8 +173,8 @@ def _killed_again(message: str) -> str | None:
     else:
         return None
     return (
-        f"a task was given up after {times} attempts, the last one on {where}: {died}. Were they short of memory? See spark.executor.memory and "
-        "--state-memory-mb"
+        f"a task was given up after {times} attempts, the last one on {where}: {died}. Were they short of"
+        " memory? See spark.executor.memory and --state-memory-mb"
     )
 
 
@@ -180,14 +188,17 @@ def _is_cut_off(name: str, message: str) -> bool:
 
 
 def session_failed(error: Exception, log: Path) -> SparkError:
-    """Return the error to raise when no session came to be. The JVM must still run: it is asked what happened."""
+    """Return the error to raise when no session came to be. The JVM must still run: it is asked what
+    happened.
+    """
     what = "no Spark session"
     told = failed(error, what) if is_of_spark(error) else SparkError(f"{what}: {str(error)[:500]}")
     return SparkError(f"{told}{in_log(log)}")
 
 
 def with_log(error: Exception, log: Path) -> Exception:
-    """Return an error of Spark with the last error in its log, and where the log is; other errors as they are.
+    """Return an error of Spark with the last error in its log, and where the log is; other errors as they
+    are.
 
     What comes straight from Spark becomes a typed error. The JVM must still run: it is asked what happened.
     """
@@ -209,7 +220,9 @@ def said_of_executors(log: Path | None) -> str:
 
 
 def last_error(log: Path) -> str:
-    """Return the last line near the end of a log of Spark that tells an error, or what ended the JVM; "" for none."""
+    """Return the last line near the end of a log of Spark that tells an error, or what ended the JVM; "" for
+    none.
+    """
     return _last_line(log, _ERRORS)
 
 

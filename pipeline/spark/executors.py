@@ -17,7 +17,8 @@ logger = logging.getLogger(__name__)
 LOOK_S = 1.0
 CLOSE_S = 10.0
 _CLIENT = "org.apache.spark.deploy.client"
-"""What tells, at level INFO alone, that an executor of a standalone cluster has ended, and with which code."""
+"""What tells, at level INFO alone, that an executor of a standalone cluster has ended, and with which code.
+"""
 
 
 class WatchedCluster(Protocol):
@@ -56,13 +57,16 @@ class SessionCluster:
         )
         driver = f"{conf.get('spark.driver.host')}:{conf.get('spark.driver.port')}"
         return (
-            f"the cluster has no worker, none with {memory} and {cores} cores to spare (spark.executor.memory, spark.executor.cores), or its executors end before they "
-            f"reach the driver at {driver} (spark.driver.host); those of {self._context.master} log to work/{app}/*/stderr of the workers"
+            f"the cluster has no worker, none with {memory} and {cores} cores to spare"
+            " (spark.executor.memory, spark.executor.cores), or its executors end before they reach the"
+            f" driver at {driver} (spark.driver.host); those of {self._context.master} log to"
+            f" work/{app}/*/stderr of the workers"
         )
 
 
 class ExecutorWatch:
-    """Looks at a cluster each second, in a thread of its own, and ends jobs that have had no executor for *timeout_s*. Close it when done.
+    """Looks at a cluster each second, in a thread of its own, and ends jobs that have had no executor for
+    *timeout_s*. Close it when done.
 
     Spark itself would wait for ever. *starved* tells then what it waited for.
     """
@@ -108,7 +112,10 @@ class ExecutorWatch:
             since_s = now_s if since_s is None else since_s
             if now_s - since_s < self._timeout_s:
                 continue
-            self.starved = f"no executor has taken a task for {self._timeout_s:g} s (spark_executors_timeout_s): {self._cluster.told()}"
+            self.starved = (
+                f"no executor has taken a task for {self._timeout_s:g} s (spark_executors_timeout_s):"
+                f" {self._cluster.told()}"
+            )
             self._cluster.cancel()
             since_s = None
 

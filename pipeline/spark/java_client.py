@@ -57,8 +57,8 @@ def java_properties(settings: Settings) -> dict[str, str]:
 def _tls(kafka: Mapping[str, str]) -> dict[str, str]:
     if kafka.get("enable.ssl.certificate.verification", "true") == "false":
         raise ConfigError(
-            "enable.ssl.certificate.verification=false has no equivalent in Spark's connector: name the authority with ssl.ca.location, "
-            "or use --engine local"
+            "enable.ssl.certificate.verification=false has no equivalent in Spark's connector: name the"
+            " authority with ssl.ca.location, or use --engine local"
         )
     out = (
         {"ssl.endpoint.identification.algorithm": ""}

@@ -1,4 +1,6 @@
-"""Processors as Spark's pickler takes them: the modules they lead to, and what of them cannot be sent to workers."""
+"""Processors as Spark's pickler takes them: the modules they lead to, and what of them cannot be sent to
+workers.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ CODERS: Mapping[type[Any], tuple[str, ...]] = {
 def register() -> None:
     """Let Spark's pickler take msgspec's coders, and with them methods such as `Decoder(Order).decode`.
 
-    The registration is for pyspark's own copy of cloudpickle; `pickle` and `copy` in this process stay as they are.
+    The registration is for pyspark's own copy of cloudpickle; `pickle` and `copy` in this process stay as
+    they are.
     """
     from pyspark.cloudpickle import CloudPickler
 
@@ -48,17 +51,18 @@ def _made(kind: Callable[..., C], options: Mapping[str, Any]) -> C:
 
 
 def modules_of(processor: Processor[Any, Any]) -> set[str]:
-    """Return the names of the modules that define what *processor* is made of, at any depth: in `on`, serdes, streams, tables,
-    closures and partials.
+    """Return the names of the modules that define what *processor* is made of, at any depth: in `on`, serdes,
+    streams, tables, closures and partials.
 
-    Raises SparkError, which names the attribute and the cure, when something of it cannot be sent to Spark's workers.
+    Raises SparkError, which names the attribute and the cure, when something of it cannot be sent to Spark's
+    workers.
     """
     named = set[str]()
     error = _why_unfit(processor, named)
     if "__main__" in named:
         raise SparkError(
-            f"processor {processor.name} is defined in the script that runs; Spark's workers cannot import it. "
-            "Move it to a module of its own and import it from there, or use --engine local"
+            f"processor {processor.name} is defined in the script that runs; Spark's workers cannot import"
+            " it. Move it to a module of its own and import it from there, or use --engine local"
         )
     if error is not None:
         raise _refused(processor, error)
@@ -66,7 +70,9 @@ def modules_of(processor: Processor[Any, Any]) -> set[str]:
 
 
 def _why_unfit(part: object, named: set[str] | None = None) -> Exception | None:
-    """Return why a worker cannot be sent *part*, None when it can; add the modules that it leads to to *named*."""
+    """Return why a worker cannot be sent *part*, None when it can; add the modules that it leads to to
+    *named*.
+    """
     from pyspark import cloudpickle
 
     register()
@@ -98,8 +104,9 @@ def _refused(processor: Processor[Any, Any], error: Exception) -> SparkError:
     held = f"{what} holds {', which holds '.join(inside)}," if inside else f"{what} is"
     kind = f"{type(culprit).__module__}.{type(culprit).__qualname__}".removeprefix("builtins.")
     return SparkError(
-        f"processor {processor.name}: {held} a {kind}, which cannot be sent to Spark's workers ({type(error).__name__}: {str(error)[:200]}). "
-        "Make it at the top level of a module, where functions use it by its name: each worker imports the module. Or use --engine local"
+        f"processor {processor.name}: {held} a {kind}, which cannot be sent to Spark's workers"
+        f" ({type(error).__name__}: {str(error)[:200]}). Make it at the top level of a module, where"
+        " functions use it by its name: each worker imports the module. Or use --engine local"
     )
 
 
@@ -153,7 +160,9 @@ def _names(slots: Any) -> tuple[str, ...]:
 
 
 def _held(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yield what a function holds that is sent with it: variables of its closure, defaults, and the globals it uses."""
+    """Yield what a function holds that is sent with it: variables of its closure, defaults, and the globals
+    it uses.
+    """
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
             yield f"{name!r}", cell.cell_contents

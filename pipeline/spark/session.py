@@ -44,8 +44,9 @@ START_DEADLINE_S = 120.0
 """How long Spark may take to start, beside what it may wait for a cluster."""
 STOP_DEADLINE_S = 60.0
 ARCHIVE_DEADLINE_S = 300.0
-"""How long a JVM may take to end that writes its archive of classes: 15 s of a core. Cut short, it would leave that
-to the next JVM, and that to the next."""
+"""How long a JVM may take to end that writes its archive of classes: 15 s of a core. Cut short, it would
+leave that to the next JVM, and that to the next.
+"""
 ABANDON_DEADLINE_S = 10.0
 WORKER_DAEMON = "holdfast.pipeline.worker_daemon"
 """What forks the Python workers of Spark on this machine."""
@@ -53,17 +54,21 @@ FOUND_DEADLINE_S = 60.0
 LOGS_KEPT = 10
 _LAUNCHER = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """For the JVM that only puts Spark's command line together: it is over before better code would pay."""
-_INSTALL = "pip install 'holdfast[spark]' (pyspark 4.0.0 and delta-spark 4.0.0), or use --engine local, which needs no JVM"
+_INSTALL = (
+    "pip install 'holdfast[spark]' (pyspark 4.0.0 and delta-spark 4.0.0), or use --engine local, which needs"
+    " no JVM"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparkOptions:
     """How to start Spark.
 
-    *master* is a Spark master; `local[*]` takes every core of this machine. *memory* is the driver's heap, which in a local master
-    is all there is (None: 1g there, and Spark's own default on others). *quick* compiles less: for jobs of seconds, at the price of a lower rate in long ones. *conf* is added last, so
-    it wins. *log_dir* takes all that Spark says; by default a folder of the user's cache. A job on a cluster that has no executor for *executors_timeout_s* is ended with
-    a SparkError.
+    *master* is a Spark master; `local[*]` takes every core of this machine. *memory* is the driver's heap,
+    which in a local master is all there is (None: 1g there, and Spark's own default on others). *quick*
+    compiles less: for jobs of seconds, at the price of a lower rate in long ones. *conf* is added last, so it
+    wins. *log_dir* takes all that Spark says; by default a folder of the user's cache. A job on a cluster
+    that has no executor for *executors_timeout_s* is ended with a SparkError.
     """
 
     master: str = "local[*]"
@@ -206,7 +211,9 @@ def _start(options: SparkOptions, archive: ClassArchive | None, scratch: Path) -
 
 
 def _python(options: SparkOptions) -> str:
-    """Return the Python of the workers: this one (Spark would take PATH's first python3), or what is asked for on a cluster, whose machines may have it elsewhere."""
+    """Return the Python of the workers: this one (Spark would take PATH's first python3), or what is asked
+    for on a cluster, whose machines may have it elsewhere.
+    """
     if options.in_one_jvm:
         return sys.executable
     asked = options.conf.get(_PYTHON) or spark_defaults().get(_PYTHON) or os.environ.get("PYSPARK_PYTHON")
@@ -261,7 +268,8 @@ def _keep(archive: ClassArchive | None) -> None:
 
 
 def settings(options: SparkOptions, archive: ClassArchive | None, scratch: Path) -> dict[str, str]:
-    """Return the configuration of a session: what holdfast's tables need, and on one machine what makes Spark small.
+    """Return the configuration of a session: what holdfast's tables need, and on one machine what makes Spark
+    small.
 
     On a cluster the rest is its owner's, by `spark-defaults` and *conf*, which wins.
     """
@@ -299,7 +307,9 @@ def _on_cluster() -> dict[str, str]:
 
 
 def _in_one_jvm(options: SparkOptions, archive: ClassArchive | None, scratch: Path) -> dict[str, str]:
-    """Return what makes Spark start quickly and stay small: few partitions, no UI, local paths inside *scratch*."""
+    """Return what makes Spark start quickly and stay small: few partitions, no UI, local paths inside
+    *scratch*.
+    """
     partitions = str(max(2, cores_of(options.master)))
     flags = [
         f"-Djava.io.tmpdir={scratch}",
@@ -328,7 +338,9 @@ def _in_one_jvm(options: SparkOptions, archive: ClassArchive | None, scratch: Pa
 
 @cache
 def is_found_anew(module: str) -> bool:
-    """Tell whether a Python that is started anew finds *module* where this process does: one that has changed its `sys.path` may have another, or the only one."""
+    """Tell whether a Python that is started anew finds *module* where this process does: one that has changed
+    its `sys.path` may have another, or the only one.
+    """
     program = f"from importlib.util import find_spec; print(find_spec({module!r}).origin)"
     try:
         found = subprocess.run(

@@ -33,8 +33,9 @@ def ship(session: SparkSession, processor: Processor[Any, Any] | None = None) ->
     """Put holdfast, and the code *processor* is made of, on the import path of every Python worker of
     *session*.
 
-    Local masters need it as well: the workers do not inherit this process's `sys.path`. Those of `worker_daemon` have
-    imported holdfast before, and take the processor from here. Shipping the same code again does nothing.
+    Local masters need it as well: the workers do not inherit this process's `sys.path`. Those of
+    `worker_daemon` have imported holdfast before, and take the processor from here. Shipping the same code
+    again does nothing.
     """
     content = pack(processor)
     name = f"holdfast-{hashlib.sha256(content).hexdigest()[:16]}.zip"
@@ -65,8 +66,8 @@ def pack(processor: Processor[Any, Any] | None = None) -> bytes:
 
     Raises SparkError when something of the processor cannot be sent to workers, or they cannot import it.
 
-    Equal sources give equal bytes. Each room is found as the import system finds it, in a wheel, in an editable
-    install, in a checkout that lost its links.
+    Equal sources give equal bytes. Each room is found as the import system finds it, in a wheel, in an
+    editable install, in a checkout that lost its links.
     """
     ours = {file.name: file for file in _package("holdfast")}
     zipped = _zipped(tuple(sorted(ours.values())))
@@ -78,7 +79,9 @@ def pack(processor: Processor[Any, Any] | None = None) -> bytes:
 
 @lru_cache(maxsize=4)
 def _zipped(files: tuple[Packed, ...], behind: bytes = b"") -> bytes:
-    """Return the zip of *files*, and of those in another zip before them; one that was made is there as long as none of them changes."""
+    """Return the zip of *files*, and of those in another zip before them; one that was made is there as long
+    as none of them changes.
+    """
     content = {file.name: Path(file.path).read_bytes() for file in files}
     for file in files:
         for parent in Path(file.name).parents[:-1]:
@@ -128,7 +131,9 @@ ROOMS = ("agents", "tables", "outbox", "pipeline")
 
 
 def _modules_of(processor: Processor[Any, Any]) -> Iterable[ModuleType]:
-    """Return the user's modules that define what the processor is made of, and loaded modules beside those."""
+    """Return the user's modules that define what the processor is made of, and loaded modules beside
+    those.
+    """
     own = [
         module
         for name in sorted(modules_of(processor))

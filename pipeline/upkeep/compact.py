@@ -1,8 +1,9 @@
-"""Compaction of bronze tables: many small files into a few large ones, in the order of offsets, without changing a row.
+"""Compaction of bronze tables: many small files into a few large ones, in the order of offsets, without
+changing a row.
 
-The commit says that no data changed, so that readers of changes see none, and is no link of the chain of landings: these
-go on beside it. It is made at the very version that it was judged at; otherwise it is judged anew, and refused where its files
-are there no more.
+The commit says that no data changed, so that readers of changes see none, and is no link of the chain of
+landings: these go on beside it. It is made at the very version that it was judged at; otherwise it is judged
+anew, and refused where its files are there no more.
 """
 
 from __future__ import annotations
@@ -47,10 +48,11 @@ class CompactReport:
 
 
 def compact(topic: str, lake: str, *, target_bytes: int = TARGET_BYTES) -> CompactReport:
-    """Join the files of each partition of *topic*'s table that lie behind one another, up to about *target_bytes* each.
+    """Join the files of each partition of *topic*'s table that lie behind one another, up to about
+    *target_bytes* each.
 
-    Raises LakeError for a table that is not sound, since joined files would hide where it is not, and where another
-    compaction came first: nothing was changed then.
+    Raises LakeError for a table that is not sound, since joined files would hide where it is not, and where
+    another compaction came first: nothing was changed then.
     """
     path = bronze_path(lake, topic)
     table, listed, _ = open_sound(path)
@@ -62,8 +64,8 @@ def compact(topic: str, lake: str, *, target_bytes: int = TARGET_BYTES) -> Compa
 
 
 def lots_of(files: Sequence[File], target_bytes: int) -> Iterator[list[File]]:
-    """Yield files, which are sorted by their first offset, that are to be joined: neighbours that are small together, and those
-    that lie across each other.
+    """Yield files, which are sorted by their first offset, that are to be joined: neighbours that are small
+    together, and those that lie across each other.
     """
     lot, size, reach = list[File](), 0, -1
     for file in files:

@@ -1,8 +1,10 @@
-"""Expiry: the beginning of each partition of a bronze table, up to the first record that is young enough, is removed.
+"""Expiry: the beginning of each partition of a bronze table, up to the first record that is young enough, is
+removed.
 
-The commit is a link of the chain of landings. It says where each partition begins now, and the rows and digests of what is left, so that
-checks, replays and landings know of no hole but of a later beginning. A landing that had written its files when the expiry came
-goes on from there; an expiry that comes after a landing is made anew at once, since only what it says follows from that.
+The commit is a link of the chain of landings. It says where each partition begins now, and the rows and
+digests of what is left, so that checks, replays and landings know of no hole but of a later beginning. A
+landing that had written its files when the expiry came goes on from there; an expiry that comes after a
+landing is made anew at once, since only what it says follows from that.
 """
 
 from __future__ import annotations
@@ -54,7 +56,9 @@ _APPEND_ONLY = "delta.appendOnly"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpiredRows:
-    """What of a partition is gone, or with a dry run would be: its offsets from *first* up to and without *begins*, and *rows* of them."""
+    """What of a partition is gone, or with a dry run would be: its offsets from *first* up to and without
+    *begins*, and *rows* of them.
+    """
 
     topic: str
     partition: int
@@ -65,7 +69,9 @@ class ExpiredRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpireReport:
-    """What an expiry removed of one table: *version* of its commit, None where there was nothing to remove, or with *dry_run*."""
+    """What an expiry removed of one table: *version* of its commit, None where there was nothing to remove,
+    or with *dry_run*.
+    """
 
     topic: str
     table: str
@@ -77,8 +83,8 @@ class ExpireReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Beginning:
-    """What goes of a partition: *files*, of which *split* have rows from *begins* on too, which are written again; *rows* and *digest* are
-    those of what they have before that.
+    """What goes of a partition: *files*, of which *split* have rows from *begins* on too, which are written
+    again; *rows* and *digest* are those of what they have before that.
     """
 
     files: Sequence[File]
@@ -90,11 +96,13 @@ class _Beginning:
 
 
 def expire(topic: str, lake: str, *, before_ms: int, dry_run: bool = False) -> ExpireReport:
-    """Remove, of each partition of *topic*'s table, all records before the first one whose time is *before_ms* (ms since the epoch) or
-    later. Records without a time go with their neighbours; a file without any by when it was landed.
+    """Remove, of each partition of *topic*'s table, all records before the first one whose time is
+    *before_ms* (ms since the epoch) or later. Records without a time go with their neighbours; a file without
+    any by when it was landed.
 
-    Older versions can still be read until a vacuum. Raises ConfigError for a time that is not in the past and for a table of choices, LakeError for a table that
-    is not sound, and where another commit removed the same files first: nothing was changed then.
+    Older versions can still be read until a vacuum. Raises ConfigError for a time that is not in the past and
+    for a table of choices, LakeError for a table that is not sound, and where another commit removed the same
+    files first: nothing was changed then.
     """
     if not 0 <= before_ms <= min(LAST_TIME_MS, system_clock.now_ms()):
         raise ConfigError(
@@ -106,7 +114,8 @@ def expire(topic: str, lake: str, *, before_ms: int, dry_run: bool = False) -> E
         raise LakeError(f"{path}: nothing was landed yet (`holdfast pipeline land`)")
     if sound.chain[0].landed.cut is not None:
         raise ConfigError(
-            f"{path} holds the choices of a processor of several sources, and none expire: without one of them nobody could fold what is left of the sources"
+            f"{path} holds the choices of a processor of several sources, and none expire: without one of"
+            " them nobody could fold what is left of the sources"
         )
     goes = dict(_beginnings(path, sound, before_ms))
     told = tuple(
@@ -150,7 +159,9 @@ def _beginnings(path: str, sound: SoundTable, before_ms: int) -> Iterator[tuple[
 def _old_files(
     reader: FileReader, files: Sequence[File], before_ms: int
 ) -> tuple[list[File], Sequence[File], int | None]:
-    """Return the files of which no row stays, those of which some do, and the offset of the first that does, None for none."""
+    """Return the files of which no row stays, those of which some do, and the offset of the first that does,
+    None for none.
+    """
     old = list[File]()
     for group in overlapping(files):
         first = group[0].first
@@ -171,7 +182,9 @@ def _old_files(
 
 
 def _latest_ms(file: File) -> float:
-    """Return the time of a file's newest record; of one without times, when it was landed; and where that is not told, no end of time."""
+    """Return the time of a file's newest record; of one without times, when it was landed; and where that is
+    not told, no end of time.
+    """
     if file.latest_ms is not None and file.latest_ms >= 0:
         return round(file.latest_ms)  # whole ms, that seconds as a float may fall short of
     return np.inf if file.landed_ms is None else round(file.landed_ms)
@@ -192,8 +205,8 @@ def _first_young(reader: FileReader, group: Sequence[File], before_ms: int) -> i
 def _counted(
     reader: FileReader, partition: int, files: Sequence[File], begins: int, chain: Sequence[LastLanding]
 ) -> tuple[int, int]:
-    """Return rows and digest of what *files* have before *begins*; LakeError where a landing told others: they would never be known to
-    be wrong afterwards.
+    """Return rows and digest of what *files* have before *begins*; LakeError where a landing told others:
+    they would never be known to be wrong afterwards.
     """
     told = [each for each in segments(chain, partition) if each.first < begins]
     told[-1:] = [_cut(each, begins) for each in told[-1:]]
@@ -201,8 +214,8 @@ def _counted(
     for segment, rows in zip(told, found, strict=True):
         if segment.rows not in (None, rows.rows) or segment.digest not in (None, rows.digest):
             raise LakeError(
-                f"{reader.where} offsets {segment.first} to {segment.end - 1} are not as they were landed, so nothing expires: "
-                "see `holdfast pipeline check --deep`"
+                f"{reader.where} offsets {segment.first} to {segment.end - 1} are not as they were landed, so"
+                " nothing expires: see `holdfast pipeline check --deep`"
             )
     return sum(rows.rows for rows in found), reduce(xor, (rows.digest for rows in found), 0)
 
@@ -243,7 +256,9 @@ def _from(begins: int, reader: WholeRows, files: Sequence[File]) -> Iterator[pa.
 
 
 def _allow_removal(path: str, table: Any) -> None:
-    """Take the property from the table that forbids to remove rows: for good, since each change of it refuses the commits under way."""
+    """Take the property from the table that forbids to remove rows: for good, since each change of it refuses
+    the commits under way.
+    """
     if table.metadata().configuration.get(_APPEND_ONLY) != "true":
         return
     try:
@@ -311,9 +326,11 @@ def _after(
         rebuilt=False,
         rows=rows if len(rows) == len(counted) else None,
         added={} if len(rows) == len(counted) else None,
-        digests=digests.joined(digests.joined(last.digests or {}, last.added_digests or {}), less)
-        if known
-        else None,
+        digests=(
+            digests.joined(digests.joined(last.digests or {}, last.added_digests or {}), less)
+            if known
+            else None
+        ),
         added_digests={} if known else None,
         expires=True,
         expired={

@@ -1,8 +1,8 @@
 """Compaction of the tables that folds write: many small files into a few large ones, without changing a row.
 
-The commit says that no data changed, so the next run goes on behind it. It is made at the very version that was read, or not at
-all: delta-rs's own `optimize.compact` goes past other commits, and where a run removed files that it joined, their rows come
-back.
+The commit says that no data changed, so the next run goes on behind it. It is made at the very version that
+was read, or not at all: delta-rs's own `optimize.compact` goes past other commits, and where a run removed
+files that it joined, their rows come back.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ from holdfast.pipeline.upkeep.whole_rows import WholeRows
 
 
 class FileLot(NamedTuple):
-    """Files that become one: of one Kafka partition, and with the same *values* of what the table is partitioned by."""
+    """Files that become one: of one Kafka partition, and with the same *values* of what the table is
+    partitioned by.
+    """
 
     partition: int
     values: dict[str, str]
@@ -40,7 +42,8 @@ class FileLot(NamedTuple):
 def optimize_table(path: str, name: str, *, target_bytes: int = TARGET_BYTES) -> CompactReport:
     """Join small files of the table at *path*, which people call *name*, up to about *target_bytes* each.
 
-    Raises LakeError where there is no table, and where a run, or another compaction, came first: nothing was changed then.
+    Raises LakeError where there is no table, and where a run, or another compaction, came first: nothing was
+    changed then.
     """
     handle = open_table(path)
     refuse_features(path, handle)
@@ -68,7 +71,9 @@ def optimize_table(path: str, name: str, *, target_bytes: int = TARGET_BYTES) ->
 
 
 def _lots(table: FoldTable, target_bytes: int) -> Iterator[FileLot]:
-    """Yield what is to be joined: neighbours in time that are small together, since a file is searched by its times."""
+    """Yield what is to be joined: neighbours in time that are small together, since a file is searched by its
+    times.
+    """
     written_at = {each["path"]: each["modification_time"] for each in files_in(table.handle).to_pylist()}
     alike = defaultdict[tuple[str, ...], list[FileLot]](list)
     for partition, file, values in sorted(

@@ -29,13 +29,15 @@ def vacuum(topic: str, lake: str, *, hours: int, dry_run: bool = False) -> Vacuu
 
 
 def vacuum_table(path: str, name: str, *, hours: int, dry_run: bool = False) -> VacuumReport:
-    """Remove files of the table at *path*, which people call *name*, that no commit of the last *hours* names; versions older than that cannot be read afterwards.
+    """Remove files of the table at *path*, which people call *name*, that no commit of the last *hours*
+    names; versions older than that cannot be read afterwards.
 
     Raises ConfigError for less than an hour, LakeError where there is no table or it cannot be vacuumed.
     """
     if hours < LEAST_HOURS:
         raise ConfigError(
-            f"vacuum of files older than {hours} h: at least {LEAST_HOURS} h, since landings and folds under way have written files that no commit names yet"
+            f"vacuum of files older than {hours} h: at least {LEAST_HOURS} h, since landings and folds under"
+            " way have written files that no commit names yet"
         )
     try:
         found = open_table(path).vacuum(hours, dry_run=dry_run, enforce_retention_duration=False, full=True)

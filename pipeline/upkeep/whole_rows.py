@@ -14,7 +14,9 @@ from holdfast.pipeline.landing.columns import FILE_SCHEMA, PARTITIONED_BY
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WholeRows(FileReader):
-    """Reads rows with all columns that the table has now: *schema*. Asked for other columns, it reads as any reader does."""
+    """Reads rows with all columns that the table has now: *schema*. Asked for other columns, it reads as any
+    reader does.
+    """
 
     schema: pa.Schema
 

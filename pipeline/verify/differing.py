@@ -1,7 +1,8 @@
-"""The first row at which a live partition is not what a replay makes of it, found in bounded memory on either engine.
+"""The first row at which a live partition is not what a replay makes of it, found in bounded memory on either
+engine.
 
-A replay may have more rows than memory takes, so none of them is kept. A first replay tells one digest for each some thousand
-live rows, and a second one the rows of the first of these ranges that differs.
+A replay may have more rows than memory takes, so none of them is kept. A first replay tells one digest for
+each some thousand live rows, and a second one the rows of the first of these ranges that differs.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ RANGE_ROWS = 20_000
 
 @dataclass(frozen=True, slots=True)
 class RangeDigests:
-    """Tells, in place of the rows of a replayed partition, the digest of those in each of the ranges that begin at *starts*. Can be pickled."""
+    """Tells, in place of the rows of a replayed partition, the digest of those in each of the ranges that
+    begin at *starts*. Can be pickled.
+    """
 
     starts: Sequence[bytes]
 
@@ -48,7 +51,9 @@ class RangeDigests:
 
 @dataclass(frozen=True, slots=True)
 class RangeRows:
-    """Tells of the rows of a replayed partition those from *first* to before *end* (None: to the last), at most *limit_rows*. Can be pickled."""
+    """Tells of the rows of a replayed partition those from *first* to before *end* (None: to the last), at
+    most *limit_rows*. Can be pickled.
+    """
 
     first: bytes
     end: bytes | None
@@ -76,7 +81,9 @@ def first_apart(
     partition: int,
     live: LiveRows,
 ) -> tuple[bytes, bytes | None, bytes | None] | None:
-    """Return the first key, and the live and the replayed value, at which *live* is not what *options* make of a partition; None where it is."""
+    """Return the first key, and the live and the replayed value, at which *live* is not what *options* make
+    of a partition; None where it is.
+    """
     asked = replace(options, partitions=(partition,), rows=True)
     starts = _starts(live)
     at = 0
@@ -94,7 +101,8 @@ def first_apart(
             return None
     first, end = starts[at], starts[at + 1] if at + 1 < len(starts) else None
     ours = list(_between(live, first, end))
-    # Of one replayed row more than there are live ones, one at least is another: what is behind it need not be known.
+    # Of one replayed row more than there are live ones, one at least is another: what is behind it need not
+    # be known.
     found = replay(
         processor, settings, replace(asked, through=RangeRows(first, end, limit_rows=len(ours) + 1))
     ).state(partition)

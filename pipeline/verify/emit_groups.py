@@ -1,4 +1,6 @@
-"""Where the emits found at one place are not those expected there. Each side is read in order, and none of it is kept."""
+"""Where the emits found at one place are not those expected there. Each side is read in order, and none of it
+is kept.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ class EmitsApart(NamedTuple):
 
 
 def compared(group: EmitGroup, *, exact: bool, is_cut: bool) -> tuple[list[EmitsApart], int]:
-    """Return where a group differs, and how many found records lie before and were not compared; unless *exact*, these may be from earlier versions.
+    """Return where a group differs, and how many found records lie before and were not compared; unless
+    *exact*, these may be from earlier versions.
 
     Of a topic that *is_cut* the first records may be missing.
     """
@@ -32,9 +35,11 @@ def compared(group: EmitGroup, *, exact: bool, is_cut: bool) -> tuple[list[Emits
 
 
 def compared_compacted(group: EmitGroup, *, exact: bool) -> tuple[list[EmitsApart], int]:
-    """Return where a group of a topic that is compacted differs, and how many found records were not compared.
+    """Return where a group of a topic that is compacted differs, and how many found records were not
+    compared.
 
-    Compaction may have taken all records of a key but the last, and that too if it has no value. What is left must be in the order of those expected.
+    Compaction may have taken all records of a key but the last, and that too if it has no value. What is left
+    must be in the order of those expected.
     """
     if not group.has_order:
         return _alone(group, exact=exact, is_cut=True)
@@ -89,7 +94,9 @@ def _from_the_end(group: EmitGroup, *, exact: bool, is_cut: bool) -> tuple[list[
 
 
 def _wanted(group: EmitGroup) -> int:
-    """Return how many of the expected ones are compared: as many as *found* ends with, and at least those that are due."""
+    """Return how many of the expected ones are compared: as many as *found* ends with, and at least those
+    that are due.
+    """
     found, expected = group.found, group.expected
     for count in reversed(_likely(found, expected, group.due)):
         ending = islice(found, len(found) - count, None)
@@ -101,8 +108,9 @@ def _wanted(group: EmitGroup) -> int:
 def _likely(found: EmitRun, expected: EmitRun, due: int) -> array[int]:
     """Return, in order, with how many of the expected ones, more than *due*, *found* probably ends.
 
-    To compare each number of them by itself takes the square of their number where many have equal bodies. A polynomial hash of what precedes each of these places is
-    kept instead, from which that of each ending follows: both sides are read once.
+    To compare each number of them by itself takes the square of their number where many have equal bodies. A
+    polynomial hash of what precedes each of these places is kept instead, from which that of each ending
+    follows: both sides are read once.
     """
     most, hashes = min(len(found), len(expected)), array("Q")
     if most <= due:

@@ -1,7 +1,8 @@
 """Holding emitted topics against what a replay would emit, and naming the first difference.
 
-Emits of one key keep the order of their source partition; those of different partitions come in any order between each other. So records are
-compared key by key, and those of a key that comes from several source partitions, or that has none, by what they are alone.
+Emits of one key keep the order of their source partition; those of different partitions come in any order
+between each other. So records are compared key by key, and those of a key that comes from several source
+partitions, or that has none, by what they are alone.
 """
 
 from __future__ import annotations
@@ -44,8 +45,9 @@ from holdfast.pipeline.verify.table import LivePartition, read_live, refused_by,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmitDifference:
-    """The first record at which an emitted topic is not what a replay emits. *expected* None: a replay emits no such record; *found* None: it
-    is missing, and *offset* with it; *partition* is -1 then if it has no key, since it may be in any. *key* is text as far as it is UTF-8.
+    """The first record at which an emitted topic is not what a replay emits. *expected* None: a replay emits
+    no such record; *found* None: it is missing, and *offset* with it; *partition* is -1 then if it has no
+    key, since it may be in any. *key* is text as far as it is UTF-8.
     """
 
     topic: str
@@ -66,7 +68,9 @@ class EmitDifference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmittedTopic:
-    """Whether one topic agrees. *expected* and *found* are counts; *earlier* of what was found lies before, from earlier versions, and was not compared."""
+    """Whether one topic agrees. *expected* and *found* are counts; *earlier* of what was found lies before,
+    from earlier versions, and was not compared.
+    """
 
     topic: str
     expected: int
@@ -81,8 +85,9 @@ class EmittedTopic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmitsVerdict:
-    """Whether what a live table has emitted is what its source makes it emit. *cut* names topics that have lost their heads, and *compacted* those whose
-    records may be gone behind later ones: only what is left of either was compared.
+    """Whether what a live table has emitted is what its source makes it emit. *cut* names topics that have
+    lost their heads, and *compacted* those whose records may be gone behind later ones: only what is left of
+    either was compared.
     """
 
     processor: str
@@ -108,15 +113,19 @@ class EmitsVerdict:
 def verify_emits(
     processor: Processor[Any, Any], settings: Settings, options: ReplayOptions | None = None
 ) -> EmitsVerdict:
-    """Fold the sources of *processor* up to the position of its live table, and compare what that emits with what lies in its topics.
+    """Fold the sources of *processor* up to the position of its live table, and compare what that emits with
+    what lies in its topics.
 
-    Workers may go on meanwhile. Other writers of these topics are told as differences; earlier versions are not, whose records lie before. Of *options*, engine,
-    source, lake, memory_bytes and spark count: about so much of what is compared is in memory, and all of it in a temporary file where there is more. Raises ConfigError for a processor without emits, LostRecordsError for a source that has lost what the table was folded from, BrokerError
-    where a transaction stays open.
+    Workers may go on meanwhile. Other writers of these topics are told as differences; earlier versions are
+    not, whose records lie before. Of *options*, engine, source, lake, memory_bytes and spark count: about so
+    much of what is compared is in memory, and all of it in a temporary file where there is more. Raises
+    ConfigError for a processor without emits, LostRecordsError for a source that has lost what the table was
+    folded from, BrokerError where a transaction stays open.
     """
     if not processor.emits:
         raise ConfigError(
-            f"processor {processor.name} emits nothing: --emits is for processors that are declared with emits="
+            f"processor {processor.name} emits nothing: --emits is for processors that are declared with"
+            " emits="
         )
     options = options or ReplayOptions()
     with closing(SpillingStore(options.memory_bytes)) as store:
@@ -128,8 +137,9 @@ def _compared(
 ) -> EmitsVerdict:
     due = {each.partition: _place(each.marker) for each in read_live(processor, settings, rows=False)}
     names = [str(topic) for topic in processor.emits]
-    # A transaction is committed before its markers are written, to each partition in its own time. So the emits of those that the changelog shows may not be readable
-    # yet, and the changelog may not show those of which emits were read.
+    # A transaction is committed before its markers are written, to each partition in its own time. So the
+    # emits of those that the changelog shows may not be readable yet, and the changelog may not show those of
+    # which emits were read.
     for name in names:
         settle(settings, name, _settle_s(settings))
     topics = {name: _Topic(settings, name, StoredEmits(store, number)) for number, name in enumerate(names)}
@@ -175,7 +185,9 @@ def _compared(
 
 
 def _settle_s(settings: Settings) -> float:
-    """Return how long to wait for transactions that are open: brokers look every 10 s for those of a worker that died."""
+    """Return how long to wait for transactions that are open: brokers look every 10 s for those of a worker
+    that died.
+    """
     return max(settings.request_timeout_s, settings.transaction_timeout_s + 15)
 
 
@@ -193,7 +205,8 @@ def _check_partitions(
             found = log.partitions()
         if set(found) != set(live):
             raise TopicError(
-                f"{changelog} has {len(live)} partitions, the source {topic} has {len(found)}: they must be equal; check with `holdfast topics check`"
+                f"{changelog} has {len(live)} partitions, the source {topic} has {len(found)}: they must be"
+                " equal; check with `holdfast topics check`"
             )
 
 
@@ -216,8 +229,8 @@ def _check_heads(
             begins = bases[partition][number] + 1 if partition in bases else each.lost.get(topic, 0)
             if each.applied != NOTHING_APPLIED and spans[partition].first > begins:
                 raise LostRecordsError(
-                    f"topic {topic} partition {partition} begins at offset {spans[partition].first}, and the table was folded from {begins} on: nothing "
-                    "can tell what it should have emitted"
+                    f"topic {topic} partition {partition} begins at offset {spans[partition].first}, and the"
+                    f" table was folded from {begins} on: nothing can tell what it should have emitted"
                 )
 
 
@@ -236,7 +249,9 @@ class _Topic:
                     emits.find(_found(partition, records))
 
     def expect(self, emits: Iterable[tuple[int, bool, Emit]]) -> None:
-        """Note what source partitions emit, in order; what is not due may have come after the topic was read."""
+        """Note what source partitions emit, in order; what is not due may have come after the topic was
+        read.
+        """
         first = self._emits.expected
         self._emits.expect(
             (self._place(emit), StoredEmit(source, number, is_due, body_of(emit.value, emit.headers)))

@@ -1,4 +1,6 @@
-"""The rows and timers of live partitions: in memory up to a limit that they share, and all in a temporary file where there are more."""
+"""The rows and timers of live partitions: in memory up to a limit that they share, and all in a temporary
+file where there are more.
+"""
 
 from __future__ import annotations
 

@@ -113,7 +113,10 @@ class StorePartitionVerdict:
         if found is None:
             return self.cause or "equal"
         where = f", last changed at source offset {found.changed_at}" if found.changed_at is not None else ""
-        values = f"store {found.store or 'none'}, changelog {found.changelog or 'none'}, replayed {found.replayed or 'none'}"
+        values = (
+            f"store {found.store or 'none'}, changelog {found.changelog or 'none'}, replayed"
+            f" {found.replayed or 'none'}"
+        )
         return f"{self.cause}: {values}{where}"
 
     def document(self) -> dict[str, Any]:
@@ -281,14 +284,20 @@ def _judge(
             difference=difference,
         )
     if replayed.applied != served.as_of_offset:
-        why = f"the store is at offset {served.as_of_offset}, but the last source record up to there is {replayed.applied}"
+        why = (
+            f"the store is at offset {served.as_of_offset}, but the last source record up to there is"
+            f" {replayed.applied}"
+        )
         return replace(verdict, differs=(STORE,), cause=why)
     applied = changelog.applied
     if applied not in (
         served.as_of_offset,
         NOTHING_APPLIED,
     ):  # a marker that a later one replaced may be compacted away
-        why = f"the store is at offset {served.as_of_offset}, but before {served.changelog_next} its changelog is at {applied}"
+        why = (
+            f"the store is at offset {served.as_of_offset}, but before {served.changelog_next} its changelog"
+            f" is at {applied}"
+        )
         return replace(verdict, differs=(CHANGELOG,), cause=why)
     if replayed.stream_ms != served.stream_ms:
         return replace(
@@ -307,7 +316,7 @@ def odd(values: Mapping[str, object]) -> tuple[str, ...]:
 
     >>> odd({"store": 1, "changelog": 2, "replay": 2}), odd({"a": 1, "b": 2, "c": 3}), odd({"a": 1, "b": 1, "c": 1})
     (('store',), ('a', 'b', 'c'), ())
-    """
+    """  # noqa: E501
     found = list(values.values())
     if all(each == found[0] for each in found):
         return ()
@@ -353,8 +362,8 @@ def first_odd(
 ) -> tuple[bytes, dict[str, bytes | None]]:
     """Return the first key at which the three differ, with its three values.
 
-    *served* is the first key at which store and changelog differ, with both values, and *replayed* that at which changelog and replay do. Before
-    its first key, two are the same.
+    *served* is the first key at which store and changelog differ, with both values, and *replayed* that at
+    which changelog and replay do. Before its first key, two are the same.
     """
     if served is None and replayed is None:
         raise HoldfastError("the digests differ and the rows do not: the state was not the same any more")

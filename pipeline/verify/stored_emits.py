@@ -1,5 +1,5 @@
-"""Records that lie in emitted topics, and those that a replay emits, by topic, place and key: in memory up to a limit that topics share, and all in a
-temporary file where there are more.
+"""Records that lie in emitted topics, and those that a replay emits, by topic, place and key: in memory up to
+a limit that topics share, and all in a temporary file where there are more.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from holdfast.pipeline.folds.spilling import ROW_BYTES, SpillingStore
 ANYWHERE = -1
 """The partition of an emit without key and partition: any."""
 HELD_BYTES = 8 << 20
-"""So much of what one key has is held while it is compared; of more, it is read from the store as often as needed."""
+"""So much of what one key has is held while it is compared; of more, it is read from the store as often as
+needed.
+"""
 INDEX_ROWS = 10_000
 """How many rows of an index are stored at once."""
 
@@ -72,7 +74,9 @@ class EmitPlace(NamedTuple):
 
 
 class StoredEmit(NamedTuple):
-    """One record: *number* is its offset in partition *part*, or of an expected one, in which order source partition *part* emits it. *body* is all but its key."""
+    """One record: *number* is its offset in partition *part*, or of an expected one, in which order source
+    partition *part* emits it. *body* is all but its key.
+    """
 
     part: int
     number: int
@@ -153,7 +157,9 @@ class EmitGroup:
 
     @property
     def has_order(self) -> bool:
-        """Return whether all were emitted in one order: they have a key, and come from one source partition."""
+        """Return whether all were emitted in one order: they have a key, and come from one source
+        partition.
+        """
         return self.place.key is not None and len(self._sources) <= 1
 
     @property
@@ -200,7 +206,8 @@ class EmitGroup:
 
 
 class StoredEmits:
-    """What was found in the topic with a number among those that are compared, and what is expected there, in a store that others lie in too.
+    """What was found in the topic with a number among those that are compared, and what is expected there, in
+    a store that others lie in too.
 
     Whoever opened the store closes it, and nobody reads after that.
     """

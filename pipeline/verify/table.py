@@ -46,8 +46,8 @@ from holdfast.pipeline.verify.live_rows import LiveRows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LivePartition:
-    """What a changelog says of one partition: rows and timers as stored, at the position of its last
-    marker. *lost* tells which sources had lost their heads when it began, *handover* up to where it is silent.
+    """What a changelog says of one partition: rows and timers as stored, at the position of its last marker.
+    *lost* tells which sources had lost their heads when it began, *handover* up to where it is silent.
     """
 
     partition: int
@@ -64,7 +64,9 @@ class LivePartition:
 
     @property
     def has_begun(self) -> bool:
-        """Return whether anything was written to it: a state, a base that is empty, or that a worker has begun it."""
+        """Return whether anything was written to it: a state, a base that is empty, or that a worker has
+        begun it.
+        """
         has_state = bool(self.stored) or self.applied != NOTHING_APPLIED
         return has_state or self.base is not None or self.handover is not None
 
@@ -153,7 +155,9 @@ class TableVerdict:
 
     @property
     def partial(self) -> tuple[str, ...]:
-        """Return, in words, which records neither state can tell of: where there are any, equal states prove nothing of them."""
+        """Return, in words, which records neither state can tell of: where there are any, equal states prove
+        nothing of them.
+        """
         return missing(self.partitions, self.holes)
 
     @property
@@ -217,8 +221,9 @@ def _compared(
     by_partition = {each.partition: each for each in replayed.partitions}
     if set(by_partition) != {each.partition for each in live}:
         raise TopicError(
-            f"{processor.changelog(settings.app)} has {len(live)} partitions, the source {processor.topics[0]} has {len(by_partition)}: "
-            "they must be equal; check with `holdfast topics check`"
+            f"{processor.changelog(settings.app)} has {len(live)} partitions, the source"
+            f" {processor.topics[0]} has {len(by_partition)}: they must be equal; check with `holdfast topics"
+            " check`"
         )
     verdicts = tuple(_judge(processor, settings, asked, each, by_partition[each.partition]) for each in live)
     return TableVerdict(
@@ -236,12 +241,15 @@ def _compared(
 def _require_bases(
     processor: Processor[Any, Any], options: ReplayOptions, live: Iterable[LivePartition]
 ) -> None:
-    """Raise ConfigError for a table with a base, of which its declaration does not tell, and a replay that asks no broker."""
+    """Raise ConfigError for a table with a base, of which its declaration does not tell, and a replay that
+    asks no broker.
+    """
     if options.source != "bronze" or processor.migrate:
         return
     if base := next((each.base for each in live if each.base), None):
         raise ConfigError(
-            f"table {processor.table} began with {base.told()}, and --from bronze reads the lake alone: leave out --from, which reads the base and the topic too"
+            f"table {processor.table} began with {base.told()}, and --from bronze reads the lake alone: leave"
+            " out --from, which reads the base and the topic too"
         )
 
 
@@ -304,8 +312,8 @@ def read_live(
 
     With *upto* only records before these offsets count, each of which follows a marker. Of a row that changed
     after that, a compacted log may not hold any more what it was: who compares such a state and finds it
-    different looks again later. The rows lie *into* a store of the caller's, else all in memory; *rows* False tells
-    of none, and only of what else there is.
+    different looks again later. The rows lie *into* a store of the caller's, else all in memory; *rows* False
+    tells of none, and only of what else there is.
     """
     store = SpillingStore(sys.maxsize) if into is None else into
     changelog = processor.changelog(settings.app)
@@ -334,7 +342,9 @@ def kept_live(
     memory_bytes: int,
     upto: Mapping[int, int] | None = None,
 ) -> Iterator[list[LivePartition]]:
-    """Give what `read_live` returns. About *memory_bytes* of all rows are in memory; where there are more, all of them are in a temporary file."""
+    """Give what `read_live` returns. About *memory_bytes* of all rows are in memory; where there are more,
+    all of them are in a temporary file.
+    """
     with closing(SpillingStore(memory_bytes)) as store:
         yield read_live(processor, settings, upto, into=store)
 
@@ -359,7 +369,8 @@ def _live_partition(
                 break
             if key is None:
                 raise ChangelogError(
-                    f"{changelog} partition {partition} offset {offset}: a record without a key is not holdfast's"
+                    f"{changelog} partition {partition} offset {offset}: a record without a key is not"
+                    " holdfast's"
                 )
             if key == APPLIED:
                 try:
@@ -379,12 +390,13 @@ def _live_partition(
         raise objection
     if open_records and upto is None:
         raise ChangelogError(
-            f"{where} ends with {open_records} records that no marker closes: it was written by something else; "
-            f"`holdfast tables repair {processor.name}` shows what, and the ways on"
+            f"{where} ends with {open_records} records that no marker closes: it was written by something"
+            f" else; `holdfast tables repair {processor.name}` shows what, and the ways on"
         )
     if marker.version != processor.version and upto is None:
         raise ChangelogError(
-            f"{where} holds version {marker.version} of {processor.name}, the code is version {processor.version}"
+            f"{where} holds version {marker.version} of {processor.name}, the code is version"
+            f" {processor.version}"
         )
     types = notes.get(ROW_TYPES)
     return LivePartition(
@@ -431,8 +443,8 @@ def _judge(
         cause = f"{difference.kind} {difference.key!r} differs"
         if live.row_types > 1:
             cause += (
-                f"; its rows were written as {live.row_types} types, and keep their bytes until it is rebuilt: `holdfast tables repair "
-                f"{processor.name} --rebuild`, or a higher version"
+                f"; its rows were written as {live.row_types} types, and keep their bytes until it is"
+                f" rebuilt: `holdfast tables repair {processor.name} --rebuild`, or a higher version"
             )
         return replace(verdict, cause=cause, difference=difference)
     if replayed.stream_ms != live.marker.stream_ms:
@@ -453,8 +465,8 @@ def _apart(live: LivePartition, replayed: FoldSummary) -> str | None:
         if here == there or (not sources and live.applied == NOTHING_APPLIED):
             return None
         return (
-            f"live is at offsets {here[0]} of {', '.join(sources)} with {here[1]} choices behind it, but the replay up to there came to "
-            f"{there[0]} with {there[1]}"
+            f"live is at offsets {here[0]} of {', '.join(sources)} with {here[1]} choices behind it, but the"
+            f" replay up to there came to {there[0]} with {there[1]}"
         )
     if replayed.applied == live.applied:
         return None
@@ -471,8 +483,9 @@ def first_difference(
     found = first_apart(processor, settings, options, live.partition, live.stored)
     if found is None:
         raise ImpureFoldError(
-            f"{processor.name} v{processor.version} partition {live.partition}: one replay gave other rows than the live table has, and the next gave the "
-            "same: the fold uses more than its arguments (a clock, chance, the order of a set); a test with holdfast.testing names the record"
+            f"{processor.name} v{processor.version} partition {live.partition}: one replay gave other rows"
+            " than the live table has, and the next gave the same: the fold uses more than its arguments (a"
+            " clock, chance, the order of a set); a test with holdfast.testing names the record"
         )
     stored, ours, theirs = found
     is_row, (table, name) = stored[:1] in ROW_KINDS, place_of_row(stored)

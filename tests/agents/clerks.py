@@ -1,4 +1,5 @@
-"""An application of Faust agents alone, with all that Faust makes topics for: `python -P -m tests.agents.clerks worker`.
+"""An application of Faust agents alone, with all that Faust makes topics for: `python -P -m
+tests.agents.clerks worker`.
 
 It counts the words of a topic, grouped anew by themselves.
 """

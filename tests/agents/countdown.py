@@ -1,7 +1,8 @@
 """An application whose processor folds what it emits itself: `python -P -m tests.agents.countdown worker`.
 
-A number that is folded sends the next lower one round again, through an internal topic, down to 0. So a number n makes n + 1 records. With
-`COUNTDOWN_ECHO` it goes round through plain topics and another processor, and a next version goes on emitting where the one before stood.
+A number that is folded sends the next lower one round again, through an internal topic, down to 0. So a
+number n makes n + 1 records. With `COUNTDOWN_ECHO` it goes round through plain topics and another processor,
+and a next version goes on emitting where the one before stood.
 """
 
 from __future__ import annotations

@@ -102,7 +102,9 @@ class Fleet:
         )
 
     def owner(self, table: str, partition: int) -> Worker:
-        """Return the one worker that says it owns the partition, when one alone does: no other may while it moves."""
+        """Return the one worker that says it owns the partition, when one alone does: no other may while it
+        moves.
+        """
 
         def owner() -> Worker | None:
             owners = [worker for worker in self.live if (table, partition) in worker.applied()]

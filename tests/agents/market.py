@@ -1,7 +1,8 @@
-"""An application of Faust's own parts beside the counting processors: `python -P -m tests.agents.market worker`.
+"""An application of Faust's own parts beside the counting processors: `python -P -m tests.agents.market
+worker`.
 
-It has what Faust's documents show: models, codecs, agents that group, go through topics and take many at once,
-tables with and without windows, timers, crontabs, tasks, pages, and an agent on the processors' source.
+It has what Faust's documents show: models, codecs, agents that group, go through topics and take many at
+once, tables with and without windows, timers, crontabs, tasks, pages, and an agent on the processors' source.
 """
 
 from __future__ import annotations

@@ -46,8 +46,9 @@ def own_time(order: RemindedOrder) -> int:
 def reminders(
     app: str, version: int = 1, *, timed: bool = False, handover: bool = False
 ) -> Processor[Any, Any]:
-    """Return the processor; version 2 counts double, so that nobody can take the rows of one for the
-    other's. Of one that is *timed* the timers are those of event time; one with *handover* goes on emitting where the version before it stood.
+    """Return the processor; version 2 counts double, so that nobody can take the rows of one for the other's.
+    Of one that is *timed* the timers are those of event time; one with *handover* goes on emitting where the
+    version before it stood.
     """
 
     def fold(rows: Rows[Reminded], order: RemindedOrder, at_ms: int) -> Iterator[Emit]:

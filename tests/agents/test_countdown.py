@@ -1,5 +1,5 @@
-"""A processor may fold what comes of what it emits, through an internal topic or by way of another processor: each record once, whatever is killed, and a next
-version anew, or silent up to where the one before stood.
+"""A processor may fold what comes of what it emits, through an internal topic or by way of another processor:
+each record once, whatever is killed, and a next version anew, or silent up to where the one before stood.
 """
 
 from __future__ import annotations

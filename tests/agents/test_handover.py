@@ -1,4 +1,6 @@
-"""A version that emits from where its predecessor stood, on real workers: each record is emitted once, whoever is killed, and whatever comes back."""
+"""A version that emits from where its predecessor stood, on real workers: each record is emitted once,
+whoever is killed, and whatever comes back.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A Faust application's own parts work beside processors on a real broker, and lose nothing when workers die."""
+"""A Faust application's own parts work beside processors on a real broker, and lose nothing when workers
+die.
+"""
 
 from __future__ import annotations
 
@@ -71,8 +73,8 @@ class Market(Application):
         self.written += count
 
     def short(self, workers: list[Worker]) -> dict[str, int]:
-        """Return by how much the tables of *workers*, each customer where it counts most, are short of what was
-        bought and written.
+        """Return by how much the tables of *workers*, each customer where it counts most, are short of what
+        was bought and written.
         """
         wanted = {**self.bought, **{str(number): self.written for number in range(PARTITIONS)}}
         found: dict[str, int] = {}
@@ -148,9 +150,10 @@ def test_everything_works_and_a_restart_finds_the_tables_as_they_were(market: Ma
     wait_for("all packed", lambda: market.packed() == market.bought, DEADLINE_S, worker.tail)
     windows = page(worker, "/windows/")
     counted = {name: sum(count for *_, count in windows[name]) for name in ("minutes", "hops")}
-    assert counted == {"minutes": 150, "hops": 300}, (
-        "each moment is in two windows that hop by half of theirs"
-    )
+    assert counted == {
+        "minutes": 150,
+        "hops": 300,
+    }, "each moment is in two windows that hop by half of theirs"
     worker.stop()
     worker.start().wait_ready()
     assert page(worker, "/totals/") == dict(market.bought), worker.tail()

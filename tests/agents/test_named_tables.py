@@ -1,4 +1,6 @@
-"""Named tables on real workers: restored, live and replayed they are one state, and queries find them by name."""
+"""Named tables on real workers: restored, live and replayed they are one state, and queries find them by
+name.
+"""
 
 from __future__ import annotations
 

@@ -153,7 +153,9 @@ def jobs(broker: SessionBroker, tmp_path: Path) -> Iterator[Jobs]:
 
 @pytest.fixture
 def undisturbed(broker: SessionBroker, tmp_path: Path) -> Iterator[Jobs]:
-    """Give the same whose worker keeps what it has, however long it is held up: what it has not committed is not delivered again."""
+    """Give the same whose worker keeps what it has, however long it is held up: what it has not committed is
+    not delivered again.
+    """
     with running(Jobs(broker, tmp_path, instance_id="only", **UNDISTURBED)) as application:  # type: ignore[arg-type]
         assert isinstance(application, Jobs)
         yield application

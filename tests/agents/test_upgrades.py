@@ -107,7 +107,9 @@ def fleet(broker: SessionBroker, tmp_path: Path) -> Iterator[Versioned]:
 
 
 class Asker(threading.Thread):
-    """Asks for every key again and again, knowing both versions, until it is stopped. `answers` are (monotonic time, answer of k0)."""
+    """Asks for every key again and again, knowing both versions, until it is stopped. `answers` are
+    (monotonic time, answer of k0).
+    """
 
     def __init__(self, fleet: Versioned) -> None:
         super().__init__(daemon=True)
@@ -327,7 +329,9 @@ def building(worker: Worker) -> str | None:
 
 
 def assert_emits(fleet: Versioned, each: int) -> None:
-    """Version 1 has emitted up to where it was taken over, and not after; version 2 all from the beginning."""
+    """Version 1 has emitted up to where it was taken over, and not after; version 2 all from the
+    beginning.
+    """
     for key, values in fleet.emitted().items():
         ones = [value for value in values if value.startswith(b"v1")]
         assert ones == [b"v1 %d" % (at + 1) for at in range(len(ones))], key

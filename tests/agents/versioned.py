@@ -1,5 +1,5 @@
-"""An application of one table in a version of one's choice, `VERSIONED=2 python -P -m tests.agents.versioned worker`. It hardly folds a
-version after the first while the file `VERSIONED_HELD` is there.
+"""An application of one table in a version of one's choice, `VERSIONED=2 python -P -m tests.agents.versioned
+worker`. It hardly folds a version after the first while the file `VERSIONED_HELD` is there.
 """
 
 from __future__ import annotations

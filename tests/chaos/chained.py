@@ -1,7 +1,9 @@
-"""A chain of three processors with a join, in a version of one's choice: `CHAIN_VERSION=2 python -P -m tests.chaos.chained worker`.
+"""A chain of three processors with a join, in a version of one's choice: `CHAIN_VERSION=2 python -P -m
+tests.chaos.chained worker`.
 
-Orders, `NUMBER CUSTOMER`, are keyed anew by customer, meet the customer's last name, `CUSTOMER NAME`, and are counted and summed. Each version keeps rows of
-another meaning, so that nobody can take those of one for another's. `CHAIN_SLEEP_S` makes each order take that long.
+Orders, `NUMBER CUSTOMER`, are keyed anew by customer, meet the customer's last name, `CUSTOMER NAME`, and are
+counted and summed. Each version keeps rows of another meaning, so that nobody can take those of one for
+another's. `CHAIN_SLEEP_S` makes each order take that long.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The application of two sources under test, and its worker: `python -P -m tests.chaos.joining worker`.
 
-A row holds a digest of all that its key has met, in order, so that two orders never give the same row. A record
-is `op key number`. `JOIN_LIE=1` reports to the worker that every source has ended, and hands over what comes
-of the customers half a second late, or `JOIN_LATE_S`, or what comes while the file `JOIN_HELD` is there when that is gone: each guess is wrong.
-With `JOIN_WINDOWS` it is sessions of the orders.
-`CHAOS_FAULT` is as for `tests.chaos.worker`.
+A row holds a digest of all that its key has met, in order, so that two orders never give the same row. A
+record is `op key number`. `JOIN_LIE=1` reports to the worker that every source has ended, and hands over what
+comes of the customers half a second late, or `JOIN_LATE_S`, or what comes while the file `JOIN_HELD` is there
+when that is gone: each guess is wrong. With `JOIN_WINDOWS` it is sessions of the orders. `CHAOS_FAULT` is as
+for `tests.chaos.worker`.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ def table_of(rates: str) -> Global[int]:
 def joined(
     customers: str, orders: str, out: str, version: int = 1, rates: str = "", *, handover: bool = False
 ) -> Processor[Any, Known]:
-    """Return the processor; what it emits tells the order in which it has met its records, and not the version. Without *customers*
-    it has one source, and ticks all the same. With *rates* each record meets the row of its key in a global too. One with *handover* goes on emitting where
-    the version before it stood.
+    """Return the processor; what it emits tells the order in which it has met its records, and not the
+    version. Without *customers* it has one source, and ticks all the same. With *rates* each record meets the
+    row of its key in a global too. One with *handover* goes on emitting where the version before it stood.
     """
     reads = (table_of(rates),) if rates else ()
 
@@ -134,7 +134,9 @@ def from_environment() -> Processor[Any, Any]:
 
 
 class Latecomers:
-    """Hands over events in their order: each *late_s* after it came, or, if *held* was there when it came, as soon as that is gone."""
+    """Hands over events in their order: each *late_s* after it came, or, if *held* was there when it came, as
+    soon as that is gone.
+    """
 
     def __init__(self, late_s: float, held: Path) -> None:
         self._late_s, self._held = late_s, held
@@ -175,7 +177,9 @@ def lie(customers: str) -> None:
 
 
 def die_between_choice_and_marker(doom: Doom) -> None:
-    """Have choices appended by themselves, and die when the leader has one of them and nothing else of its transaction."""
+    """Have choices appended by themselves, and die when the leader has one of them and nothing else of its
+    transaction.
+    """
     append = TransactionalClient.append
 
     async def choices_first(self: TransactionalClient, records: Mapping[Place, Any]) -> dict[Place, int]:

@@ -1,8 +1,8 @@
 """The application of stateless steps under test, and its worker: `python -P -m tests.chaos.stepping worker`.
 
-Lines of words go through every kind of step, over internal topics, to the topic `STEPS_OUT` and to a table that counts. A
-word `raise` is refused. `CHAOS_FAULT` is as for `tests.chaos.worker`; `STEPS_VERSION` and `STEPS_COUNTS_VERSION` are the versions of the
-first step and of the table behind it.
+Lines of words go through every kind of step, over internal topics, to the topic `STEPS_OUT` and to a table
+that counts. A word `raise` is refused. `CHAOS_FAULT` is as for `tests.chaos.worker`; `STEPS_VERSION` and
+`STEPS_COUNTS_VERSION` are the versions of the first step and of the table behind it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Orders that nobody planned: a leader whose clock goes back, and a broker that is away while another goes on."""
+"""Orders that nobody planned: a leader whose clock goes back, and a broker that is away while another goes
+on.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +25,17 @@ from tests.support.patience import DEADLINE_S
 BACK_MS = 5_000
 ROUNDS = 40
 FETCH_WAIT_S = 1.5
-"""Longer than a leader keeps a fetch waiting: afterwards a frozen worker has none there that could be answered."""
+"""Longer than a leader keeps a fetch waiting: afterwards a frozen worker has none there that could be
+answered.
+"""
 
 
 def test_a_leader_whose_clock_goes_back_is_folded_live_as_in_a_replay(
     broker: SessionBroker, tmp_path: Path
 ) -> None:
-    """Times are the producer's here, so that a log can have those of a leader whose clock was set back by 5 s."""
+    """Times are the producer's here, so that a log can have those of a leader whose clock was set back by 5
+    s.
+    """
     app = JoinApplication(broker, tmp_path, partitions=1)
     with running(app):
         app.create_topics({"message.timestamp.type": "CreateTime"})

@@ -77,7 +77,8 @@ def test_bombs_below_the_limit_take_no_more_memory_than_is_documented(
     app.wait_applied(last_offsets(read_topic(app.broker, app.source)), SCENARIO_S)
     used_bytes = resident_bytes(worker, "VmHWM") - idle_bytes
     print(
-        f"idle {idle_bytes >> 20} MiB, {used_bytes >> 20} MiB more at most, {bound_bytes(app) >> 20} MiB documented"
+        f"idle {idle_bytes >> 20} MiB, {used_bytes >> 20} MiB more at most, {bound_bytes(app) >> 20} MiB"
+        " documented"
     )
     assert used_bytes < bound_bytes(app)
     worker.stop()

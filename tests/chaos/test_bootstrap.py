@@ -1,4 +1,6 @@
-"""A table bootstrapped from history under load, with processes killed on the way: workers go on with the next record."""
+"""A table bootstrapped from history under load, with processes killed on the way: workers go on with the next
+record.
+"""
 
 from __future__ import annotations
 

@@ -27,7 +27,9 @@ from tests.support.patience import DEADLINE_S
 from tests.support.proof import prove
 
 STALL_S, OF_A_STALL = 1.0, ("Thread keepalive is not responding",)
-"""What mode says of a worker that stood still, and how long the machine must have done so for that to be no fault."""
+"""What mode says of a worker that stood still, and how long the machine must have done so for that to be no
+fault.
+"""
 UNREADY_DEADLINE_S = TIMES["session_timeout_s"] + 10
 
 
@@ -127,8 +129,8 @@ def test_a_broker_killed_and_restarted_under_load_costs_nothing(
 
 
 def outage_lines(worker: Worker, beside: tuple[str, ...] = ()) -> list[str]:
-    """Return what a worker has said above INFO, besides of records that are to be refused, and *beside*: of an outage its beginning and its
-    end, and what becomes of the group.
+    """Return what a worker has said above INFO, besides of records that are to be refused, and *beside*: of
+    an outage its beginning and its end, and what becomes of the group.
     """
     said = worker.said(r"\[(WARNING|ERROR|CRITICAL)\]")
     return [line for line in said if not any(each in line for each in ("record quarantined", *beside))]

@@ -1,5 +1,6 @@
-"""A chain of three processors with a join goes from version 1 to 3 under load, whoever is replaced first and killed: nothing is counted twice, nothing is
-unserved for longer than a takeover, emits are as declared, and live = local = Spark for each version.
+"""A chain of three processors with a join goes from version 1 to 3 under load, whoever is replaced first and
+killed: nothing is counted twice, nothing is unserved for longer than a takeover, emits are as declared, and
+live = local = Spark for each version.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from tests.support.patience import DEADLINE_S
 
 MakeChain = Callable[[], ChainFleet]
 ORDERS = ("AABB", "ABAB", "ABBA")
-"""In which order two workers go to the next version, and to the one after that; the other orders are these with the names exchanged."""
+"""In which order two workers go to the next version, and to the one after that; the other orders are these
+with the names exchanged.
+"""
 
 
 @pytest.fixture
@@ -34,7 +37,9 @@ def made(broker: SessionBroker, tmp_path: Path) -> Iterator[MakeChain]:
 
 
 def roll(fleet: ChainFleet, order: str, chance: random.Random, kills: float) -> None:
-    """Take two workers from version 1 to 3 in *order*; each is stopped or killed, and some are killed while they build."""
+    """Take two workers from version 1 to 3 in *order*; each is stopped or killed, and some are killed while
+    they build.
+    """
     workers = {name: fleet.worker(name) for name in "AB"}
     versions = dict.fromkeys("AB", 1)
     for worker in workers.values():

@@ -1,4 +1,6 @@
-"""Row types that change under a live table: a compatible one goes on, another is refused when a worker starts."""
+"""Row types that change under a live table: a compatible one goes on, another is refused when a worker
+starts.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ def write(app: Application, *keys: bytes) -> None:
 
 
 def check_cause(app: Application) -> None:
-    """A replay with the type that has more fields differs from what is live, and the type is named as the cause."""
+    """A replay with the type that has more fields differs from what is live, and the type is named as the
+    cause.
+    """
     verdict = verify(evolving(app.source, TYPES["more"]), app.settings)
     (partition,) = verdict.partitions
     assert not verdict.equal

@@ -1,4 +1,6 @@
-"""A processor that reads a global table, on real workers: killed, taken over, and folded again to the same bytes."""
+"""A processor that reads a global table, on real workers: killed, taken over, and folded again to the same
+bytes.
+"""
 
 from __future__ import annotations
 

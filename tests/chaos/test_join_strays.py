@@ -1,4 +1,6 @@
-"""Something else than a worker writes to the changelog of a table of two sources: each way on ends in an equal table."""
+"""Something else than a worker writes to the changelog of a table of two sources: each way on ends in an
+equal table.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,8 @@ from tests.support.patience import DEADLINE_S
 
 @pytest.fixture
 def app(broker: SessionBroker, tmp_path: Path) -> Iterator[JoinApplication]:
-    """Give an application whose worker has folded two sources, with barriers, and stopped; then a stranger wrote a row,
-    a timer of ticks and a position.
+    """Give an application whose worker has folded two sources, with barriers, and stopped; then a stranger
+    wrote a row, a timer of ticks and a position.
     """
     with ExitStack() as stack:
         made = JoinApplication(broker, tmp_path, instance_id="only")

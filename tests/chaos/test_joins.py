@@ -1,4 +1,6 @@
-"""A table of two sources on real workers: what they fold live is what the logs and the recorded choices give."""
+"""A table of two sources on real workers: what they fold live is what the logs and the recorded choices
+give.
+"""
 
 from __future__ import annotations
 
@@ -77,8 +79,8 @@ LONG = pytest.mark.slow
     ],
 )
 def test_a_worker_that_dies_is_followed_by_one_that_goes_on_exactly_once(join: MakeJoin, fault: str) -> None:
-    """`chosen`: its choice is in the log, and nothing else of the transaction. The others are steps of every commit, at
-    each of which test_kills.py kills a worker of one source.
+    """`chosen`: its choice is in the log, and nothing else of the transaction. The others are steps of every
+    commit, at each of which test_kills.py kills a worker of one source.
     """
     app = join(standbys=1)
     first = app.worker(source_wait_ms=0).start(JOIN_LIE="1", CHAOS_FAULT=fault).wait_ready()

@@ -1,5 +1,5 @@
-"""Every example program on real workers, all in one application: an owner is killed, another frozen and thawed, and
-what came out is what the programs give in the test kit.
+"""Every example program on real workers, all in one application: an owner is killed, another frozen and
+thawed, and what came out is what the programs give in the test kit.
 """
 
 from __future__ import annotations
@@ -80,7 +80,9 @@ class Programs(Application):
             assert self._producer.flush(DEADLINE_S) == 0
 
     def is_through(self) -> bool:
-        """Tell whether each processor has folded all that there is, and all that those before it have sent."""
+        """Tell whether each processor has folded all that there is, and all that those before it have
+        sent.
+        """
         for processor in self.processors:
             logs = [read_topic(self.broker, topic) for topic in processor.topics]
             form = position_format(processor)
@@ -100,7 +102,9 @@ class Programs(Application):
 
 
 def in_the_kit() -> tuple[Told, Told]:
-    """Return what the programs emit in the test kit, by topic; and what ticks add when nothing follows for long."""
+    """Return what the programs emit in the test kit, by topic; and what ticks add when nothing follows for
+    long.
+    """
     with Topology(all_processors(), partitions=PARTITIONS) as topology:
         now_ms = 1_700_000_000_000
         for phase in range(PHASES):
@@ -139,7 +143,9 @@ def test_each_program_goes_on_exactly_once_past_a_kill_and_a_thawed_owner(
 
 
 def _read_windows(app: Programs, processor: Processor[Any, Any]) -> None:
-    """Ask the workers for the windows of all keys, and of the later half of all starts: they are those of the changelog."""
+    """Ask the workers for the windows of all keys, and of the later half of all starts: they are those of the
+    changelog.
+    """
     rows = {
         (number, each.key() or b""): each.value()
         for number, log in read_topic(app.broker, processor.changelog(app.name)).items()

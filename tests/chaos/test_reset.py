@@ -1,4 +1,6 @@
-"""An application taken back to its beginning: refused while workers live, cut at every step, and ended by another run."""
+"""An application taken back to its beginning: refused while workers live, cut at every step, and ended by
+another run.
+"""
 
 from __future__ import annotations
 

@@ -139,7 +139,8 @@ def test_a_store_left_by_a_kill_and_damaged_is_rebuilt_and_never_served(applicat
     flip_a_block(path)
     worker.start().wait_ready()
     said = worker.said(
-        rf"store {path} set aside as 0\.rotten-1 and rebuilt: it was not closed in good order and is damaged: .*checksum"
+        rf"store {path} set aside as 0\.rotten-1 and rebuilt: it was not closed in good order and is damaged:"
+        r" .*checksum"
     )
     assert len(said) == 1, worker.tail()
     assert len(worker.said("set aside")) == 1, "the others were left by the same kill and are sound"

@@ -1,4 +1,6 @@
-"""A schema registry that is slow, away and wrong while workers fold: no good record is refused, nothing hangs, and what was refused for an unknown id stays so."""
+"""A schema registry that is slow, away and wrong while workers fold: no good record is refused, nothing
+hangs, and what was refused for an unknown id stays so.
+"""
 
 from __future__ import annotations
 
@@ -76,8 +78,8 @@ def test_no_good_record_is_refused_while_the_registry_is_slow_or_away(
     wait_at(fleet, worker, 2)
     schema_registry.kill()
     try:
-        # The worker has read this schema when it started, and it does not fit: before the record is refused for that, the
-        # registry is asked whether it is still the same.
+        # The worker has read this schema when it started, and it does not fit: before the record is refused
+        # for that, the registry is asked whether it is still the same.
         writer.write(topic, wrong, key=b"ada")
         writer.write(topic, good[2], key=b"ada")
         cause(fleet, worker, waits, f"at offset 3 of {topic}")
@@ -89,7 +91,8 @@ def test_no_good_record_is_refused_while_the_registry_is_slow_or_away(
     worker.wait_ready()
     wait_at(fleet, worker, 4)
 
-    # The registry learns an id after its record was refused: the table keeps to that, and so does what it is compared with.
+    # The registry learns an id after its record was refused: the table keeps to that, and so does what it is
+    # compared with.
     client.register_schema("elsewhere", Schema('"string"', "AVRO"))
     before = client.register_schema("elsewhere", Schema('"bytes"', "AVRO"))
     writer.write(topic, good[0][:1] + (before + 1).to_bytes(4, "big") + good[0][5:], key=b"ada")

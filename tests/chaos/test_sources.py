@@ -127,7 +127,10 @@ def test_a_source_that_was_made_again_is_refused_though_it_reaches_as_far(
     write(app, *[b"add k1 1"] * 80)  # another log, which has the next offset too
     worker.wipe()  # what it was is known to the changelog, and not to this machine alone
     assert worker.start().wait_exit(DEADLINE_S) > 0
-    told = rf"leaving: topic {app.source} was deleted and made again .* has folded the old one up to offset 49: write version="
+    told = (
+        rf"leaving: topic {app.source} was deleted and made again .* has folded the old one up to offset 49:"
+        r" write version="
+    )
     assert worker.said(told), worker.tail()
 
 

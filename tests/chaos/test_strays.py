@@ -29,7 +29,8 @@ Plant = Callable[[Application, Producer, str, dict[bytes, bytes]], None]
 def run(app: Application, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the command on the application."""
     (app.folder / "shop.py").write_text(
-        f"from tests.chaos.counting import processors as made\nprocessors = made({app.source!r}, {app.out!r})\n"
+        f"from tests.chaos.counting import processors as made\nprocessors = made({app.source!r},"
+        f" {app.out!r})\n"
     )
     return fork_server.run(
         [*fork_server.INTERPRETER, fork_server.COMMAND, "-A", "shop", *arguments],

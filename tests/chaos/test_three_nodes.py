@@ -63,7 +63,7 @@ def test_a_broker_of_three_dies_under_load_and_nothing_is_lost_or_doubled(
         prove(app, load.stop())
 
 
-def test_a_broker_of_three_that_is_away_for_a_while_is_told_of_when_it_goes_and_when_all_that_are_asked_answer(
+def test_a_broker_of_three_that_is_away_for_a_while_is_told_of_when_it_goes_and_when_all_that_are_asked_answer(  # noqa: E501
     three: SessionBroker, tmp_path: Path
 ) -> None:
     cluster = three.cluster

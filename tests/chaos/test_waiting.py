@@ -1,4 +1,6 @@
-"""What a fold needs is away, and records that may not be refused: nothing is lost, others go on, live is replay."""
+"""What a fold needs is away, and records that may not be refused: nothing is lost, others go on, live is
+replay.
+"""
 
 from __future__ import annotations
 

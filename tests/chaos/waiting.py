@@ -1,4 +1,6 @@
-"""An application whose folds wait for a file, and stop before what they cannot fold: `python -P -m tests.chaos.waiting worker`."""
+"""An application whose folds wait for a file, and stop before what they cannot fold: `python -P -m
+tests.chaos.waiting worker`.
+"""
 
 from __future__ import annotations
 

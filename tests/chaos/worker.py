@@ -1,10 +1,12 @@
 """The worker under test: `python -P -m tests.chaos.worker worker`. An ordinary application, with faults on
 demand.
 
-`CHAOS_SOURCE` and `CHAOS_OUT` name its topics, `CHAOS_TALLY` the version of the table that only counts. `CHAOS_FAULT=POINT:N` ends the process by SIGKILL when it
-comes to POINT for the Nth time; `CHAOS_GATHER` has it fold a trickle in rounds of all of `linger_ms`;
-`CHAOS_FREEZE` names a file in which the test orders a freeze; `CHAOS_HOURS` lets hours pass for Faust; `CHAOS_ASSIGNOR` has it refuse assignments; `CHAOS_RESTORE_PAUSE_MS` makes restores
-slow; `CHAOS_MAX_POLL_S` is how long aiokafka may think nothing is read.
+`CHAOS_SOURCE` and `CHAOS_OUT` name its topics, `CHAOS_TALLY` the version of the table that only counts.
+`CHAOS_FAULT=POINT:N` ends the process by SIGKILL when it comes to POINT for the Nth time; `CHAOS_GATHER` has
+it fold a trickle in rounds of all of `linger_ms`; `CHAOS_FREEZE` names a file in which the test orders a
+freeze; `CHAOS_HOURS` lets hours pass for Faust; `CHAOS_ASSIGNOR` has it refuse assignments;
+`CHAOS_RESTORE_PAUSE_MS` makes restores slow; `CHAOS_MAX_POLL_S` is how long aiokafka may think nothing is
+read.
 """
 
 from __future__ import annotations

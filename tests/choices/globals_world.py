@@ -1,5 +1,5 @@
-"""One partition of a processor that reads two globals, from a seed: logs, workers whose copies run ahead or lag, globals'
-topics to which partitions are added, and two ways to fold it all again.
+"""One partition of a processor that reads two globals, from a seed: logs, workers whose copies run ahead or
+lag, globals' topics to which partitions are added, and two ways to fold it all again.
 
 A row holds a digest of all that its key has met, the globals' rows at that moment included.
 """
@@ -45,7 +45,9 @@ from tests.choices.world import (
 )
 
 GlobalLogs = list[Log]
-"""The partitions of a global's topic; a value is `key number`, without a number the key is removed, and "?" is refused."""
+"""The partitions of a global's topic; a value is `key number`, without a number the key is removed, and "?"
+is refused.
+"""
 
 
 def keep(rows: Rows[int], event: str, at_ms: int) -> None:
@@ -261,7 +263,9 @@ class DiffersError(AssertionError):
 def check_replay(
     rng: Random, logs: Sequence[Log], tables: Sequence[GlobalLogs], live: Journal, version: int
 ) -> None:
-    """Fold again up to the live marker, in transactions of any size, and hold each emit against plain look-ups."""
+    """Fold again up to the live marker, in transactions of any size, and hold each emit against plain
+    look-ups.
+    """
     recorded, cut = recorded_of(live), logs_of(live, logs)
     again, processor = Journal(), processor_of(len(logs), version)
 
@@ -367,8 +371,8 @@ def _told(value: bytes, seen: Sequence[dict[str, int]]) -> list[bytes]:
 
 
 def check_schedule(seed: int) -> tuple[int, int]:
-    """Run the schedule of *seed* and hold it against its replays; return how many positions were recorded and how often
-    a worker had to wait for its copies.
+    """Run the schedule of *seed* and hold it against its replays; return how many positions were recorded and
+    how often a worker had to wait for its copies.
     """
     rng = Random(seed)
     logs = [written_log(rng) for _ in range(rng.choice((1, 2)))]

@@ -1,9 +1,9 @@
-"""A table of several partitions, from a seed: owners that come and go, two of one partition at once, an upgrade, and
-partitions that are added while all of that goes on.
+"""A table of several partitions, from a seed: owners that come and go, two of one partition at once, an
+upgrade, and partitions that are added while all of that goes on.
 
-Each owner has a store of its own, as a worker has, restored from what is committed. A new owner fences the one before,
-which goes on all the same until an append of its own is refused. That may be while it folds, or between its fold and
-its append.
+Each owner has a store of its own, as a worker has, restored from what is committed. A new owner fences the
+one before, which goes on all the same until an append of its own is refused. That may be while it folds, or
+between its fold and its append.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ VERSIONS = (1, 2)
 
 @dataclass(slots=True)
 class TablePartition:
-    """One partition as the broker has it: sources, the epoch of its transactional id, and what each version wrote.
+    """One partition as the broker has it: sources, the epoch of its transactional id, and what each version
+    wrote.
 
     The id and the choices are those of the processor, whatever the version.
     """
@@ -134,13 +135,17 @@ class Table:
             self.take_over(partition)
 
     def upgrade(self) -> None:
-        """Have the next version take up each partition; owners of the one before go on until they are fenced."""
+        """Have the next version take up each partition; owners of the one before go on until they are
+        fenced.
+        """
         self.version = VERSIONS[1]
         for partition in self.partitions:
             self.take_over(partition)
 
     def _meanwhile(self, owner: Owner) -> None:
-        """Let others act while *owner* is between two steps: an older owner of its partition, or a newer one."""
+        """Let others act while *owner* is between two steps: an older owner of its partition, or a newer
+        one.
+        """
         if self._busy or self.rng.random() < 0.7:
             return
         self._busy = True
@@ -180,7 +185,9 @@ class Table:
             turns -= 1
 
     def check(self) -> None:
-        """Hold what each version has committed of each partition against its replays, and against a new owner's store."""
+        """Hold what each version has committed of each partition against its replays, and against a new
+        owner's store.
+        """
         for version in VERSIONS[: VERSIONS.index(self.version) + 1]:
             live, restored = list[tuple[int, str]](), list[tuple[int, str]]()
             for number, partition in enumerate(self.partitions):
@@ -197,8 +204,8 @@ class Table:
 
 
 def check_owners(seed: int) -> tuple[int, int]:
-    """Run the schedule of *seed* and hold it against its replays; return how many appends were refused, and how often
-    partitions were added.
+    """Run the schedule of *seed* and hold it against its replays; return how many appends were refused, and
+    how often partitions were added.
     """
     table = Table(Random(seed))
     for _ in range(table.rng.randrange(4)):

@@ -1,5 +1,5 @@
-"""Two owners at once, partitions that are added and versions that are raised change no table; each fault planted
-in how they are handled is found.
+"""Two owners at once, partitions that are added and versions that are raised change no table; each fault
+planted in how they are handled is found.
 """
 
 from __future__ import annotations
@@ -87,7 +87,9 @@ def versions_have_epochs_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def growth_loses_the_old_partitions_positions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The owners that the group makes for the old partitions begin at the beginning, over the rows there are."""
+    """The owners that the group makes for the old partitions begin at the beginning, over the rows there
+    are.
+    """
     grow, position = Table.grow, TablePartition.position
 
     def forgetful(self: Table) -> None:

@@ -1,4 +1,6 @@
-"""A check that cannot fail is a defect: each fault planted in the merge, the choices or the folder is found."""
+"""A check that cannot fail is a defect: each fault planted in the merge, the choices or the folder is
+found.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """One partition of a processor of several sources, from a seed: logs, a worker that folds them by bad luck,
 and two ways to fold them again.
 
-The worker's fetches are short or late, its guesses about ends wrong, its clock ticks at will; its transactions
-end early, are aborted or die with it. What it wrote is in `Journal`; `replay` folds the logs by what was
-recorded, `naive` does so with neither folder nor merger.
+The worker's fetches are short or late, its guesses about ends wrong, its clock ticks at will; its
+transactions end early, are aborted or die with it. What it wrote is in `Journal`; `replay` folds the logs by
+what was recorded, `naive` does so with neither folder nor merger.
 """
 
 from __future__ import annotations
@@ -430,7 +430,9 @@ class Naive:
 
 
 def naive(logs: Sequence[Log], recorded: Sequence[Choice]) -> Naive:
-    """Fold *logs* between *recorded*, each part sorted by the highest append time so far, source and offset."""
+    """Fold *logs* between *recorded*, each part sorted by the highest append time so far, source and
+    offset.
+    """
     keyed: list[list[tuple[int, int, int]]] = []
     for source, log in enumerate(logs):
         highest, rows = -1, []

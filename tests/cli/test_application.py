@@ -44,7 +44,7 @@ def made(settings):
 
 def build():
     return create_app(both, Settings(app="shop", web_port=7001, kafka={"client.id": "own", "debug": "broker"}))
-"""
+"""  # noqa: E501
 
 
 AGENT = """

@@ -71,11 +71,10 @@ def test_no_arguments_show_the_help_and_fail_as_usage(tmp_path: Path) -> None:
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["config"]])
 def test_what_needs_no_cluster_imports_nothing_heavy(arguments: list[str], tmp_path: Path) -> None:
     code = (
-        "import sys\n"
-        "from holdfast.cli.__main__ import main\n"
-        f"try:\n    main({arguments!r})\nexcept SystemExit as done:\n    assert not done.code, done.code\n"
-        "heavy = {'aiohttp', 'aiokafka', 'confluent_kafka', 'faust', 'pandas', 'pyarrow', 'pyspark', 'rich', 'rocksdict', 'sqlalchemy', 'asyncio'}\n"
-        "print('IMPORTED', sorted(heavy & sys.modules.keys()))\n"
+        f"import sys\nfrom holdfast.cli.__main__ import main\ntry:\n    main({arguments!r})\nexcept"
+        " SystemExit as done:\n    assert not done.code, done.code\nheavy = {'aiohttp', 'aiokafka',"
+        " 'confluent_kafka', 'faust', 'pandas', 'pyarrow', 'pyspark', 'rich', 'rocksdict', 'sqlalchemy',"
+        " 'asyncio'}\nprint('IMPORTED', sorted(heavy & sys.modules.keys()))\n"
     )
     done = subprocess.run(
         [sys.executable, "-P", "-c", code],

@@ -59,9 +59,9 @@ def test_commands_options_and_choices_are_offered(
 @pytest.mark.long
 def test_every_command_is_offered_without_being_imported(light: Installation, tmp_path: Path) -> None:
     code = (
-        "import sys\nfrom holdfast.cli.__main__ import COMMANDS, main\n"
-        "try: main([])\nexcept SystemExit: pass\n"
-        "print(len(COMMANDS), *(each for each in ('rich', 'confluent_kafka', 'sqlalchemy') if each in sys.modules))"
+        "import sys\nfrom holdfast.cli.__main__ import COMMANDS, main\ntry: main([])\nexcept SystemExit:"
+        " pass\nprint(len(COMMANDS), *(each for each in ('rich', 'confluent_kafka', 'sqlalchemy') if each in"
+        " sys.modules))"
     )
     variables = {"COMP_WORDS": "holdfast ", "COMP_CWORD": "1", "_HOLDFAST_COMPLETE": "complete_bash"}
     done = subprocess.run(
@@ -77,7 +77,9 @@ def test_every_command_is_offered_without_being_imported(light: Installation, tm
 
 
 def typed(shell: list[str], keys: list[tuple[str, str]], path: str, folder: Path) -> None:
-    """Type *keys* into a shell on a terminal, and wait after each for what it is to bring; fails with all that was shown."""
+    """Type *keys* into a shell on a terminal, and wait after each for what it is to bring; fails with all
+    that was shown.
+    """
     pid, terminal = pty.fork()
     if pid == 0:
         os.execvpe(

@@ -73,7 +73,10 @@ def test_names_that_others_chose_move_no_cursor_and_begin_no_line(capsys: pytest
 @pytest.mark.process
 def test_a_terminal_gets_the_same_cells_with_brackets_untouched(tmp_path: Path) -> None:
     leader, follower = pty.openpty()
-    code = "from holdfast.cli.output import *; show([{'topic': '[bold]x[/bold]', 'n': 1}], ('topic', 'n'), Output.TABLE)"
+    code = (
+        "from holdfast.cli.output import *; show([{'topic': '[bold]x[/bold]', 'n': 1}], ('topic', 'n'),"
+        " Output.TABLE)"
+    )
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-c", code],

@@ -1,5 +1,5 @@
-"""Values that cannot be, given to each argument of the public face: each is a ConfigError that names the argument, and
-leaves nothing open.
+"""Values that cannot be, given to each argument of the public face: each is a ConfigError that names the
+argument, and leaves nothing open.
 
 What is of an argument's kind may be refused too, by its range; it is never an error deep inside.
 """

@@ -37,9 +37,11 @@ def test_each_source_wins_over_all_the_weaker_ones(strongest: str, tmp_path: Pat
     given = SOURCES[1 : SOURCES.index(strongest) + 1]
     settings = load(
         flags={"web_port": "7003", "kafka.client.id": "flag"} if "flag" in given else {"web_port": None},
-        env={"HOLDFAST_WEB_PORT": "7002", "HOLDFAST_KAFKA__CLIENT_ID": "environment"}
-        if "environment" in given
-        else {},
+        env=(
+            {"HOLDFAST_WEB_PORT": "7002", "HOLDFAST_KAFKA__CLIENT_ID": "environment"}
+            if "environment" in given
+            else {}
+        ),
         toml='[holdfast]\nweb_port = 7001\n[kafka]\n"client.id" = "file"\n' if "file" in given else None,
         folder=tmp_path,
     )
@@ -74,7 +76,10 @@ master = "local[2]"
 
 
 def test_properties_of_spark_come_from_flags_environment_and_file(tmp_path: Path) -> None:
-    toml = '[spark]\nmaster = "yarn"\n"spark.executor.cores" = 4\nexecutor.memory = "2g"\neventLog.enabled = true\n'
+    toml = (
+        '[spark]\nmaster = "yarn"\n"spark.executor.cores" = 4\nexecutor.memory = "2g"\neventLog.enabled ='
+        " true\n"
+    )
     env = {"HOLDFAST_SPARK_CONF": "spark.executor.memory=3g; spark.hadoop.fs.s3a.secret.key=hunter2"}
     settings = load(toml=toml, folder=tmp_path, env=env, flags={"spark.executor.cores": "8"})
     assert dict(settings.spark_conf) == {
@@ -142,7 +147,10 @@ def test_a_setting_that_stands_twice_in_the_file_is_refused_with_both_places(
 
 
 def test_one_property_under_two_names_is_still_one_property(tmp_path: Path) -> None:
-    toml = '[kafka]\n"sasl.mechanisms" = "PLAIN"\n"sasl.username" = "a"\n"sasl.password" = "b"\n"security.protocol" = "sasl_ssl"'
+    toml = (
+        '[kafka]\n"sasl.mechanisms" = "PLAIN"\n"sasl.username" = "a"\n"sasl.password" ='
+        ' "b"\n"security.protocol" = "sasl_ssl"'
+    )
     settings = load(env={"HOLDFAST_KAFKA__SASL_MECHANISM": "scram-sha-256"}, toml=toml, folder=tmp_path)
     assert settings.kafka["sasl.mechanism"] == "SCRAM-SHA-256"
     assert "sasl.mechanisms" not in settings.kafka
@@ -423,7 +431,10 @@ def test_every_wrong_value_is_said_at_once_with_its_place_and_without_secrets(tm
                 "HOLDFAST_WEB_PROT": "1",
                 "HOLDFAST_WEB_TOKEN_FILE": str(tmp_path / "gone"),
             },
-            toml="[outbox]\nshards = 'hunter2'\n[holdfast]\nstandbys = -1\nstandbies = 2\n[kafak]\nx = 1\n[kafka]\nacks = 1",
+            toml=(
+                "[outbox]\nshards = 'hunter2'\n[holdfast]\nstandbys = -1\nstandbies = 2\n[kafak]\nx ="
+                " 1\n[kafka]\nacks = 1"
+            ),
             folder=tmp_path,
         )
     first, *lines = str(refused.value).splitlines()

@@ -1,4 +1,5 @@
-"""A small OpenID provider: discovery, keys, the authorization endpoint, and a token endpoint that checks client, code, address and PKCE.
+"""A small OpenID provider: discovery, keys, the authorization endpoint, and a token endpoint that checks
+client, code, address and PKCE.
 
 It signs in without asking whoever `person` names. A test may have it tell untruths.
 """

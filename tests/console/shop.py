@@ -31,7 +31,9 @@ def fold_rate(rows: Any, rate: float, at_ms: int, currency: str) -> None:
 
 
 def rated_totals(source: str) -> Processor[Any, OrderTotal]:
-    """Return `totals` with arrows of every kind: it reads a global table of SOURCE-rates, and emits each key to SOURCE-counted."""
+    """Return `totals` with arrows of every kind: it reads a global table of SOURCE-rates, and emits each key
+    to SOURCE-counted.
+    """
     rates: Global[float] = Global(
         "rates", Source(f"{source}-rates", Json(float)), FoldWith(fold_rate, ("key",)), row=float
     )

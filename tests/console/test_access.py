@@ -1,4 +1,6 @@
-"""Who may look at the console: by address, Host header, token, cookie; and what every answer tells browsers."""
+"""Who may look at the console: by address, Host header, token, cookie; and what every answer tells
+browsers.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The console in a real Chromium, of real workers on the embedded Kafka: that people can use each page, with eyes and without, by
-keyboard, without JavaScript, and that what happens shows.
+"""The console in a real Chromium, of real workers on the embedded Kafka: that people can use each page, with
+eyes and without, by keyboard, without JavaScript, and that what happens shows.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ FAKE_STREAM = (
     "addEventListener(name, call) { this.on[name] = call; } close() {} }"
 )
 SESSION_S = 300
-"""Long enough that nobody takes over while a test looks at a worker that was killed, though the machine stands still for a while."""
+"""Long enough that nobody takes over while a test looks at a worker that was killed, though the machine
+stands still for a while.
+"""
 WIDE, NARROW = ViewportSize(width=1280, height=800), ViewportSize(width=320, height=640)
 
 
@@ -236,7 +238,9 @@ def test_nothing_keeps_people_from_using_a_page(browser: Browser, system: System
 
 
 def judged(page: Page) -> list[str]:
-    """Return what keeps people from using a page: in the light, in the dark, where only colours differ, and in a narrow window."""
+    """Return what keeps people from using a page: in the light, in the dark, where only colours differ, and
+    in a narrow window.
+    """
     found = violations(page)
     page.emulate_media(color_scheme="dark")
     found += [f"dark: {each}" for each in violations(page, "color-contrast")]
@@ -252,7 +256,8 @@ def test_a_violation_would_be_found(tab: Tab) -> None:
     """What finds nothing must be able to find something."""
     page = tab.open("/")
     page.evaluate(
-        "document.querySelector('main').insertAdjacentHTML('beforeend', '<img src=\"/assets/icon.svg\"><input>')"
+        "document.querySelector('main').insertAdjacentHTML('beforeend', '<img"
+        ' src="/assets/icon.svg"><input>\')'
     )
     assert {each.partition(":")[0] for each in violations(page)} == {"image-alt", "label"}
 
@@ -306,8 +311,8 @@ def test_pages_can_be_read_without_javascript(browser: Browser, system: System) 
 def test_what_a_reader_stands_on_outlives_changes_and_updates_can_be_paused(tab: Tab, system: System) -> None:
     page = tab.open("/tables/view?name=totals")
     page.evaluate(
-        "window.changes = 0; new MutationObserver(() => { window.changes++; }).observe(document.getElementById('live'), "
-        "{childList: true, characterData: true, subtree: true})"
+        "window.changes = 0; new MutationObserver(() => { window.changes++;"
+        " }).observe(document.getElementById('live'), {childList: true, characterData: true, subtree: true})"
     )
     region = page.get_by_role("region", name="Partitions of totals v1")
     state, offset = page.locator("#live-state"), region.locator("td.number").first
@@ -338,7 +343,9 @@ def test_what_a_reader_stands_on_outlives_changes_and_updates_can_be_paused(tab:
 
 
 def test_what_is_stood_on_is_never_another_thing(tab: Tab) -> None:
-    """Lines change places below a reader who goes by keyboard: Enter leads where it would have led before, or nowhere."""
+    """Lines change places below a reader who goes by keyboard: Enter leads where it would have led before, or
+    nowhere.
+    """
     tab.page.add_init_script(FAKE_STREAM)
     page = tab.open("/workers")
 
@@ -366,9 +373,11 @@ def test_what_came_last_while_text_was_selected_is_shown_afterwards(tab: Tab) ->
 
 
 def test_a_page_that_nobody_sees_leaves_its_connection_to_others(tab: Tab, system: System) -> None:
-    """More pages of one browser than it opens connections: those that are hidden do not keep a new one from loading, and go on once seen."""
+    """More pages of one browser than it opens connections: those that are hidden do not keep a new one from
+    loading, and go on once seen.
+    """
     hide = """seen => { Object.defineProperty(document, 'visibilityState', {value: seen ? 'visible' : 'hidden', configurable: true});
-        document.dispatchEvent(new Event('visibilitychange')); }"""
+        document.dispatchEvent(new Event('visibilitychange')); }"""  # noqa: E501
     pages = [tab.context.new_page() for _ in range(6)]
     for page in pages:
         page.goto("/workers")
@@ -444,7 +453,8 @@ def test_a_page_is_painted_once_it_has_come_and_waits_for_no_other_answer(tab: T
     )
     expect(page.locator("header")).to_have_css("display", "flex")
     blocking = page.evaluate(
-        "performance.getEntriesByType('resource').filter(each => each.renderBlockingStatus === 'blocking').map(each => each.name)"
+        "performance.getEntriesByType('resource').filter(each => each.renderBlockingStatus ==="
+        " 'blocking').map(each => each.name)"
     )
     assert blocking == []
     page.close()

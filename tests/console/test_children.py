@@ -1,4 +1,6 @@
-"""Questions in processes of their own: what they answer, and that none of them outlives its time or who asked."""
+"""Questions in processes of their own: what they answer, and that none of them outlives its time or who
+asked.
+"""
 
 from __future__ import annotations
 

@@ -110,7 +110,9 @@ async def test_every_arrow_tells_what_flows_along_it_and_what_waits_before_its_h
 
 @scenario
 async def test_what_an_older_worker_does_not_tell_of_an_arrow_is_not_known() -> None:
-    """A worker that has just become the owner counts what it emits from nothing: that is no rate below zero."""
+    """A worker that has just become the owner counts what it emits from nothing: that is no rate below
+    zero.
+    """
     clock, settings = ManualClock(), Settings(app="shop", web_port=free_ports(1)[0])
     async with MemoryWorker(settings, [JOINED], partitions=1) as worker:
         replica(worker, 0, orders=(9, 10), paid=(4, -1))

@@ -1,4 +1,6 @@
-"""The console on a worker's web port: the same pages below /console, for people, beside the worker's own answers for programs."""
+"""The console on a worker's web port: the same pages below /console, for people, beside the worker's own
+answers for programs.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +97,9 @@ async def test_every_link_stays_below_the_root_and_leads_somewhere() -> None:
 
 @scenario
 async def test_programs_and_people_show_each_other_nothing() -> None:
-    """The workers' token opens no page, and a session of the console reads no table: each port has one rule for each of them."""
+    """The workers' token opens no page, and a session of the console reads no table: each port has one rule
+    for each of them.
+    """
     async with on_worker(web_token=WORKERS_TOKEN, console_token=TOKEN) as browsing:
         assert (await browsing.get("/tables"))[0] == 401
         status, _ = await browsing.get(f"{ROOT}/")

@@ -298,7 +298,9 @@ async def _left(running: Any) -> None:
 
 @pytest.mark.browser
 def test_a_person_signs_in_by_a_browser_that_keeps_sites_apart() -> None:
-    """The provider is another site (localhost) than the console (127.0.0.1): a strict cookie has to be there after the way back."""
+    """The provider is another site (localhost) than the console (127.0.0.1): a strict cookie has to be there
+    after the way back.
+    """
     with in_a_thread() as (_, browsing), started() as browser:
         page = browser.new_page(base_url=browsing.url)
         page.set_default_timeout(DEADLINE_MS)

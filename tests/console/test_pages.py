@@ -1,4 +1,6 @@
-"""Every page over real sockets, of workers in memory: what it shows, how long it gets, and what it answers to bad questions."""
+"""Every page over real sockets, of workers in memory: what it shows, how long it gets, and what it answers to
+bad questions.
+"""
 
 from __future__ import annotations
 

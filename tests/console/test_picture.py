@@ -1,4 +1,6 @@
-"""What the console makes of what workers announce and tell: each state of a partition and of a worker, and what is said of it."""
+"""What the console makes of what workers announce and tell: each state of a partition and of a worker, and
+what is said of it.
+"""
 
 from __future__ import annotations
 

@@ -25,7 +25,9 @@ LONG, SHORT = 10, 2
 
 @pytest.fixture
 def settings(embedded_kafka: EmbeddedKafka) -> Iterator[Settings]:
-    """Give the settings of an application with refused records: orders/0/0 to 9 in one partition of its quarantine, orders/1/0 and 1 in the other."""
+    """Give the settings of an application with refused records: orders/0/0 to 9 in one partition of its
+    quarantine, orders/1/0 and 1 in the other.
+    """
     broker = SessionBroker(config={"bootstrap.servers": embedded_kafka.bootstrap})
     found = console_settings(
         app=f"shop-{uuid.uuid4().hex[:6]}", kafka={"bootstrap.servers": broker.bootstrap}

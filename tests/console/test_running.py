@@ -1,4 +1,6 @@
-"""`holdfast console` of real workers on the embedded Kafka: what it shows as they are killed, and how it ends."""
+"""`holdfast console` of real workers on the embedded Kafka: what it shows as they are killed, and how it
+ends.
+"""
 
 from __future__ import annotations
 

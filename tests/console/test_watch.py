@@ -1,4 +1,6 @@
-"""How soon the console believes that a worker is gone: one that refuses at once, one that is late after a while."""
+"""How soon the console believes that a worker is gone: one that refuses at once, one that is late after a
+while.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,9 @@ def test_a_look_that_fails_in_a_way_that_nobody_foresaw_is_no_reason_to_hurry(
 
 
 def test_pages_are_answered_while_a_picture_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That of 100,000 partitions takes seconds: nobody waits for it before the first byte, and no worker that serves the console stands still."""
+    """That of 100,000 partitions takes seconds: nobody waits for it before the first byte, and no worker that
+    serves the console stands still.
+    """
 
     @scenario
     async def run() -> None:

@@ -16,7 +16,7 @@ from tests.support.patience import DEADLINE_S
 
 POM = """<project><modelVersion>4.0.0</modelVersion>
 <groupId>{group}</groupId><artifactId>{artifact}</artifactId><version>{version}</version><dependencies>{dependencies}</dependencies></project>"""
-DEPENDENCY = "<dependency><groupId>{0}</groupId><artifactId>{1}</artifactId><version>{2}</version><scope>{scope}</scope></dependency>"
+DEPENDENCY = "<dependency><groupId>{0}</groupId><artifactId>{1}</artifactId><version>{2}</version><scope>{scope}</scope></dependency>"  # noqa: E501
 
 
 class Repository:

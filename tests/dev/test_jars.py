@@ -105,7 +105,10 @@ def test_a_damaged_file_in_the_cache_is_fetched_again(
 
 def test_two_processes_at_once_fetch_once(repository: Repository, cache: Path, tmp_path: Path) -> None:
     path = lock(tmp_path, repository.publish("org.one:alpha:1.0", b"alpha" * 200_000))
-    code = f"import sys; from pathlib import Path; from holdfast import jars; print(jars.resolve(Path({str(path)!r}), progress=print)[-1])"
+    code = (
+        "import sys; from pathlib import Path; from holdfast import jars;"
+        f" print(jars.resolve(Path({str(path)!r}), progress=print)[-1])"
+    )
     both = [
         subprocess.Popen([sys.executable, "-P", "-c", code], stdout=subprocess.PIPE, text=True)
         for _ in range(2)

@@ -59,7 +59,10 @@ def test_a_recycled_pid_is_never_signalled(sleeper: subprocess.Popen[bytes]) -> 
 
 
 def test_a_process_that_ignores_sigterm_is_killed_after_its_grace() -> None:
-    code = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); signal.pause()"
+    code = (
+        "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True);"
+        " signal.pause()"
+    )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as deaf:
         assert deaf.stdout is not None
         deaf.stdout.readline()
@@ -83,7 +86,10 @@ def test_a_bound_program_ends_with_its_owner_and_another_does_not(bound: bool) -
     leading = (
         f"[{sys.executable!r}, '-I', '-S', {parent_death.__file__!r}, str(os.getpid())]" if bound else "[]"
     )
-    code = f"import os, subprocess, signal; print(subprocess.Popen({leading} + {program!r}).pid, flush=True); signal.pause()"
+    code = (
+        f"import os, subprocess, signal; print(subprocess.Popen({leading} + {program!r}).pid, flush=True);"
+        " signal.pause()"
+    )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
         lines = {owner.stdout.readline().strip(), owner.stdout.readline().strip()}

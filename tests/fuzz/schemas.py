@@ -22,8 +22,11 @@ IN_MEMORY = SchemaRegistrySettings(schema_registry_url="mock://fuzz")
 _AVRO: SchemaSerde[Any] = FORMATS["avro"].orders
 _JSON: SchemaSerde[Any] = FORMATS["json"].orders
 _PROTOBUF: SchemaSerde[Any] = FORMATS["protobuf"].orders
-RECURSIVE = '{"type":"record","name":"N","fields":[{"name":"next","type":["null","N"]},{"name":"all","type":{"type":"array","items":"N"}}]}'
-TEXT = 'syntax = "proto3"; package tests.shop; message Order { map<string, int64> m = 1; message Line {} } // end'
+RECURSIVE = '{"type":"record","name":"N","fields":[{"name":"next","type":["null","N"]},{"name":"all","type":{"type":"array","items":"N"}}]}'  # noqa: E501
+TEXT = (
+    'syntax = "proto3"; package tests.shop; message Order { map<string, int64> m = 1; message Line {} }'
+    " // end"
+)
 
 
 importlib.import_module("confluent_kafka.schema_registry")  # what it takes is no record's doing
@@ -31,7 +34,9 @@ importlib.import_module("fastavro")
 
 
 def _records(serde: SchemaSerde[Any]) -> Callable[[bytes], Any]:
-    """Return the decoder of whole records, of which each has the id of the serde's own schema, or none that is known."""
+    """Return the decoder of whole records, of which each has the id of the serde's own schema, or none that
+    is known.
+    """
 
     def decode(data: bytes) -> Any:
         if registry.told() != IN_MEMORY:

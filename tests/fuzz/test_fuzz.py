@@ -85,7 +85,9 @@ def _forgets_its_errors(data: bytes) -> int:
 
 
 def _believes_lengths(data: bytes) -> bytes:
-    """Take far more than is allowed, or nothing: what is a byte above the limit once may be below it again."""
+    """Take far more than is allowed, or nothing: what is a byte above the limit once may be below it
+    again.
+    """
     return bytes(min(int.from_bytes(data[:4], "big") & ~0x3FFFFF, 64 << 20))
 
 

@@ -154,7 +154,7 @@ async def run(bootstrap, topic, partitions, deadline_s):
         print(peak_mib() - before, ",".join(sorted(met)))
 
 asyncio.run(run(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])))
-"""
+"""  # noqa: E501
 
 
 def test_memory_stays_within_its_bound_whatever_is_sent(broker: SessionBroker) -> None:

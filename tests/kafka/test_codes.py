@@ -1,4 +1,6 @@
-"""What an error code means has one answer, for librdkafka's errors and for the answers of our own requests."""
+"""What an error code means has one answer, for librdkafka's errors and for the answers of our own
+requests.
+"""
 
 from __future__ import annotations
 

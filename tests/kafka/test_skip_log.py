@@ -84,7 +84,9 @@ def test_a_skip_behind_an_open_transaction_is_waited_for(
     write(Producer(broker.client_config()), topic, skip(10))
 
     def is_held_up() -> bool:
-        """Return whether the reason is that; a slow broker may not even tell its topics in so short a time."""
+        """Return whether the reason is that; a slow broker may not even tell its topics in so short a
+        time.
+        """
         with pytest.raises(BrokerError) as refused:
             read_skips(settings, timeout_s=1)
         return "not read to its end within 1 s" in str(refused.value)

@@ -251,7 +251,9 @@ def test_of_very_many_keys_some_are_forgotten() -> None:
 
 
 class GrowingTopic:
-    """A producer to a topic that has two partitions when first asked for, and three then; it keeps what is appended."""
+    """A producer to a topic that has two partitions when first asked for, and three then; it keeps what is
+    appended.
+    """
 
     transactional_id, why = "me", None
 
@@ -424,7 +426,9 @@ def test_a_topic_that_stays_unknown_is_taken_for_missing(
 def test_a_topic_of_which_the_brokers_tell_nothing_any_more_is_taken_for_missing(
     brokers: Brokers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was deleted: whoever asks anew finds neither partitions nor leaders. It is not waited for as if it had none just now."""
+    """It was deleted: whoever asks anew finds neither partitions nor leaders. It is not waited for as if it
+    had none just now.
+    """
     monkeypatch.setattr(transactional_client, "UNKNOWN_TOPIC_S", 5.0)
     monkeypatch.setattr(transactional_client, "system_clock", TickingClock())
     brokers.faults[wire.PRODUCE] = [3]
@@ -492,7 +496,10 @@ def test_what_is_not_settled_in_time_is_told_with_the_last_answer(
     async def use(writer: ChangelogWriter) -> None:
         with pytest.raises(
             BrokerError,
-            match=r"me: transaction failed: not settled within 0.1 s: .*(NETWORK_EXCEPTION|COORDINATOR_LOAD_IN_PROGRESS|CONCURRENT_TRANSACTIONS|gone)",
+            match=(
+                r"me: transaction failed: not settled within 0.1 s:"
+                r" .*(NETWORK_EXCEPTION|COORDINATOR_LOAD_IN_PROGRESS|CONCURRENT_TRANSACTIONS|gone)"
+            ),
         ):
             await writer.write(changes(1), (), 0.1)
 
@@ -522,7 +529,10 @@ def test_who_may_not_use_the_id_is_told_at_the_fence(brokers: Brokers) -> None:
     brokers.faults[wire.INIT_PRODUCER_ID] = [53]
     with pytest.raises(
         BrokerError,
-        match=r"cannot fence me: TRANSACTIONAL_ID_AUTHORIZATION_FAILED.*; check that this principal may use transactional ids",
+        match=(
+            r"cannot fence me: TRANSACTIONAL_ID_AUTHORIZATION_FAILED.*; check that this principal may use"
+            r" transactional ids"
+        ),
     ):
         written(brokers, twice)
 

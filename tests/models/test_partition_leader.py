@@ -58,9 +58,10 @@ def check_golden(rules: ModuleType = partition_leader) -> None:
         verdict = log.append(*each["append"])
         assert (verdict.outcome.value, verdict.error) == (each["outcome"], each.get("error", 0)), each
         if verdict.outcome is not AppendOutcome.REFUSED:
-            assert (verdict.base_offset, verdict.last_offset) == (each["base_offset"], each["last_offset"]), (
-                each
-            )
+            assert (verdict.base_offset, verdict.last_offset) == (
+                each["base_offset"],
+                each["last_offset"],
+            ), each
     assert log.log.end_offset == 10
 
 
@@ -362,9 +363,9 @@ def test_the_incremental_fold_answers_as_a_rescan_of_the_log_does(
 
 
 EVENTS: list[LeaderEvent] = [
-    *(Append(producer_id=pid, epoch=0, first_sequence=at, last_sequence=at, base_offset=2 * at + pid, last_offset=2 * at + pid) for at in range(9) for pid in (0, 1)),
+    *(Append(producer_id=pid, epoch=0, first_sequence=at, last_sequence=at, base_offset=2 * at + pid, last_offset=2 * at + pid) for at in range(9) for pid in (0, 1)),  # noqa: E501
     VerificationBegun(producer_id=5, epoch=1, sequence=0, at_ms=9),
-    Append(producer_id=5, epoch=1, first_sequence=0, last_sequence=3, base_offset=18, last_offset=21, transactional=True, verified=True),
+    Append(producer_id=5, epoch=1, first_sequence=0, last_sequence=3, base_offset=18, last_offset=21, transactional=True, verified=True),  # noqa: E501
     EndMarker(producer_id=5, epoch=1, commit=False, coordinator_epoch=3, offset=22, timestamp_ms=50),
     HighWatermark(offset=23),
     Append(producer_id=1, epoch=1, first_sequence=0, last_sequence=0, base_offset=23, last_offset=23),

@@ -118,8 +118,8 @@ def test_the_page_has_all_13_rows_in_order() -> None:
     assert set(numbers) == set(range(1, 14))
     assert f"{EXPIRATION_MS:,} ms" in PAGE
     assert (
-        f"{LATE_TRANSACTION_BUFFER_MS:,} ms longer than the largest timeout ({MAX_TRANSACTION_TIMEOUT_MS:,} ms)"
-        in PAGE
+        f"{LATE_TRANSACTION_BUFFER_MS:,} ms longer than the largest timeout"
+        f" ({MAX_TRANSACTION_TIMEOUT_MS:,} ms)" in PAGE
     )
     assert f"idle for {TRANSACTIONAL_ID_EXPIRATION_MS:,} ms" in PAGE
     assert f"After epoch {EXHAUSTED_EPOCH:,} comes the next producer id" in PAGE

@@ -355,7 +355,7 @@ def test_only_ids_without_a_transaction_are_forgotten(state: TransactionState) -
 
 TRANSACTIONAL = ("pay", "ship")
 steps = st.lists(
-    st.tuples(st.sampled_from(["init", "init", "go on", "add", "add", "commit", "abort", "again", "written", "written", "time", "expire"]), st.sampled_from(TRANSACTIONAL), st.integers(-1, 1)),
+    st.tuples(st.sampled_from(["init", "init", "go on", "add", "add", "commit", "abort", "again", "written", "written", "time", "expire"]), st.sampled_from(TRANSACTIONAL), st.integers(-1, 1)),  # noqa: E501
     max_size=80,
 )  # fmt: skip
 

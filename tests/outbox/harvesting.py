@@ -46,7 +46,9 @@ from tests.support.places import ROOT
 PARTITIONS = 4
 DAY_MS = 86_400_000
 PROMPT_S = 2.0
-"""The shortest timeout of an election: a leader is succeeded soon, and also when the machine stops it for this long."""
+"""The shortest timeout of an election: a leader is succeeded soon, and also when the machine stops it for
+this long.
+"""
 
 
 @dataclass(frozen=True)
@@ -211,7 +213,9 @@ def unordered(records: Sequence[Record]) -> list[str]:
 
 
 class Leaping(ManualClock):
-    """A clock on which whoever waits has waited for long as soon as it looks again; its day is the one before."""
+    """A clock on which whoever waits has waited for long as soon as it looks again; its day is the one
+    before.
+    """
 
     def __init__(self) -> None:
         super().__init__(now_ms=system_clock.now_ms() - DAY_MS)

@@ -33,7 +33,9 @@ STATUS = Command(id="s", verb=Verb.STATUS, at_ms=2_000)
 
 
 def make_topics(settings: HarvestSettings) -> None:
-    """Make the topics, and wait until the broker tells of them: it may do so later than it says that they are made."""
+    """Make the topics, and wait until the broker tells of them: it may do so later than it says that they are
+    made.
+    """
     ensure_topics(settings)
     topics = {settings.commands_topic, settings.answers_topic}
     admin = Admin(settings.kafka)

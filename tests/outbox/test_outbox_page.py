@@ -1,4 +1,6 @@
-"""docs/outbox.md, and a table of docs/from-debezium.md, against the code: its columns, buckets and routing are executed."""
+"""docs/outbox.md, and a table of docs/from-debezium.md, against the code: its columns, buckets and routing
+are executed.
+"""
 
 from __future__ import annotations
 

@@ -21,14 +21,15 @@ if TYPE_CHECKING:
 
 FOR_TINY_DATA = {
     "spark.sql.shuffle.partitions": "2",
-    # Spark would compile each plan to Java for the few rows that it is run on. Without, it interprets the same plan.
+    # Spark would compile each plan to Java for the few rows that it is run on. Without, it interprets the
+    # same plan.
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.databricks.delta.snapshotPartitions": "1",
 }
-"""Settings of Spark for tests whose tables have some hundred rows: landings take a quarter less processor time.
-Tests that start Spark in a process of its own (`test_shipping`, the last of the killed landings, the demo) keep the
-defaults.
+"""Settings of Spark for tests whose tables have some hundred rows: landings take a quarter less processor
+time. Tests that start Spark in a process of its own (`test_shipping`, the last of the killed landings, the
+demo) keep the defaults.
 """
 
 MakeTopic = Callable[[Log], str]

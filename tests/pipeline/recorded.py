@@ -22,7 +22,9 @@ from holdfast.testing.logs import batch_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedRun:
-    """A partition that a processor has folded in the test kit: its sources, its choices, and the digest it came to."""
+    """A partition that a processor has folded in the test kit: its sources, its choices, and the digest it
+    came to.
+    """
 
     processor: Processor[Any, Any]
     sources: tuple[Batch, ...]
@@ -71,7 +73,9 @@ def recorded_runs(topology: Topology) -> Iterator[RecordedRun]:
 def in_tasks(
     runs: list[RecordedRun], tasks: int
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return what folds an equal share of *runs* for each number of a task that comes in, each run as the partition of its place."""
+    """Return what folds an equal share of *runs* for each number of a task that comes in, each run as the
+    partition of its place.
+    """
 
     def fold(named: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for numbers in named:

@@ -26,7 +26,9 @@ _HEADERS = "array<struct<key:string,value:binary>>"
 
 @pytest.fixture
 def followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Give a folder with the files of the page, in which commands reach an embedded Kafka, as behind `holdfast dev up`."""
+    """Give a folder with the files of the page, in which commands reach an embedded Kafka, as behind
+    `holdfast dev up`.
+    """
     for name, text in files(PAGE).items():
         (tmp_path / name).write_text(text)
     for name in [name for name in os.environ if name.startswith(("HOLDFAST_", "KAFKA_"))]:
@@ -40,7 +42,9 @@ def followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def printed(command: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """Return what a command of the page prints. It is run in this process: each would load all of holdfast again."""
+    """Return what a command of the page prints. It is run in this process: each would load all of holdfast
+    again.
+    """
     program, *words = shlex.split(command)
     if program == "holdfast":
         with pytest.raises(SystemExit) as ended:

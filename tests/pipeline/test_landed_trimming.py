@@ -1,4 +1,6 @@
-"""Topics that are declared with retention "landed": a landing of the application deletes from them what the lake and all tables have."""
+"""Topics that are declared with retention "landed": a landing of the application deletes from them what the
+lake and all tables have.
+"""
 
 from __future__ import annotations
 

@@ -429,9 +429,9 @@ def test_an_unfinished_write_leaves_nothing(
 def test_the_hash_seed_does_not_matter(lake: Path) -> None:
     write_bronze(lake, "t", LOG)
     code = (
-        "from holdfast.config import Settings; from holdfast.pipeline.replay import ReplayOptions, replay; "
-        "from tests.pipeline.accounts import accounts; "
-        f"print(replay(accounts('t'), Settings(), ReplayOptions(engine='local', source='bronze', lake={str(lake)!r})).digest)"
+        "from holdfast.config import Settings; from holdfast.pipeline.replay import ReplayOptions, replay;"
+        " from tests.pipeline.accounts import accounts; print(replay(accounts('t'), Settings(),"
+        f" ReplayOptions(engine='local', source='bronze', lake={str(lake)!r})).digest)"
     )
     root = ROOT
     digests = {

@@ -1,4 +1,6 @@
-"""A replay of several sources that ends before its logs do comes to a state that was, and to the one asked for."""
+"""A replay of several sources that ends before its logs do comes to a state that was, and to the one asked
+for.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A topic in memory that the local engine lands as it would a real one: chains of commits in milliseconds, without a broker."""
+"""A topic in memory that the local engine lands as it would a real one: chains of commits in milliseconds,
+without a broker.
+"""
 
 from __future__ import annotations
 

@@ -34,13 +34,16 @@ def test_a_block_keeps_its_language_alone() -> None:
 
 
 def test_examples_become_code() -> None:
-    assert with_examples("A.\n\n>>> f(\n...     [1]\n... )\n[1](2)\n\nB.") == (
-        "A.\n\n```pycon\n>>> f(\n...     [1]\n... )\n[1](2)\n```\n\nB."
+    assert (
+        with_examples("A.\n\n>>> f(\n...     [1]\n... )\n[1](2)\n\nB.")
+        == "A.\n\n```pycon\n>>> f(\n...     [1]\n... )\n[1](2)\n```\n\nB."
     )
 
 
 def test_no_page_has_a_drawing_whose_script_is_on_another_host() -> None:
-    """The theme draws mermaid by a script of another host; without that the page shows the drawing's source."""
+    """The theme draws mermaid by a script of another host; without that the page shows the drawing's
+    source.
+    """
     pages = [*(ROOT / "docs").rglob("*.md"), *(ROOT / place for place in BESIDE)]
     assert [str(each) for each in pages if "```mermaid" in each.read_text("utf-8")] == []
     assert "mermaid" not in (ROOT / "mkdocs.yml").read_text("utf-8")

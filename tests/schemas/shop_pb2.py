@@ -1,4 +1,5 @@
-"""What protoc makes of the two files below; `common.proto` is imported by `shop.proto`. Made here from their descriptors.
+"""What protoc makes of the two files below; `common.proto` is imported by `shop.proto`. Made here from their
+descriptors.
 
 // tests/schemas/common.proto             // tests/schemas/shop.proto
 syntax = "proto3";                        syntax = "proto3";
@@ -13,7 +14,7 @@ message Address {                         import "tests/schemas/common.proto";
                                             tests.common.Address to = 4;
                                           }
                                           message Big { string customer = 1; int64 count = 2; int64 cents = 3; }
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 

@@ -299,7 +299,9 @@ def test_types_that_avro_cannot_hold_are_refused_at_declaration(of: Any, why: st
     ],
 )
 def test_defaults_that_no_schema_can_have_are_refused_at_declaration(of: Any, default: Any, why: str) -> None:
-    """Registries and other clients would not read the schema, or no worker would find the one that was registered."""
+    """Registries and other clients would not read the schema, or no worker would find the one that was
+    registered.
+    """
     field: Any = ("x", of) if default is msgspec.NODEFAULT else ("x", of, default)
     with pytest.raises(ConfigError, match=why):
         Avro(msgspec.defstruct("Row", [field]))

@@ -57,7 +57,9 @@ def struct_of(name: str, declared: dict[str, tuple[str, Any]]) -> Any:
 
 
 def has_infinity(*declared: dict[str, tuple[str, Any]]) -> bool:
-    """Return whether some default is infinite: schemas are JSON, which has no such number, so they are refused."""
+    """Return whether some default is infinite: schemas are JSON, which has no such number, so they are
+    refused.
+    """
     defaults = (default for fields in declared for _, default in fields.values())
     return any(isinstance(default, float) and isinf(default) for default in defaults)
 
@@ -126,7 +128,9 @@ proto_fields = st.dictionaries(
 
 
 def message_of(declared: dict[int, tuple[str, bool]], label: str) -> Any:
-    """Return the class of a message `fuzz.Order`, whose fields are named after *label* too, since names do not matter."""
+    """Return the class of a message `fuzz.Order`, whose fields are named after *label* too, since names do
+    not matter.
+    """
     file = FileDescriptorProto(name=f"fuzz_{label}_{next(_numbers)}.proto", package="fuzz", syntax="proto3")
     message = file.message_type.add(name="Order")
     for number, (kind, many) in declared.items():

@@ -1,4 +1,6 @@
-"""Protobuf: which message a record holds, in whichever form the registry keeps its file, and what is refused."""
+"""Protobuf: which message a record holds, in whichever form the registry keeps its file, and what is
+refused.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""On a real schema registry: with Confluent's own serializers, at `topics create` and `check`, and when it goes away."""
+"""On a real schema registry: with Confluent's own serializers, at `topics create` and `check`, and when it
+goes away.
+"""
 
 from __future__ import annotations
 

@@ -107,7 +107,9 @@ def test_a_schema_is_asked_for_once_by_all_serdes(scripted: Scripted) -> None:
 
 
 def test_an_id_means_the_same_whatever_topic_it_comes_by(scripted: Scripted) -> None:
-    """A cache by subject would give the second topic's reader the first one's schema, or the first topic two readers of one."""
+    """A cache by subject would give the second topic's reader the first one's schema, or the first topic two
+    readers of one.
+    """
     scripted.answer = lambda path: (200, {"schema": '"string"' if path.endswith("/3") else '"long"'})
     asked_at(scripted.url)
     serde = Avro(str).for_topic("a", "value")

@@ -82,8 +82,9 @@ def main() -> int:
     took_s = time.monotonic() - began_s
     print(", ".join(f"{kind} {count}" for kind, count in sorted(kinds.items())))
     print(
-        f"{totals['ended_s'] / 86_400:.1f} days of simulated time, {totals['steps']:,} steps, {totals['frames']:,} frames, "
-        f"{totals['taken']:,} claims taken, {totals['handed_out']:,} messages handed out, {totals['redelivered']:,} of them again"
+        f"{totals['ended_s'] / 86_400:.1f} days of simulated time, {totals['steps']:,} steps,"
+        f" {totals['frames']:,} frames, {totals['taken']:,} claims taken, {totals['handed_out']:,} messages"
+        f" handed out, {totals['redelivered']:,} of them again"
     )
     print(f"digest {digest.hexdigest()}: two runs of the same seeds with another one did not do the same")
     print(f"{asked.schedules} schedules in {took_s:.0f} s: {broken} violations (seed {asked.seed})")

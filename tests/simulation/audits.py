@@ -87,7 +87,8 @@ class Auditor(Checks):
                 raise self.trace.fail(
                     BALANCE,
                     ledger.place,
-                    f"nobody of {', '.join(held)} holds it {self.bounds.settle_s:.1f} s after the last change",
+                    f"nobody of {', '.join(held)} holds it {self.bounds.settle_s:.1f} s after the last"
+                    " change",
                 )
             held[ledger.owner] += 1
         if max(held.values()) - min(held.values()) > 1:
@@ -142,7 +143,9 @@ class Auditor(Checks):
                 )
             row = self.broker.row(ledger.log, ledger.place)
             if row is not None and row.current_offset is None:
-                continue  # claimed and never begun: a release must name an offset and there is none, so it lapses, which no heartbeat puts off
+                # claimed and never begun: a release must name an offset and there is none, so it lapses,
+                # which no heartbeat puts off
+                continue
             held_s = now_s - self.pause_since_s
             if held_s > self.bounds.pause_s + self.bounds.interval_s and node.healthy(
                 self.pause_since_s, now_s

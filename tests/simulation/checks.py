@@ -181,7 +181,8 @@ class Checks:
         if compat is not None and compat.client_id in self.go_clients and owner in self.nodes:
             age_s, now_s = BEGAN_S + self.timeline.now_s - compat.last_heartbeat_s, self.timeline.now_s
             if not self.nodes[owner].healthy(now_s - self.bounds.stale_s, now_s):
-                return  # it may not have been able to see so, and gives back what it won before it hands anything out
+                # it may not have been able to see so, and gives back what it won before it hands anything out
+                return
             if (
                 compat.last_heartbeat_s
                 and self.bounds.crossing_s < age_s < self.bounds.stale_s - self.bounds.crossing_s
@@ -328,8 +329,8 @@ class Checks:
     def _is_twin_in_lease(self, ledger: Ledger, node: Node, now_s: float) -> bool:
         """Tell whether *node* is of the owner's client and may not know yet that the owner is there.
 
-        A new process of the same client takes over at once: the old one cannot know before it reads so, and its
-        lease ends by itself.
+        A new process of the same client takes over at once: the old one cannot know before it reads so, and
+        its lease ends by itself.
         """
         return ledger.owner_client == node.client and now_s - ledger.owner_since_s <= self.bounds.lease_s
 
@@ -363,7 +364,10 @@ class Checks:
         if still and before is not node and self._is_twin_in_lease(ledger, node, self.timeline.now_s):
             return
         if before.was_healthy(passed_s, passed_s + bound_s):
-            text = f"{node.name} hands out {offset} again, which {by} was done with {ended_s - passed_s:.2f} s before it lost the claim"
+            text = (
+                f"{node.name} hands out {offset} again, which {by} was done with {ended_s - passed_s:.2f} s"
+                " before it lost the claim"
+            )
             raise self.trace.fail(REDELIVERED, ledger.place, text)
 
     def on_done(

@@ -23,8 +23,9 @@ class Habits:
 class Job:
     """What a process does under one claim. *queue* was reported as delivered and is not handed out yet;
     *open_offsets* are handed out and not done; all below *prefix* is done. At most once, what lies below
-    *granted* may be handed out, and *asked* was announced;
-    *drains_until_s* is until when a release waits for it, *worked_s* since when the first open offset is the first."""
+    *granted* may be handed out, and *asked* was announced; *drains_until_s* is until when a release waits for
+    it, *worked_s* since when the first open offset is the first.
+    """
 
     __slots__ = (
         "asked",

@@ -10,10 +10,11 @@ from holdfast.core.kafka.topic_partition import TopicPartition
 class Ledger:
     """The whole story of one partition (or lane).
 
-    *owner* is the instance that the log names. *handed* are the offsets handed out, *done* those a user was done with, *passed* when and
-    by whom, under which epoch, the done prefix went past an offset: from then on the next heartbeat tells it. All below *verified* was done when the log
-    said so. *high* is the highest offset handed out of each key (lanes of one partition
-    share it). *expected* is where the next owner must start after a reset.
+    *owner* is the instance that the log names. *handed* are the offsets handed out, *done* those a user was
+    done with, *passed* when and by whom, under which epoch, the done prefix went past an offset: from then on
+    the next heartbeat tells it. All below *verified* was done when the log said so. *high* is the highest
+    offset handed out of each key (lanes of one partition share it). *expected* is where the next owner must
+    start after a reset.
     """
 
     __slots__ = (

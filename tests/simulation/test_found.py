@@ -196,7 +196,7 @@ def test_an_attempt_that_looks_like_the_one_before_is_leased_from_the_first() ->
     assert node.member.deliver_until_s("orders", 0) <= first[0] + node.member.settings.lease_s
 
 
-def test_what_is_named_its_own_by_a_frame_before_the_pause_is_given_back_although_its_own_attempt_was_in_vain() -> (
+def test_what_is_named_its_own_by_a_frame_before_the_pause_is_given_back_although_its_own_attempt_was_in_vain() -> (  # noqa: E501
     None
 ):
     """Its heartbeat comes late, then the pause, then an attempt that changes nothing: the claim is its own

@@ -34,7 +34,8 @@ class Violation(AssertionError):
         where = f" on {place.topic}/{place.partition}" if place.topic else ""
         story = "\n".join(f"  {line}" for line in lines)
         super().__init__(
-            f"{name}{where}: {text}\nseed {seed}, step {step}, at {at_s:.3f} s; again: make sim SEED={seed} SCHEDULES=1\n{story}"
+            f"{name}{where}: {text}\nseed {seed}, step {step}, at {at_s:.3f} s; again: make sim SEED={seed}"
+            f" SCHEDULES=1\n{story}"
         )
         self.name, self.text, self.seed, self.step, self.at_s, self.place = (
             name,

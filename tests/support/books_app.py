@@ -1,4 +1,6 @@
-"""An application of accounts whose versions are begun by a command: with a source of records of every kind, on an embedded Kafka."""
+"""An application of accounts whose versions are begun by a command: with a source of records of every kind,
+on an embedded Kafka.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A real Chromium for tests, driven by playwright: the system's own, since the package brings none.
 
-Playwright's blocking interface keeps an event loop running in its thread, so it is started for a file of tests and no longer: other
-files run loops of their own.
+Playwright's blocking interface keeps an event loop running in its thread, so it is started for a file of
+tests and no longer: other files run loops of their own.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ FLAGS = (
     "--disable-sync",
 )
 DEADLINE_MS = int(DEADLINE_S * 1000)
-AXE = "rules => axe.run(document, {resultTypes: ['violations', 'incomplete'], ...(rules.length ? {runOnly: rules} : {})})"
+AXE = (
+    "rules => axe.run(document, {resultTypes: ['violations', 'incomplete'], ...(rules.length ? {runOnly:"
+    " rules} : {})})"
+)
 
 
 class BrowserMissingError(Exception):
@@ -43,7 +46,8 @@ def chromium() -> Path:
         if (found := shutil.which(name)) is not None:
             return Path(found)
     raise BrowserMissingError(
-        f"none of {', '.join(NAMES)} is on PATH: `make browser` installs Debian's as root, else sudo apt-get install chromium"
+        f"none of {', '.join(NAMES)} is on PATH: `make browser` installs Debian's as root, else sudo apt-get"
+        " install chromium"
     )
 
 
@@ -64,7 +68,9 @@ def _axe() -> str:
 
 
 def violations(page: Page, *rules: str) -> list[str]:
-    """Return what axe-core finds on a page that keeps people from using it, a line each; by all its rules, or by *rules* alone."""
+    """Return what axe-core finds on a page that keeps people from using it, a line each; by all its rules, or
+    by *rules* alone.
+    """
     page.evaluate(f"if (!window.axe) {{ {_axe()} }}")
     found: dict[str, Any] = page.evaluate(AXE, list(rules))
     return [

@@ -1,4 +1,6 @@
-"""The application of `tests.chaos.chained` on real workers, which are replaced while it works; and what must hold of all its versions."""
+"""The application of `tests.chaos.chained` on real workers, which are replaced while it works; and what must
+hold of all its versions.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ from tests.support.proof import read_topic
 CUSTOMERS = [f"c{number}" for number in range(12)]
 ANSWER_S = 90.0
 TAKEOVER_S = 20.0
-"""No pause between two answers is longer: a session of 6 s, a rebalance, and restores of three tables on a busy machine."""
+"""No pause between two answers is longer: a session of 6 s, a rebalance, and restores of three tables on a
+busy machine.
+"""
 
 
 class ChainFleet(Fleet):
@@ -97,7 +101,9 @@ class ChainFleet(Fleet):
         assert {key: (each.version, each.orders, each.total) for key, each in found.items()} == wanted
 
     def assert_emits(self) -> None:
-        """Each version has emitted all from the beginning, without a gap or a repetition, and none after a later one began."""
+        """Each version has emitted all from the beginning, without a gap or a repetition, and none after a
+        later one began.
+        """
         for key, sums in self._emitted().items():
             for version in self.versions:
                 counts = [each.orders for each in sums if each.version == version]
@@ -112,25 +118,32 @@ class ChainFleet(Fleet):
         return emitted
 
     def _is_ascending(self) -> bool:
-        """Tell whether no version has emitted behind a later one, as one does whose worker comes back after that has begun."""
+        """Tell whether no version has emitted behind a later one, as one does whose worker comes back after
+        that has begun.
+        """
         orders = ([each.version for each in sums] for sums in self._emitted().values())
         return all(versions == sorted(versions) for versions in orders)
 
     def assert_replayed(self, engine: Literal["local", "spark"], *versions: int) -> None:
-        """Live is what a replay gives, for each table of the versions, by digest; so is what they have emitted."""
+        """Live is what a replay gives, for each table of the versions, by digest; so is what they have
+        emitted.
+        """
         for version in versions:
             for each in self.versions[version]:
                 wait_for_ends(self.settings, each.changelog(self.name))
                 verdict = verify(each, self.settings, ReplayOptions(engine=engine))
                 assert verdict.equal, [part.explain() for part in verdict.partitions]
-                # Of a topic that versions share, only what the last has emitted at the end can be told from the others'.
+                # Of a topic that versions share, only what the last has emitted at the end can be told from
+                # the others'.
                 if version == max(self.versions) and (each.name != "sums" or self._is_ascending()):
                     told = verify_emits(each, self.settings, ReplayOptions(engine=engine))
                     assert told.equal, told
 
 
 class Load(threading.Thread):
-    """Sends orders, and new names of customers, until it is stopped; `numbers` are those of each customer's orders."""
+    """Sends orders, and new names of customers, until it is stopped; `numbers` are those of each customer's
+    orders.
+    """
 
     def __init__(self, fleet: ChainFleet, per_s: int = 100) -> None:
         super().__init__(daemon=True)
@@ -163,7 +176,9 @@ class Load(threading.Thread):
 
 
 class Asker(threading.Thread):
-    """Asks for the sums of all customers again and again, knowing all versions that there are, until it is stopped."""
+    """Asks for the sums of all customers again and again, knowing all versions that there are, until it is
+    stopped.
+    """
 
     def __init__(self, fleet: ChainFleet) -> None:
         super().__init__(daemon=True)

@@ -1,8 +1,9 @@
 """Collection of a whole run by one of its processes (`make test JOBS=4`), and by the others of what they run.
 
-To collect is to import each file of tests and each module with doctests, which takes 10 seconds of a processor. The
-processes of pytest-xdist each do all of it, to agree on the numbers of tests. Here the first of them does, and writes
-down the ids; each of the others reads those and collects a file when it is given a test of it:
+To collect is to import each file of tests and each module with doctests, which takes 10 seconds of a
+processor. The processes of pytest-xdist each do all of it, to agree on the numbers of tests. Here the first
+of them does, and writes down the ids; each of the others reads those and collects a file when it is given a
+test of it:
 
     gw0: perform_collect  --ids--> file  --> gw1, gw2, …: Later(ids), a file at a time
 
@@ -21,7 +22,8 @@ from typing import SupportsIndex, overload
 import pytest
 
 DEADLINE_S = 900.0
-"""Twenty times what a collection takes beside five busy processes; then each collects for itself, as usual."""
+"""Twenty times what a collection takes beside five busy processes; then each collects for itself, as usual.
+"""
 _POLL_S = 0.05
 
 Prepare = Callable[[list[pytest.Item]], None]
@@ -60,8 +62,8 @@ class Later(list[Known | pytest.Item]):
         return made
 
     def look_into_folders(self) -> None:
-        """Collect the folders of all files, not the files: pytest forgets the fixtures of a conftest whose folder was not
-        collected by the end of its collection.
+        """Collect the folders of all files, not the files: pytest forgets the fixtures of a conftest whose
+        folder was not collected by the end of its collection.
         """
         for file in {_file(each.nodeid) for each in self}:
             self._collectors(file)
@@ -84,8 +86,8 @@ class Later(list[Known | pytest.Item]):
         return found
 
     def _below(self, node: pytest.Collector, path: Path) -> list[pytest.Collector]:
-        """Return the collectors of *path* in the folder that *node* is; the same ones each time, for fixtures are known
-        by them.
+        """Return the collectors of *path* in the folder that *node* is; the same ones each time, for fixtures
+        are known by them.
         """
         if node not in self._children:
             if node is self._session:
@@ -110,7 +112,8 @@ def share(session: pytest.Session, ids: Path) -> None:
 
 
 def collect_later(session: pytest.Session, ids: Path, prepare: Prepare) -> None:
-    """Have *session* take the tests that another process writes into *ids*, and collect each file when it is needed.
+    """Have *session* take the tests that another process writes into *ids*, and collect each file when it is
+    needed.
 
     *prepare* is given the tests of a file as they are collected.
     """

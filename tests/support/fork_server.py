@@ -1,9 +1,9 @@
 """Worker processes without the half second of imports: forked from a process that has imported what each
 worker imports. Commands of `holdfast` likewise.
 
-`start` takes the command of a worker and gives a process with the interface of `subprocess.Popen`; `run` takes
-one of `holdfast` and gives what `subprocess.run` does. The process has the command's environment, folder and
-output, and ends with the test process, by whatever that ends.
+`start` takes the command of a worker and gives a process with the interface of `subprocess.Popen`; `run`
+takes one of `holdfast` and gives what `subprocess.run` does. The process has the command's environment,
+folder and output, and ends with the test process, by whatever that ends.
 
 A fork server starts no thread, event loop, client or store, so that a fork copies none; it looks before each
 fork. What modules read from the environment as they are imported is the same for all children of a server: a
@@ -53,8 +53,8 @@ PRELOADED = (
     "faust.web.apps.production_index",
     "faust.web.drivers.aiohttp",
 )
-"""What each worker has imported when it is ready, but for its own module. These modules make no application, so
-they read no settings.
+"""What each worker has imported when it is ready, but for its own module. These modules make no application,
+so they read no settings.
 """
 
 COMMAND = "holdfast.cli"
@@ -68,13 +68,14 @@ PRELOADED_COMMAND = (
     "holdfast.pipeline.spark.errors",
     "typer._adapters",
 )
-"""What most commands of `holdfast` have imported that work on a cluster. None of it starts a thread: pyarrow does.
-The last is what typer imports as it reads the first option: pydantic, for a third of what such a command costs.
+"""What most commands of `holdfast` have imported that work on a cluster. None of it starts a thread: pyarrow
+does. The last is what typer imports as it reads the first option: pydantic, for a third of what such a
+command costs.
 """
 
 COPYING = ("croniter", "wsgiref.handlers")
-"""Modules that copy the whole environment as they are imported: to ask the program `file` about the machine, and
-for CGI, which no worker has. They are imported before the variables that are read are noted.
+"""Modules that copy the whole environment as they are imported: to ask the program `file` about the machine,
+and for CGI, which no worker has. They are imported before the variables that are read are noted.
 """
 
 INTERPRETER = (sys.executable, "-P", "-m")
@@ -113,8 +114,8 @@ def start(
     out: IO[bytes],
     errors: IO[bytes] | None = None,
 ) -> Process:
-    """Start *command* with its output in *out*, and its errors there too if not in *errors*, and without input; it
-    cannot outlive this process.
+    """Start *command* with its output in *out*, and its errors there too if not in *errors*, and without
+    input; it cannot outlive this process.
     """
     errors = out if errors is None else errors
     if sys.platform == "linux" and _has_form(command) and (server := _next_server()).serves(env):
@@ -134,8 +135,8 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """Run a *command* `python -P -m holdfast.cli …` to its end, without input; return its code and its texts.
 
-    It can import the tests' modules, as the server can. Raises `subprocess.TimeoutExpired` after *timeout* seconds;
-    it has ended then.
+    It can import the tests' modules, as the server can. Raises `subprocess.TimeoutExpired` after *timeout*
+    seconds; it has ended then.
     """
     assert tuple(command[:4]) == (*INTERPRETER, COMMAND), command
     env = {**env, "PYTHONPATH": str(ROOT)}
@@ -182,7 +183,8 @@ def _has_form(command: Sequence[str]) -> bool:
 
 
 BEGUN = dict(os.environ)
-"""The environment before any test: the one during which a server starts may have set a variable for itself."""
+"""The environment before any test: the one during which a server starts may have set a variable for itself.
+"""
 
 _servers: list[ForkServer] = []
 _command_servers: list[ForkServer] = []
@@ -208,7 +210,9 @@ def _command_server() -> ForkServer:
 
 
 class _Request(NamedTuple):
-    """What a server is asked for. *ignores_hangup*: as the process that asks does, by `nohup` or by a test."""
+    """What a server is asked for. *ignores_hangup*: as the process that asks does, by `nohup` or by a
+    test.
+    """
 
     command: list[str]
     env: dict[str, str]
@@ -311,7 +315,9 @@ class ForkedProcess:
             return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Return the exit code once there is one; raises `subprocess.TimeoutExpired` after *timeout* seconds."""
+        """Return the exit code once there is one; raises `subprocess.TimeoutExpired` after *timeout*
+        seconds.
+        """
         until_s = None if timeout is None else time.monotonic() + timeout
         delay_s = _POLL_S
         while (code := self.poll()) is None:

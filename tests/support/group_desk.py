@@ -36,8 +36,8 @@ from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from tests.support.patience import DEADLINE_S
 
 RESET_S = 60.0
-"""Two settings: how long a reset waits for members, and so may pause their group; and the longest wait for one
-reply of a broker.
+"""Two settings: how long a reset waits for members, and so may pause their group; and the longest wait for
+one reply of a broker.
 """
 PARTITIONS = 4
 Tell = Callable[[ResetProgress], None]
@@ -251,7 +251,7 @@ def tell(progress):
 
 with GroupAdmin(settings, resets_topic=resets) as admin:
     admin.reset_offsets(admin.plan_reset(group, Aim(Where.OFFSET, int(offset))), deadline_s=float(deadline_s), tell=tell)
-"""
+"""  # noqa: E501
 
 
 def killed_administrator(

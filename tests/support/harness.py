@@ -38,8 +38,8 @@ from tests.support.places import ROOT
 
 LEAST_POLL_S, MOST_POLL_S = 0.02, 0.2
 RESTS, MOST_REST_S = 2, 1.0
-"""A wait rests twice as long as its last look took, a second at most: some look at whole topics, and a busy machine is
-not to do little else.
+"""A wait rests twice as long as its last look took, a second at most: some look at whole topics, and a busy
+machine is not to do little else.
 """
 COUNTING = "tests.chaos.worker"
 REST_OF_WRITES_S = 0.05
@@ -57,8 +57,8 @@ TIMES: Mapping[str, float] = {
     "commit_timeout_s": 60,
     "stall_timeout_s": 60,
 }
-"""What tests wait for is short: until others have the partitions of a worker that was killed or frozen. What ends a worker is long: its
-broker may stand still for half a minute.
+"""What tests wait for is short: until others have the partitions of a worker that was killed or frozen. What
+ends a worker is long: its broker may stand still for half a minute.
 """
 
 UNDISTURBED: Mapping[str, float] = {
@@ -66,13 +66,13 @@ UNDISTURBED: Mapping[str, float] = {
     "request_timeout_s": 120,
     "transaction_timeout_s": 120,
 }
-"""For tests in which no worker is killed, or each returns under its `instance_id`: none is taken for dead by the group or by the broker
-because the machine held it up.
+"""For tests in which no worker is killed, or each returns under its `instance_id`: none is taken for dead by
+the group or by the broker because the machine held it up.
 """
 
 GATHERING = {"CHAOS_GATHER": "1", "HOLDFAST_LINGER_MS": "200"}
-"""What trickles in is folded in rounds of a fifth of a second, for half of the processor time that the product's
-own rounds of 8 to 40 ms cost broker and workers. A test of their time gives `linger_ms` itself.
+"""What trickles in is folded in rounds of a fifth of a second, for half of the processor time that the
+product's own rounds of 8 to 40 ms cost broker and workers. A test of their time gives `linger_ms` itself.
 """
 
 
@@ -97,8 +97,8 @@ def wait_for(
 
 
 def add_partitions(config: Mapping[str, Any], topic: str, count: int) -> None:
-    """Give *topic* partitions up to *count*, and return when brokers tell of them: the controller answers before they do,
-    and a producer that asks in between drops what is for a new one.
+    """Give *topic* partitions up to *count*, and return when brokers tell of them: the controller answers
+    before they do, and a producer that asks in between drops what is for a new one.
     """
     admin = AdminClient(dict(config))
     admin.create_partitions([NewPartitions(topic, count)])[topic].result(DEADLINE_S)
@@ -190,7 +190,8 @@ class Worker:
         self.process.wait(DEADLINE_S)
 
     def stop(self, deadline_s: float = DEADLINE_S) -> float:
-        """End it by SIGTERM and return how long that took; fails when it does not end in time (as `wait_exit`) or not with 0.
+        """End it by SIGTERM and return how long that took; fails when it does not end in time (as
+        `wait_exit`) or not with 0.
 
         A process that is still importing dies of the signal as any program does.
         """
@@ -212,8 +213,9 @@ class Worker:
             ) from None
 
     def wait_exit_under(self, write: Callable[[int], object], deadline_s: float = DEADLINE_S) -> int:
-        """Call *write* with 0, 1, 2, ... until the process ends; return its exit code. A busy machine makes few transactions, and
-        large ones, so that no count of writes is certain to reach the transaction in which it dies.
+        """Call *write* with 0, 1, 2, ... until the process ends; return its exit code. A busy machine makes
+        few transactions, and large ones, so that no count of writes is certain to reach the transaction in
+        which it dies.
         """
         began_s = time.monotonic()
         for at in itertools.count():

@@ -1,7 +1,8 @@
 """What one line `pip install 'holdfast[…]'` brings, as an environment of its own that is made in a moment.
 
-Nothing is downloaded: the packages are links to those of this environment. Those that the line does not bring are not
-there, neither to import nor as programs nor for `importlib.metadata`. That holds a page to the extras that it names.
+Nothing is downloaded: the packages are links to those of this environment. Those that the line does not bring
+are not there, neither to import nor as programs nor for `importlib.metadata`. That holds a page to the extras
+that it names.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from tests.support.places import ROOT
 
 PRODUCT = "holdfast"
 _NAMED = re.compile(
-    r"""\bpip install ["']?(?:holdfast|\.)(?:\[(?P<with>[\w,-]+)\])?(?=[\s"'`]|$)|["']holdfast\[(?P<more>[\w,-]+)\]["']"""
+    r"""\bpip install ["']?(?:holdfast|\.)(?:\[(?P<with>[\w,-]+)\])?(?=[\s"'`]|$)|["']holdfast\[(?P<more>[\w,-]+)\]["']"""  # noqa: E501
 )
 _PROGRAM = """#!{python}
 import sys
@@ -92,8 +93,8 @@ class Installation:
 def brought_by(extras: frozenset[str]) -> frozenset[str]:
     """Return the names of the packages that an installation with *extras* holds beside holdfast itself.
 
-    They are those of pyproject.toml, and what these need in turn. Fails for an extra that does not exist, and for a
-    package that is not here to be linked.
+    They are those of pyproject.toml, and what these need in turn. Fails for an extra that does not exist, and
+    for a package that is not here to be linked.
     """
     found, waiting = set[str](), [*_own(extras)]
     while waiting:
@@ -147,7 +148,9 @@ def _site_packages() -> Path:
 
 @cache
 def _owners() -> tuple[dict[PurePosixPath, set[str]], dict[str, list[PurePosixPath]]]:
-    """Return which packages have files below each folder of this environment, and the files of each package."""
+    """Return which packages have files below each folder of this environment, and the files of each
+    package.
+    """
     folders, files = defaultdict[PurePosixPath, set[str]](set), dict[str, list[PurePosixPath]]()
     for each in distributions(path=[str(_site_packages())]):
         name = canonicalize_name(each.name)
@@ -159,7 +162,9 @@ def _owners() -> tuple[dict[PurePosixPath, set[str]], dict[str, list[PurePosixPa
 
 
 def _links(package: str, chosen: frozenset[str]) -> set[PurePosixPath]:
-    """Return what to link for *package*: its folders as a whole, but those that it shares with a package not *chosen*."""
+    """Return what to link for *package*: its folders as a whole, but those that it shares with a package not
+    *chosen*.
+    """
     folders, files = _owners()
     if package == PRODUCT:  # installed as a link itself, by a finder of this environment
         return {path.parents[-2] for path in files[PRODUCT] if ".dist-info" in path.parts[0]}

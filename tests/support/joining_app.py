@@ -1,5 +1,5 @@
-"""An application of two sources on real workers, and the proof of what it did: logs and choices folded again, by
-the test's own reading of them.
+"""An application of two sources on real workers, and the proof of what it did: logs and choices folded again,
+by the test's own reading of them.
 """
 
 from __future__ import annotations
@@ -102,7 +102,9 @@ class JoinApplication(Application):
         return self
 
     def raise_version(self, version: int, *, handover: bool = False) -> None:
-        """Let workers that are made from here on run another version, which emits to a topic of its own or, by *handover*, goes on with that of the one before."""
+        """Let workers that are made from here on run another version, which emits to a topic of its own or,
+        by *handover*, goes on with that of the one before.
+        """
         self.out = self.out if handover else f"{self.name}-out-{version}"
         self.joined = joined(self.customers, self.orders, self.out, version, self.rates, handover=handover)
         self.processors = [self.joined]
@@ -121,7 +123,9 @@ class JoinApplication(Application):
         assert self._producer.flush(DEADLINE_S) == 0
 
     def write(self, records: int, *, seed: int, rest_s: float = 0.0) -> None:
-        """Write to both sources in turns of no meaning; some records must be refused, some set tick timers."""
+        """Write to both sources in turns of no meaning; some records must be refused, some set tick
+        timers.
+        """
         chance = random.Random(seed)
         for at in range(records):
             topic = chance.choice(self.joined.topics)
@@ -136,7 +140,9 @@ class JoinApplication(Application):
         self.flush()
 
     def write_late_orders(self, rounds: int) -> None:
-        """Write a customer and then an order, again and again; a worker that lies folds the order first each time, and records a choice."""
+        """Write a customer and then an order, again and again; a worker that lies folds the order first each
+        time, and records a choice.
+        """
         for at in range(rounds):
             self.wait_folded()
             self._held.touch()

@@ -2,11 +2,11 @@
 
 `with at_most(3.0, "the release"):` fails when its block takes longer than 3 s of a machine that has a core to
 spare. How much of a core this process got meanwhile is measured beside the block, by bursts of work: where
-other programs take 19 of 20 parts of it, the limit is 60 s. While the machine lets nothing run at all, the limit
-stands still.
+other programs take 19 of 20 parts of it, the limit is 60 s. While the machine lets nothing run at all, the
+limit stands still.
 
-`AwakeClock` is for what the product itself limits: a claim whose owner stands still for longer than its lease is lost,
-and rightly. A member that has no rival is given this clock where a test is about something else.
+`AwakeClock` is for what the product itself limits: a claim whose owner stands still for longer than its lease
+is lost, and rightly. A member that has no rival is given this clock where a test is about something else.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _LONGEST_S = 0.25
 
 
 class Slowness:
-    """Measures how much longer work takes than the processor time it needs, from `start` to `stop`, and in `stalled_s`
-    how long rests lasted beyond their end.
+    """Measures how much longer work takes than the processor time it needs, from `start` to `stop`, and in
+    `stalled_s` how long rests lasted beyond their end.
     """
 
     def __init__(self) -> None:
@@ -82,7 +82,9 @@ def measured() -> Iterator[Slowness]:
 
 @contextmanager
 def at_most(limit_s: float, what: str = "it") -> Iterator[None]:
-    """Fail when the block takes longer than *limit_s*, times how much slower than an idle one the machine was."""
+    """Fail when the block takes longer than *limit_s*, times how much slower than an idle one the machine
+    was.
+    """
     slowness = Slowness()
     slowness.start()
     began_s = time.monotonic()
@@ -99,7 +101,8 @@ def at_most(limit_s: float, what: str = "it") -> Iterator[None]:
 def check(took_s: float, limit_s: float, slower: float, what: str) -> None:
     """Fail when *took_s* exceeds *limit_s* on a machine that was *slower* times as slow."""
     assert took_s < limit_s * slower, (
-        f"{what} took {took_s:.2f} s: {limit_s:g} s is the limit, and the machine gave 1/{slower:.1f} of a core"
+        f"{what} took {took_s:.2f} s: {limit_s:g} s is the limit, and the machine gave 1/{slower:.1f} of a"
+        " core"
     )
 
 

@@ -1,8 +1,10 @@
-"""An S3-compatible server on loopback: Adobe's S3Mock, behind a door that lets conditional puts through one at a time.
+"""An S3-compatible server on loopback: Adobe's S3Mock, behind a door that lets conditional puts through one
+at a time.
 
-S3Mock looks whether a key is there, and then writes it. Two that do so at once both win, where S3 lets one of them win; the door makes that
-so. Nothing else is changed, and what is asked without a condition goes through side by side. S3Mock's plain port is on all interfaces, which it has no setting for: it holds
-nothing but what the tests write, and is gone with them.
+S3Mock looks whether a key is there, and then writes it. Two that do so at once both win, where S3 lets one of
+them win; the door makes that so. Nothing else is changed, and what is asked without a condition goes through
+side by side. S3Mock's plain port is on all interfaces, which it has no setting for: it holds nothing but what
+the tests write, and is gone with them.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ BUCKET = "lake"
 
 @contextmanager
 def object_store(folder: Path) -> Iterator[dict[str, str]]:
-    """Run a server that keeps its objects in *folder*, and give the environment in which delta-rs reaches it."""
+    """Run a server that keeps its objects in *folder*, and give the environment in which delta-rs reaches
+    it.
+    """
     (jar,) = jars.resolve(Path(__file__).with_name("s3mock.lock"))
     port = _free_port()
     scratch = folder / "scratch"
@@ -87,8 +91,8 @@ def _answers(port: int) -> bool:
 
 @contextmanager
 def _door(port: int) -> Iterator[str]:
-    """Run the door in front of the server on *port*, and give its address. It is a process of its own: delta-rs keeps this one's
-    threads waiting where it looks for a table.
+    """Run the door in front of the server on *port*, and give its address. It is a process of its own:
+    delta-rs keeps this one's threads waiting where it looks for a table.
     """
     door = subprocess.Popen(
         [sys.executable, "-P", "-m", "tests.support.s3_door", str(port)],

@@ -2,8 +2,8 @@
 
     holdfast_broker, broker = own_broker.holdfast_broker, own_broker.broker
 
-at the top of a file puts it in the place of the run's broker, for `fresh_topic` too. One process runs all such files
-(`tests.support.schedule`), one after the other, with one such broker; each leaves it awake.
+at the top of a file puts it in the place of the run's broker, for `fresh_topic` too. One process runs all
+such files (`tests.support.schedule`), one after the other, with one such broker; each leaves it awake.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def broker(holdfast_broker: SessionBroker) -> SessionBroker:
 def frozen(broker: SessionBroker) -> Iterator[None]:
     """Have the node stand still meanwhile.
 
-    It was away for longer than its own session, perhaps, and leads nothing then: what comes later finds it leading again.
+    It was away for longer than its own session, perhaps, and leads nothing then: what comes later finds it
+    leading again.
     """
     assert broker.cluster is not None, "a broker of the session's own, which can be frozen"
     broker.cluster.pause(1)

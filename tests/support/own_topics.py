@@ -1,7 +1,7 @@
 """Topics of one file of tests on the run's broker, which go when the file ends.
 
-All files of a run share the broker, and it pays for each topic that is there: every metadata request that names none,
-every look of its cleaner, every tick of its meters.
+All files of a run share the broker, and it pays for each topic that is there: every metadata request that
+names none, every look of its cleaner, every tick of its meters.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ broker: RunBroker | None = None
 
 
 def delete_all() -> None:
-    """Delete the topics of the file that has ended, a few at a time: the broker tells of no new topic meanwhile."""
+    """Delete the topics of the file that has ended, a few at a time: the broker tells of no new topic
+    meanwhile.
+    """
     if broker is not None and _endings:
         admin = AdminClient(broker.client_config())
         made = [each for each in _topics(admin) if any(ending in each for ending in _endings)]

@@ -41,7 +41,9 @@ NEEDS: tuple[tuple[str, str], ...] = (
     ("verify", "lake"),
     ("worker", "worker"),
 )
-"""What commands need. tests/test_light_installation.py holds it to what each says where no extra is installed."""
+"""What commands need. tests/test_light_installation.py holds it to what each says where no extra is
+installed.
+"""
 
 
 def command_lines(page: str) -> Iterator[list[str]]:
@@ -53,7 +55,7 @@ def command_lines(page: str) -> Iterator[list[str]]:
     [['config', '-o', 'json']]
     >>> [*command_lines("$ until holdfast groups list 2> log | grep -c x; do sleep 1; done; holdfast config")]
     [['groups', 'list'], ['config']]
-    """
+    """  # noqa: E501
     for shown in _SHOWN.finditer(_CONTINUED.sub(" ", _FENCE.sub("", page))):
         for found in _COMMAND.finditer(shown["line"]):
             yield shlex.split(found["command"])[1:]
@@ -66,8 +68,8 @@ def starts_workers(page: str) -> bool:
 
 @cache
 def command_line() -> Any:
-    """Return the command `holdfast` with each of its nouns made once, when it is first asked for: the pages show
-    some hundred command lines.
+    """Return the command `holdfast` with each of its nouns made once, when it is first asked for: the pages
+    show some hundred command lines.
     """
     command: Any = typer.main.get_command(app)
     make, made = command.get_command, dict[str, Any]()
@@ -108,7 +110,7 @@ def needs(words: Sequence[str], command: str) -> set[str]:
     True
     >>> needs(["explain", "orders", "0", "7"], "explain"), needs(["explain", "totals", "ada", "--at", "7"], "explain")
     (set(), {'lake'})
-    """
+    """  # noqa: E501
     found = {extra for beginning, extra in NEEDS if f"{command} ".startswith(f"{beginning} ")}
     if command == "explain" and "--at" in words:
         found.add("lake")

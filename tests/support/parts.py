@@ -19,7 +19,9 @@ PARTS = ("broker", "spark", "database", "process", "browser")
 DATABASES = ("postgres", "mariadb", "mysql")
 
 QUICK_JAVA = {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1"}
-"""Environment of a JVM that lives for seconds: it compiles quickly rather than well, for a third less processor time."""
+"""Environment of a JVM that lives for seconds: it compiles quickly rather than well, for a third less
+processor time.
+"""
 
 
 def part(name: str) -> Callable[[F], F]:
@@ -49,7 +51,9 @@ def parts_of(item: pytest.Item) -> Iterator[str]:
 
 
 def times(reports: Iterable[pytest.TestReport]) -> list[tuple[str, dict[str, float]]]:
-    """Return how many seconds of a run went to each room, and to tests that need each part; set-up included."""
+    """Return how many seconds of a run went to each room, and to tests that need each part; set-up
+    included.
+    """
     by_room, by_part = defaultdict[str, float](float), defaultdict[str, float](float)
     for report in reports:
         room = report.nodeid.partition("::")[0].split("/")[1]

@@ -1,4 +1,6 @@
-"""What the example programs are given by their tests: records in phases, each of which lies behind the one before."""
+"""What the example programs are given by their tests: records in phases, each of which lies behind the one
+before.
+"""
 
 from __future__ import annotations
 

@@ -153,9 +153,9 @@ def stored_state(path: Path) -> tuple[State, Marker | None]:
     finally:
         database.close()
     marker = items.get(APPLIED)
-    return {key: value for key, value in items.items() if key[:1] != META}, decode_marker(
-        marker
-    ) if marker else None
+    return {key: value for key, value in items.items() if key[:1] != META}, (
+        decode_marker(marker) if marker else None
+    )
 
 
 def sha(state: State) -> str:
@@ -301,7 +301,10 @@ def first_difference(wanted: Sequence[object], found: Sequence[object]) -> str:
         (at for at, (one, other) in enumerate(zip(wanted, found, strict=False)) if one != other),
         min(len(wanted), len(found)),
     )
-    return f"at {at} of {len(wanted)} wanted and {len(found)} found: {list(found[at : at + 3])}, not {list(wanted[at : at + 3])}"
+    return (
+        f"at {at} of {len(wanted)} wanted and {len(found)} found: {list(found[at : at + 3])}, not"
+        f" {list(wanted[at : at + 3])}"
+    )
 
 
 def prove(

@@ -1,4 +1,5 @@
-"""What stands before an S3-compatible server whose conditional puts are not atomic: it lets them through one at a time.
+"""What stands before an S3-compatible server whose conditional puts are not atomic: it lets them through one
+at a time.
 
 `python -m tests.support.s3_door PORT` prints its address and serves until it is killed.
 """

@@ -1,4 +1,6 @@
-"""What a process with Spark does to a lake in an object store, in whose environment it is started: `python -m tests.support.s3_spark land|land-some|race LAKE TOPIC BOOTSTRAP`."""
+"""What a process with Spark does to a lake in an object store, in whose environment it is started: `python -m
+tests.support.s3_spark land|land-some|race LAKE TOPIC BOOTSTRAP`.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,8 @@ SOME = 4
 
 
 def landed(settings: Settings, lake: str, topic: str, *, commits: int | None = None) -> None:
-    """Land what there is, a few records at a time; after *commits* of them wait for the end of the input: one that is to be
-    killed leaves something to others, however late that comes.
+    """Land what there is, a few records at a time; after *commits* of them wait for the end of the input: one
+    that is to be killed leaves something to others, however late that comes.
     """
     options, numbers = LandOptions(engine="spark", max_records=120), count(1)
 
@@ -45,7 +47,9 @@ def landed(settings: Settings, lake: str, topic: str, *, commits: int | None = N
 
 
 def raced(settings: Settings, lake: str, topic: str) -> dict[str, Any]:
-    """Have tasks of Spark and this process land the same records, fold the lake on Spark, and return what came of it."""
+    """Have tasks of Spark and this process land the same records, fold the lake on Spark, and return what
+    came of it.
+    """
     path, lost, producer = bronze_path(lake, topic), 0, Producer(settings.client())
     with open_session(SPARK) as session, TopicLog(settings, topic) as log, ThreadPoolExecutor(3) as pool:
         for number in range(ROUNDS):

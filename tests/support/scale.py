@@ -1,7 +1,7 @@
 """How hard the random tests try.
 
-`make sim` sets `HOLDFAST_TEST_SCALE` and searches that many times longer; `make fast` sets a part of one, since
-`make test` searches all of it before a change lands.
+`make sim` sets `HOLDFAST_TEST_SCALE` and searches that many times longer; `make fast` sets a part of one,
+since `make test` searches all of it before a change lands.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """In which order, and in which of several processes, tests run (`make test JOBS=4`).
 
-A file's tests stay together, for what its fixtures make. All files with a Spark session are one such group: its
-JVM takes long to warm up. So are those with servers that their tests kill and freeze, which no other process can share:
-to make a MariaDB, a MySQL, a schema registry and a broker takes 20 seconds of a processor. What needs real parts comes first, so that at
-the end the thousands of quick tests are left, of which no process is left with a long one.
+A file's tests stay together, for what its fixtures make. All files with a Spark session are one such group:
+its JVM takes long to warm up. So are those with servers that their tests kill and freeze, which no other
+process can share: to make a MariaDB, a MySQL, a schema registry and a broker takes 20 seconds of a processor.
+What needs real parts comes first, so that at the end the thousands of quick tests are left, of which no
+process is left with a long one.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ SPARK = "tests with a Spark session"
 SESSION = re.compile(r"""\bspark: SparkSession\b|getfixturevalue\("spark"\)""")
 SERVERS = "tests with servers that they disturb"
 DISTURBED = re.compile(
-    r"""\bown_broker\.|\bDATABASES\b|\boutbox: FreshOutbox\b|\bschema_registry: SchemaRegistryServer\b|\bguarded_broker: Guarded\b|["'](?:mariadb|mysql)["']"""
+    r"""\bown_broker\.|\bDATABASES\b|\boutbox: FreshOutbox\b|\bschema_registry: SchemaRegistryServer\b|\bguarded_broker: Guarded\b|["'](?:mariadb|mysql)["']"""  # noqa: E501
 )
 IN_GROUPS = {"mariadb", "mysql", "schema_registry", "disturbed_broker", "guarded_broker"}
 """Fixtures that each process would start anew. A PostgreSQL takes less than a second."""
 
 
 def order(items: list[pytest.Item]) -> None:
-    """Sort *items*: files with Spark, those with servers that they disturb, then those with other parts, the long ones
-    before; within each as they were.
+    """Sort *items*: files with Spark, those with servers that they disturb, then those with other parts, the
+    long ones before; within each as they were.
     """
     needed: dict[str, set[str]] = {}
     for item in items:
@@ -91,7 +92,9 @@ def _file(nodeid: str) -> str:
 
 
 class Groups(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
-    """Hands out files, and as one each all files with a Spark session, and all with servers that they disturb."""
+    """Hands out files, and as one each all files with a Spark session, and all with servers that they
+    disturb.
+    """
 
     def __init__(self, config: pytest.Config, log: Any = None) -> None:
         super().__init__(config, log)

@@ -57,7 +57,9 @@ class StepsApplication(Application):
         self.declare()
 
     def declare(self, version: int = 1, counts_version: int = 1) -> None:
-        """Let workers and commands that are made from here on run these versions, and send to a topic of theirs."""
+        """Let workers and commands that are made from here on run these versions, and send to a topic of
+        theirs.
+        """
         self.out = f"{self.name}-out-{counts_version}"
         self.processors = steps(self.name, self.source, self.out, version, counts_version)
         self._environment |= {
@@ -143,14 +145,16 @@ class StepsApplication(Application):
         }
 
     def prove(self) -> None:
-        """Hold what came out, and what was counted, against what was sent; no step kept more than its position and its sources' ids. Replays give the same."""
+        """Hold what came out, and what was counted, against what was sent; no step kept more than its
+        position and its sources' ids. Replays give the same.
+        """
         self.prove_what_is_counted()
         for each in self.processors:
             assert verify(each, self.settings).equal, each.name
 
     def prove_what_is_counted(self) -> None:
-        """Hold what came out, and what was counted, against what was sent; no step kept more than its position and its
-        sources' ids.
+        """Hold what came out, and what was counted, against what was sent; no step kept more than its
+        position and its sources' ids.
         """
         self.wait_through()
         out = read_topic(self.broker, self.out)

@@ -33,7 +33,9 @@ def open_transaction(config: Mapping[str, Any], topic: str, partitions: int) -> 
 
 
 def leave_offsets(config: Mapping[str, Any], group: str, places: list[TopicPartition]) -> None:
-    """Commit *places* for a consumer group that has no members; its coordinator may load its log, or have moved."""
+    """Commit *places* for a consumer group that has no members; its coordinator may load its log, or have
+    moved.
+    """
 
     def committed() -> bool:
         try:

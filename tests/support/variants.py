@@ -1,6 +1,8 @@
-"""Tests that show a promise once more: on another database, by the other engine, for another kind of the same fault.
+"""Tests that show a promise once more: on another database, by the other engine, for another kind of the same
+fault.
 
-`make test` shows each promise once, in the time that a change can wait for. `make variants` shows it on the rest:
+`make test` shows each promise once, in the time that a change can wait for. `make variants` shows it on the
+rest:
 
     @pytest.mark.variants("mysql-debezium", "mariadb-debezium")   # of these parameters
     @pytest.mark.variant                                          # the whole test
@@ -21,7 +23,9 @@ def mark(item: pytest.Item) -> None:
 
 
 def check(items: Iterable[pytest.Item]) -> None:
-    """Fail if a test names parameters that it has not, or names all that it has; *items* are all tests there are."""
+    """Fail if a test names parameters that it has not, or names all that it has; *items* are all tests there
+    are.
+    """
     named: dict[str, set[str]] = {}
     there = defaultdict[str, set[str]](set)
     for item in items:

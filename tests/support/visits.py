@@ -1,4 +1,6 @@
-"""A processor with two named tables, and what its logs hold: `python -P -m tests.support.visits worker` runs it."""
+"""A processor with two named tables, and what its logs hold: `python -P -m tests.support.visits worker` runs
+it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A table that begins behind a hole in one of its sources, and what its partition says of that: then, after restarts, and on standbys."""
+"""A table that begins behind a hole in one of its sources, and what its partition says of that: then, after
+restarts, and on standbys.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Where a transaction's records go: each emit to its topic and partition, in the order in which it was emitted."""
+"""Where a transaction's records go: each emit to its topic and partition, in the order in which it was
+emitted.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from holdfast.tables.changelog import ChangelogPart, ChangelogWriter
 
 
 class Noted:
-    """A producer without a broker, to topics that have so many partitions; one that is asked for more has them from then on."""
+    """A producer without a broker, to topics that have so many partitions; one that is asked for more has
+    them from then on.
+    """
 
     transactional_id = "noted"
 

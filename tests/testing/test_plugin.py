@@ -100,16 +100,20 @@ def test_pytest_shows_of_an_error_of_the_kit_the_line_of_the_test_alone(tmp_path
 
 
 def test_the_schema_registry_in_memory_ends_with_the_test(tmp_path: Path) -> None:
-    program = PROGRAM.format(row="1") + (
-        "\n\nfrom holdfast.testing.schemas import KitSchemas\n\nclosed = []\n"
-        "KitSchemas.close = lambda self: closed.append(self)\n\n\ndef test_closed():\n    assert len(closed) == 1\n"
+    program = (
+        PROGRAM.format(row="1")
+        + "\n\nfrom holdfast.testing.schemas import KitSchemas\n\nclosed = []\nKitSchemas.close = lambda"
+        " self: closed.append(self)\n\n\ndef test_closed():\n    assert len(closed) == 1\n"
     )
     done = ran(tmp_path, program, "--fold-hash-seeds=0")
     assert done.returncode == 0, done.stdout
 
 
 def test_no_kafka_client_is_loaded_for_a_test_without_a_broker(tmp_path: Path) -> None:
-    program = "import sys\n\n\ndef test_it(topology):\n    assert not {'confluent_kafka', 'faust', 'pyarrow'} & set(sys.modules)\n"
+    program = (
+        "import sys\n\n\ndef test_it(topology):\n    assert not {'confluent_kafka', 'faust', 'pyarrow'} &"
+        " set(sys.modules)\n"
+    )
     done = ran(tmp_path, program)
     assert done.returncode == 0, done.stdout
 

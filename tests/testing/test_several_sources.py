@@ -1,4 +1,6 @@
-"""The test kit over processors of several sources: joins, ticks, barriers, and folds that replay to something else."""
+"""The test kit over processors of several sources: joins, ticks, barriers, and folds that replay to something
+else.
+"""
 
 from __future__ import annotations
 

@@ -20,7 +20,9 @@ from tests.support.places import ROOT
 from tests.test_light_installation import python
 
 LIMIT_S = 60.0
-"""A collector that is waited for without a limit of ours is tried again for longer, and a machine stands still for less."""
+"""A collector that is waited for without a limit of ours is tried again for longer, and a machine stands
+still for less.
+"""
 PROGRAM = "from holdfast import create_app\napp = create_app([])"
 
 

@@ -1,7 +1,8 @@
-"""One order's way from its insert into an outbox to what a fold emits of it, its reader and a query, as one trace.
+"""One order's way from its insert into an outbox to what a fold emits of it, its reader and a query, as one
+trace.
 
-The programs are those of docs/tracing.md. The worker sends its spans as any does, by the standard variables; the two services are
-run in this process, whose exporter keeps them.
+The programs are those of docs/tracing.md. The worker sends its spans as any does, by the standard variables;
+the two services are run in this process, whose exporter keeps them.
 """
 
 from __future__ import annotations

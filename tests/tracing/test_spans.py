@@ -348,11 +348,11 @@ def test_a_claimed_batch_is_one_span(exported: InMemorySpanExporter) -> None:
 @pytest.mark.process
 def test_without_traces_opentelemetry_is_not_imported() -> None:
     code = (
-        "import sys, holdfast.clients, holdfast.agents.app, holdfast.tracing.exporting as e\n"
-        "from holdfast.tracing.spans import handling, outgoing, sending\n"
-        "e.Exporting('shop').start()\n"
-        "with handling('a', 'SERVER', [[('traceparent', '00-' + 32 * '1' + '-' + 16 * '1' + '-01')]]), sending('b', 'CLIENT'): outgoing()\n"
-        "sys.exit(any(name.startswith('opentelemetry') for name in sys.modules))"
+        "import sys, holdfast.clients, holdfast.agents.app, holdfast.tracing.exporting as e\nfrom"
+        " holdfast.tracing.spans import handling, outgoing, sending\ne.Exporting('shop').start()\nwith"
+        " handling('a', 'SERVER', [[('traceparent', '00-' + 32 * '1' + '-' + 16 * '1' + '-01')]]),"
+        " sending('b', 'CLIENT'): outgoing()\nsys.exit(any(name.startswith('opentelemetry') for name in"
+        " sys.modules))"
     )
     assert (
         subprocess.run(

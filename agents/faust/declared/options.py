@@ -56,11 +56,18 @@ INSTEAD: Mapping[str, str] = {
     "canonical_url": "set web_url",
     "consumer_group_instance_id": "set instance_id",
     "datadir": "set data_dir",
-    "id": "set app, as in HOLDFAST_APP=shop: it is the group of the old application, so its agents go on where they were",
-    "processing_guarantee": "leave it out: processors are exactly once, agents and tables of Faust's at least once",
+    "id": (
+        "set app, as in HOLDFAST_APP=shop: it is the group of the old application, so its agents go on where"
+        " they were"
+    ),
+    "processing_guarantee": (
+        "leave it out: processors are exactly once, agents and tables of Faust's at least once"
+    ),
     "ssl_context": "set the properties security.protocol and ssl.* in holdfast.toml",
     "table_standby_replicas": "set standbys",
-    "topic_disable_leader": "leave it out: the leader's topic is made where a task, timer or crontab says on_leader=True",
+    "topic_disable_leader": (
+        "leave it out: the leader's topic is made where a task, timer or crontab says on_leader=True"
+    ),
     "topic_replication_factor": "set replication_factor",
     "version": "set app to the old application's whole id: NAME-vVERSION, for a version above 1",
     "web_bind": "set web_bind of holdfast",
@@ -76,7 +83,8 @@ def require_taken(options: Mapping[str, Any]) -> None:
         raise ConfigError(f"create_app does not take Faust's setting {name}: {instead}")
     if str(options.get("store", "memory://")).partition(":")[0] not in STORES:
         raise ConfigError(
-            f"create_app does not take store={options['store']!r}: tables of Faust's are kept in memory:// or rocksdb://"
+            f"create_app does not take store={options['store']!r}: tables of Faust's are kept in memory:// or"
+            " rocksdb://"
         )
 
 

@@ -67,8 +67,8 @@ class FaustParts(faust.App):
     # -- agents and streams
 
     def agent(self, channel: Any = None, **options: Any) -> Callable[[Callable[..., Any]], Any]:
-        """Declare an ordinary agent, which gets records one by one, of a processor's source too; ConfigError on
-        an internal topic or a changelog of a processor.
+        """Declare an ordinary agent, which gets records one by one, of a processor's source too; ConfigError
+        on an internal topic or a changelog of a processor.
         """
         self._refuse_internal(channel, "agent")
         return super().agent(channel, **options)
@@ -90,14 +90,16 @@ class FaustParts(faust.App):
             for topic in own:
                 if topic in names or (pattern is not None and pattern.search(topic)):
                     raise ConfigError(
-                        f"{what} on topic {topic}: it is processor {processor.name}'s own, whose records go as soon as processors have them in "
-                        f"their state; have a fold emit what the {what} needs to a topic of its own"
+                        f"{what} on topic {topic}: it is processor {processor.name}'s own, whose records go"
+                        f" as soon as processors have them in their state; have a fold emit what the {what}"
+                        " needs to a topic of its own"
                     )
 
     async def _on_agent_error(self, agent: Any, exc: BaseException) -> None:
         await super()._on_agent_error(agent, exc)
         if issubclass(agent._get_supervisor_strategy(), CrashingSupervisor):
-            # Stock counts the record that an agent failed at as done, and would commit it while the worker ends.
+            # Stock counts the record that an agent failed at as done, and would commit it while the worker
+            # ends.
             self.consumer.commits_no_more()  # type: ignore[attr-defined]  # ours
 
     def faust_topics(self) -> FaustTopics:
@@ -143,7 +145,8 @@ class FaustParts(faust.App):
         """Declare a page of the worker's web port; ConfigError where holdfast's own are."""
         if any(path == own or path.startswith(own + "/") for own in OWN_PAGES):
             raise ConfigError(
-                f"page {path}: the worker's own pages are {', '.join(OWN_PAGES)} and what is below; give the page another path"
+                f"page {path}: the worker's own pages are {', '.join(OWN_PAGES)} and what is below; give the"
+                " page another path"
             )
         decorator: Callable[[Any], Any] = super().page(path, **options)
         return decorator

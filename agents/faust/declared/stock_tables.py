@@ -110,8 +110,8 @@ class StockTables:
             )
 
     async def written(self) -> bool:
-        """Wait until all changes so far are on their changelogs, up to the commit's deadline; return whether they
-        are.
+        """Wait until all changes so far are on their changelogs, up to the commit's deadline; return whether
+        they are.
         """
         if not self._sending:
             return True
@@ -269,8 +269,9 @@ async def _decoded(table: StockTable, message: ConsumerMessage) -> Any:
         return await table.changelog_topic.decode(message, propagate=True)
     except (KeyDecodeError, ValueDecodeError) as error:
         raise HoldfastError(
-            f"table {table.name}: {message.topic} partition {message.partition} offset {message.offset} does not fit its key_type and value_type: "
-            f"{error}; give the table the types it was written with, or another name"
+            f"table {table.name}: {message.topic} partition {message.partition} offset {message.offset} does"
+            f" not fit its key_type and value_type: {error}; give the table the types it was written with, or"
+            " another name"
         ) from error
 
 
@@ -305,7 +306,8 @@ def _date_windows(table: StockTable, number: int) -> None:
 def _rebuild(table: StockTable, number: int, start: int, end: int) -> None:
     """Begin a store anew that holds more than its changelog: that is another topic now."""
     logger.warning(
-        "table %(table)s partition %(partition)d is built anew: its store is at %(start)d of a changelog that ends at %(end)d",
+        "table %(table)s partition %(partition)d is built anew: its store is at %(start)d of a changelog that"
+        " ends at %(end)d",
         {"table": table.name, "partition": number, "start": start, "end": end},
     )
     store: Any = table.data

@@ -72,8 +72,9 @@ def one_line_of_bug(error: Exception) -> str:
 class Worker(faust.Worker):
     """Faust's worker process.
 
-    It leaves with 1 after an error, and logs its cause: in one line if it is an operating error, after the traceback of
-    a bug. Where the end of all services has logged anything after it, that line comes once more as the last.
+    It leaves with 1 after an error, and logs its cause: in one line if it is an operating error, after the
+    traceback of a bug. Where the end of all services has logged anything after it, that line comes once more
+    as the last.
     """
 
     app: Any

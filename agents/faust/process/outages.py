@@ -1,7 +1,7 @@
 """Brokers that cannot be reached: one line when that begins, one when it is over.
 
-aiokafka tells each attempt, hundreds of lines a minute of one that is away, and calls the rebalances of a rolling release
-warnings. What it tells is not lost: at level DEBUG all of it is logged.
+aiokafka tells each attempt, hundreds of lines a minute of one that is away, and calls the rebalances of a
+rolling release warnings. What it tells is not lost: at level DEBUG all of it is logged.
 """
 
 from __future__ import annotations
@@ -47,8 +47,9 @@ PASSING = frozenset(
         "sources: a broker answers again",
     }
 )
-"""What aiokafka says of each rebalance, and of a coordinator that moves or begins: it tries again, and there is no reason to look. What the
-fetcher says of the end is told here, when all of them are over it."""
+"""What aiokafka says of each rebalance, and of a coordinator that moves or begins: it tries again, and there
+is no reason to look. What the fetcher says of the end is told here, when all of them are over it.
+"""
 LATE = "Timer %s is overlapping (interval=%r runtime=%r)"
 """What mode says of a commit of offsets that waits for a broker; of anything else it is news."""
 
@@ -63,7 +64,7 @@ def is_unreachable(record: logging.LogRecord) -> bool:
     >>> of = lambda *args: logging.LogRecord("kafka", logging.ERROR, "", 0, LIBRDKAFKA, args, None)
     >>> is_unreachable(of("FAIL", "shop#consumer-1", "Connection refused")), is_unreachable(of("CONFWARN", "shop#consumer-1", "no effect"))
     (True, False)
-    """
+    """  # noqa: E501
     template = str(record.msg)
     if template != LIBRDKAFKA or not isinstance(record.args, tuple) or len(record.args) != 3:
         return template in UNREACHABLE
@@ -116,7 +117,9 @@ class Outages:
         return True
 
     def look(self, *, is_down: bool) -> None:
-        """Tell that those brokers answer again that are asked: one of several may stay away, while others lead its partitions. *is_down* tells that none has answered the fetcher since."""
+        """Tell that those brokers answer again that are asked: one of several may stay away, while others
+        lead its partitions. *is_down* tells that none has answered the fetcher since.
+        """
         with self._lock:
             began_s, now_s = self._began_s, self._clock.monotonic_s()
             if is_down:

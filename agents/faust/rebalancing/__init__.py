@@ -1,1 +1,3 @@
-"""Who owns what in the group: the assignor, how tables are shared out, and what a member does when that changes."""
+"""Who owns what in the group: the assignor, how tables are shared out, and what a member does when that
+changes.
+"""

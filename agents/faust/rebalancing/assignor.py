@@ -1,5 +1,5 @@
-"""Faust's assignor for members that return under another address, and for groups of which some members run other versions of a
-table.
+"""Faust's assignor for members that return under another address, and for groups of which some members run
+other versions of a table.
 
 Overrides faust-streaming 0.15.3's, which tests/agents/faust/test_contract.py holds us to.
 """
@@ -41,8 +41,8 @@ class TellingMetadata(ClientMetadata, serializer="json", include_metadata=False,
 
 
 class Changelogs:
-    """Every changelog of application *app*: those of its processors in whatever version, which some other member alone may
-    know, and the *own* ones of this member.
+    """Every changelog of application *app*: those of its processors in whatever version, which some other
+    member alone may know, and the *own* ones of this member.
 
     >>> known = Changelogs("shop", lambda: {"shop-visits-changelog"})
     >>> [topic in known for topic in ("shop-totals.v2-changelog", "shop-visits-changelog", "orders")]
@@ -87,8 +87,8 @@ class ReturningAssignor(PartitionAssignor):
 
     def __init__(self, app: AppT, replicas: int = 0) -> None:
         super().__init__(app, replicas)
-        # A leader that takes the changelogs of another version for ordinary topics leaves out its standbys, and the
-        # member that finds them missing refuses the assignment and ends.
+        # A leader that takes the changelogs of another version for ordinary topics leaves out its standbys,
+        # and the member that finds them missing refuses the assignment and ends.
         self._table_manager = cast(Any, _KnownTables(app))
 
     def metadata(self, topics: set[str]) -> ConsumerProtocolMemberMetadata:
@@ -97,8 +97,8 @@ class ReturningAssignor(PartitionAssignor):
         return ConsumerProtocolMemberMetadata(self.version, [*topics], told.dumps())
 
     def _tables(self) -> dict[str, list[str]]:
-        """Return the tables that this member runs, as it tells the leader; none where tables or agents of Faust's own must have a
-        processor's sources to themselves.
+        """Return the tables that this member runs, as it tells the leader; none where tables or agents of
+        Faust's own must have a processor's sources to themselves.
         """
         app = cast(Any, self.app)
         name, processors = str(app.conf.id), app.processors.values()
@@ -145,7 +145,9 @@ class ReturningAssignor(PartitionAssignor):
         tp_distribution: telling.Hosts,
         topic_groups: Mapping[str, int],
     ) -> Any:
-        """Tell each member its part, and who has what as far as that is not too much for the broker's record of the group."""
+        """Tell each member its part, and who has what as far as that is not too much for the broker's record
+        of the group.
+        """
         whole = ClientMetadata(
             assignment=ClientAssignment(actives={}, standbys={}),
             url="",
@@ -199,12 +201,14 @@ class ReturningAssignor(PartitionAssignor):
 
     @property
     def by_writer(self) -> bool:
-        """Return whether the last assignment shares out tables by writers: whoever is given a changelog folds the table."""
+        """Return whether the last assignment shares out tables by writers: whoever is given a changelog folds
+        the table.
+        """
         return BY_WRITER in self._topic_groups
 
     def owned(self, changelog: str, assigned: Collection[TP]) -> frozenset[int] | None:
-        """Return which partitions of a table this member is to own by the assignment that gave it *assigned*; None where its
-        sources tell that, since all members run the same tables.
+        """Return which partitions of a table this member is to own by the assignment that gave it *assigned*;
+        None where its sources tell that, since all members run the same tables.
         """
         if not self.by_writer:
             return None

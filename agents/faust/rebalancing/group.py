@@ -37,16 +37,21 @@ class FaustGroup:
         cast(Any, self._app.consumer).discard(message)
 
     def awaited(self) -> list[str]:
-        """Return the topics that this worker reads and that were not there when the group shared out partitions."""
+        """Return the topics that this worker reads and that were not there when the group shared out
+        partitions.
+        """
         return sorted(cast(Any, self._app.topics).wanted - {*self._assignor.shared_topics})
 
     def who_owns(self, table: str, partition: int) -> str | None:
-        """Return the URL of the worker that the group gave the partition; None too where a large group was not told of all."""
+        """Return the URL of the worker that the group gave the partition; None too where a large group was
+        not told of all.
+        """
         return self._given(self._processors[table].changelog(self._settings.app), partition)
 
     def who_folds(self, changelog: str, partition: int) -> str | None:
-        """Return the URL of the worker that the group gave a partition that this worker has, of the table with that changelog, in whatever
-        version; None where versions have one owner together, whose version is folded alone.
+        """Return the URL of the worker that the group gave a partition that this worker has, of the table
+        with that changelog, in whatever version; None where versions have one owner together, whose version
+        is folded alone.
         """
         return self._given(changelog, partition) if self._assignor.by_writer else None
 

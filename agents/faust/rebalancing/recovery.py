@@ -32,7 +32,9 @@ STAY_EVERY_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The partitions of one processor that an assignment gives to this worker; *apart* are those of which it has some sources alone."""
+    """The partitions of one processor that an assignment gives to this worker; *apart* are those of which it
+    has some sources alone.
+    """
 
     active: frozenset[int]
     standby: frozenset[int]
@@ -45,12 +47,12 @@ def share_of(
     assigned: Collection[TP],
     owned: frozenset[int] | None = None,
 ) -> Share:
-    """Return what of *processor* this worker is to own and to stand by: of what it has all sources of, *owned* where the assignment
-    tells that, else all.
+    """Return what of *processor* this worker is to own and to stand by: of what it has all sources of,
+    *owned* where the assignment tells that, else all.
 
-    The assignor keeps topics together that the same members read. Where a member of an older release leads, members of two versions of a chain
-    are not given their sources together. Whoever has a partition of each source owns it then, whoever has the changelog. What nobody has
-    together waits, and nothing of it is lost.
+    The assignor keeps topics together that the same members read. Where a member of an older release leads,
+    members of two versions of a chain are not given their sources together. Whoever has a partition of each
+    source owns it then, whoever has the changelog. What nobody has together waits, and nothing of it is lost.
     """
 
     def numbers(topic: str) -> frozenset[int]:
@@ -67,12 +69,15 @@ def share_of(
 def require_known(
     processor: Processor[Any, Any], app: str, assigned: Collection[TP], partitions: int
 ) -> None:
-    """Raise TopicError where a topic of *processor* has partitions that it had not when the worker started: it had *partitions*."""
+    """Raise TopicError where a topic of *processor* has partitions that it had not when the worker started:
+    it had *partitions*.
+    """
     topics = (*processor.topics, processor.changelog(app))
     if added := sorted({tp.topic for tp in assigned if tp.topic in topics and tp.partition >= partitions}):
         raise TopicError(
-            f"{', '.join(added)} had {partitions} partitions when this worker started, and has more now: the table of processor {processor.name} does "
-            "not fit any more; run `holdfast topics check`, which tells what to do"
+            f"{', '.join(added)} had {partitions} partitions when this worker started, and has more now: the"
+            f" table of processor {processor.name} does not fit any more; run `holdfast topics check`, which"
+            " tells what to do"
         )
 
 
@@ -136,8 +141,9 @@ class FencedRecovery(recovery.Recovery):
         standby = {(name, number) for name, share in shares.items() for number in share.standby}
         if apart := sorted(name for name, share in shares.items() if share.apart):
             logger.warning(
-                "not all sources of %(processors)s were assigned together, since workers of the group read other topics: what lies "
-                "apart waits until all of them run the same processors in the same versions",
+                "not all sources of %(processors)s were assigned together, since workers of the group read"
+                " other topics: what lies apart waits until all of them run the same processors in the same"
+                " versions",
                 {"processors": ", ".join(apart)},
             )
         manager = self.manager
@@ -205,7 +211,9 @@ class FencedRecovery(recovery.Recovery):
 
 
 def require_restorable(table: Any) -> None:
-    """Raise ConfigError for a table of Faust's of which two workers, or a restart, would make something else."""
+    """Raise ConfigError for a table of Faust's of which two workers, or a restart, would make something
+    else.
+    """
     if isinstance(table, GlobalTableT):
         why, cure = (
             "workers would undo each other's changes of a global table",

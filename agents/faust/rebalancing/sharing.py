@@ -1,8 +1,9 @@
 """How a group shares out tables while its members run different versions of some: by writers.
 
-A writer is the transactional id, without its partition, under which a version of a table is written. Versions that share it
-cannot be folded at once, so each of their partitions is one member's. Versions with writers of their own are folded side by
-side: every partition is owned once in each, and two members may read one source partition.
+A writer is the transactional id, without its partition, under which a version of a table is written. Versions
+that share it cannot be folded at once, so each of their partitions is one member's. Versions with writers of
+their own are folded side by side: every partition is owned once in each, and two members may read one source
+partition.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ Tables: TypeAlias = Mapping[str, list[str]]
 
 
 def are_alike(tables: Iterable[Tables]) -> bool:
-    """Tell whether all members run the same tables; also where one does not tell: then Faust's own rule has to do."""
+    """Tell whether all members run the same tables; also where one does not tell: then Faust's own rule has
+    to do.
+    """
     found = [*tables]
     return not all(found) or all(each == found[0] for each in found)
 
@@ -30,7 +33,8 @@ def share_by_writer(
     partitions: Callable[[str], int],
     replicas: int,
 ) -> dict[str, ClientAssignment]:
-    """Return what each member is given of the tables that members told of and of their sources; *before* is what each had.
+    """Return what each member is given of the tables that members told of and of their sources; *before* is
+    what each had.
 
     Writers that the same members have, of as many partitions, are shared out together.
     """

@@ -1,8 +1,9 @@
-"""What an assignment tells a member of the others: who has which partition, of all of them while that is little.
+"""What an assignment tells a member of the others: who has which partition, of all of them while that is
+little.
 
-The broker keeps a group as one record, all members with what they were told. Told everything, each of W members is told of P
-partitions, and the record grows with W x P. So where it would grow large, a member is told of the tables' partitions that it has
-itself, as owner or standby; of others the workers topic tells.
+The broker keeps a group as one record, all members with what they were told. Told everything, each of W
+members is told of P partitions, and the record grows with W x P. So where it would grow large, a member is
+told of the tables' partitions that it has itself, as owner or standby; of others the workers topic tells.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ LIMIT_TOLD_BYTES = 400_000
 
 
 class NearHosts:
-    """Of *hosts* what each member must know: the whole of topics that are not *left_out*, and of those the numbers it has."""
+    """Of *hosts* what each member must know: the whole of topics that are not *left_out*, and of those the
+    numbers it has.
+    """
 
     def __init__(self, hosts: Hosts, left_out: Callable[[str], bool]) -> None:
         self._whole = {
@@ -42,7 +45,7 @@ class NearHosts:
         >>> hosts = NearHosts({"http://a": {"t-changelog": [0, 2]}, "http://b": {"t-changelog": [1], "other": [0]}}, lambda topic: topic != "other")
         >>> hosts.of([1, 2])
         {'http://b': {'other': [0], 't-changelog': [1]}, 'http://a': {'t-changelog': [2]}}
-        """
+        """  # noqa: E501
         found: Hosts = {url: dict(topics) for url, topics in self._whole.items()}
         for number in sorted(numbers):
             for url, topic in self._owners.get(number, ()):

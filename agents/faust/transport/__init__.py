@@ -1,1 +1,3 @@
-"""Faust's transport over our own fetcher and admin client: records in batches, and what the group answers aiokafka."""
+"""Faust's transport over our own fetcher and admin client: records in batches, and what the group answers
+aiokafka.
+"""

@@ -33,7 +33,8 @@ def broker_credentials(settings: Settings) -> CredentialsT | None:
     if sasl.mechanism == "GSSAPI":
         if importlib.util.find_spec("gssapi") is None:
             raise ConfigError(
-                "sasl.mechanism is GSSAPI, for which Faust's client needs a package that is not installed: `pip install gssapi`"
+                "sasl.mechanism is GSSAPI, for which Faust's client needs a package that is not installed:"
+                " `pip install gssapi`"
             )
         return GSSAPICredentials(
             kerberos_service_name=sasl.kerberos_service_name, ssl_context=context, mechanism=sasl.mechanism

@@ -1,7 +1,7 @@
 """Topics that Faust's own parts declare: repartition topics, changelogs of tables, the leader's topic.
 
-Stock makes them by requests of its own, of versions that brokers have left behind; here the admin client makes
-them that makes all others of holdfast.
+Stock makes them by requests of its own, of versions that brokers have left behind; here the admin client
+makes them that makes all others of holdfast.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def make_topic(
         admin.apply([CreateTopic(spec=spec, partitions=partitions)])
     except TopicError as error:
         raise TopicError(
-            f"topic {topic}, which an agent or a table of this application needs, cannot be made: {error}; let the "
-            f"worker create topics, or make it with {partitions} partitions and {dict(config)}"
+            f"topic {topic}, which an agent or a table of this application needs, cannot be made: {error};"
+            f" let the worker create topics, or make it with {partitions} partitions and {dict(config)}"
         ) from error
 
 

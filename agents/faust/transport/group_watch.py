@@ -74,7 +74,8 @@ async def _look(membership: Membership) -> None:
 def _end(manager: PartitionManager, error: BaseException | None) -> None:
     manager.crash_soon(
         HoldfastError(
-            f"this worker cannot take part in its group any more, aiokafka's coordinator has failed: {error}{_cure(error)}"
+            "this worker cannot take part in its group any more, aiokafka's coordinator has failed:"
+            f" {error}{_cure(error)}"
         )
     )
 
@@ -84,8 +85,8 @@ def _cure(error: BaseException | None) -> str:
         return "; `holdfast acls` shows what a worker needs"
     if "UnknownError" in str(error):  # all that a broker says when it cannot write its record of the group
         return (
-            "; the broker's log tells more: a large group may exceed max.message.bytes of __consumer_offsets, raise that "
-            "(`holdfast size` estimates what is needed)"
+            "; the broker's log tells more: a large group may exceed max.message.bytes of __consumer_offsets,"
+            " raise that (`holdfast size` estimates what is needed)"
         )
     return ""
 

@@ -49,7 +49,9 @@ def static_member(instance: str, topics: Iterable[str]) -> str:
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Leave out what aiokafka says each time that it looks for a topic in vain: here it is said once, with what becomes of it."""
+    """Leave out what aiokafka says each time that it looks for a topic in vain: here it is said once, with
+    what becomes of it.
+    """
     return "not found in cluster metadata" not in str(record.msg)
 
 
@@ -139,8 +141,8 @@ class GroupThread(driver.AIOKafkaConsumerThread):
         self._ensure_consumer()._coordinator.request_rejoin()
 
     async def look_for_missing(self) -> None:
-        """Ask the brokers for topics that are not there yet, whose answer has the group's leader share them out; aiokafka asks every
-        five minutes.
+        """Ask the brokers for topics that are not there yet, whose answer has the group's leader share them
+        out; aiokafka asks every five minutes.
         """
         client = self._ensure_consumer()._client
         if not all(map(client.cluster.partitions_for_topic, client._topics)):
@@ -246,8 +248,8 @@ class BatchConsumer(driver.Consumer):
         )
 
     def _begin(self, positions: Mapping[Place, int], committed: Mapping[Place, int]) -> None:
-        """Count anew what is delivered and acked: from *positions* on in what is folded, from *committed* on in
-        what agents read.
+        """Count anew what is delivered and acked: from *positions* on in what is folded, from *committed* on
+        in what agents read.
         """
         self._delivered.clear()
         self._folded = {TP(*place) for place in positions}
@@ -271,7 +273,8 @@ class BatchConsumer(driver.Consumer):
             awaited = {*self.manager.awaited()}
             if awaited - told:
                 logger.warning(
-                    "%(topics)s: no such topic, which this worker reads; it is taken up when it is made, and the worker is not ready until then",
+                    "%(topics)s: no such topic, which this worker reads; it is taken up when it is made, and"
+                    " the worker is not ready until then",
                     {"topics": ", ".join(sorted(awaited - told))},
                 )
             told = awaited

@@ -43,8 +43,8 @@ class FlowControl:
             self.room.clear()
 
     def parked(self, fetched: Fetched) -> None:
-        """Count records no more that wait for other sources: the worker is not stuck, and what they wait for must
-        be fetched. One processor, of those that read them, has them.
+        """Count records no more that wait for other sources: the worker is not stuck, and what they wait for
+        must be fetched. One processor, of those that read them, has them.
         """
         self._inflight_bytes -= fetched.size_bytes
         if self._inflight_bytes < self._limit_bytes:

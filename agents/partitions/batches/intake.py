@@ -1,5 +1,5 @@
-"""What a runner's next transaction is made of, and what becomes of the events that brought it: of one source here,
-of several in `agents/partitions/batches/merging_intake.py`.
+"""What a runner's next transaction is made of, and what becomes of the events that brought it: of one source
+here, of several in `agents/partitions/batches/merging_intake.py`.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ Of a shorter one readers soon see the changes.
 class Intake(Protocol):
     """The events of one partition between being handed over and being acked.
 
-    `draw` chooses what the next transaction may hold, `given` is what a folder makes it of. Then follows `settle`
-    when that is durable (or there was nothing to fold), `again` when it was rolled back, or `let_go`.
+    `draw` chooses what the next transaction may hold, `given` is what a folder makes it of. Then follows
+    `settle` when that is durable (or there was nothing to fold), `again` when it was rolled back, or
+    `let_go`.
     """
 
     epoch: int
@@ -63,8 +64,8 @@ class Intake(Protocol):
         """Ack what the state now holds; the rest is for the next transaction."""
 
     def again(self) -> None:
-        """Keep what was drawn for the next transaction, and count nothing of it, nor of what follows, to what is in hand:
-        it waits, and others are fetched meanwhile.
+        """Keep what was drawn for the next transaction, and count nothing of it, nor of what follows, to what
+        is in hand: it waits, and others are fetched meanwhile.
         """
 
     def let_go(self) -> None:
@@ -78,7 +79,9 @@ class Intake(Protocol):
 
 
 class SingleIntake:
-    """Events of one source, which are folded in their order. A transaction holds *transaction_bytes* of them."""
+    """Events of one source, which are folded in their order. A transaction holds *transaction_bytes* of
+    them.
+    """
 
     def __init__(
         self, host: IntakeHost, part: Partition, transaction_bytes: int, *, clock: Clock = system_clock
@@ -88,7 +91,8 @@ class SingleIntake:
         self._pending: deque[FoldEvent] = deque()
         self._drawn: list[FoldEvent] = []
         self._waits, self._parked = False, set[int]()
-        # That of the transaction: the partition has none any more when it is lost, or its store rots, meanwhile.
+        # That of the transaction: the partition has none any more when it is lost, or its store rots,
+        # meanwhile.
         self._folder: Folder[Any] | None = None
         self.epoch = -1
 

@@ -1,13 +1,14 @@
-"""The intake of a partition of several sources: what was fetched is merged, and waits for whatever may come first.
+"""The intake of a partition of several sources: what was fetched is merged, and waits for whatever may come
+first.
 
-Records are folded as far as all sources reach. A source of which nothing is left in hand holds the others back,
-until it sends more or is known to have been read to its end. Where it ends is asked for (`SourceEnds`) *after* the
-records that wait for it were taken: so what is folded on the answer is overtaken only where clocks of brokers
-differ, or within one ms. A wrong guess costs a barrier, never a difference.
+Records are folded as far as all sources reach. A source of which nothing is left in hand holds the others
+back, until it sends more or is known to have been read to its end. Where it ends is asked for (`SourceEnds`)
+*after* the records that wait for it were taken: so what is folded on the answer is overtaken only where
+clocks of brokers differ, or within one ms. A wrong guess costs a barrier, never a difference.
 
-A tick comes after all that was appended before it: else the timers of a worker that was away would fire before it
-has read what came meanwhile. While records come, a tick goes no further than their append times; when none come any
-more, no further than the ends of all sources allow, asked for once a timer is due.
+A tick comes after all that was appended before it: else the timers of a worker that was away would fire
+before it has read what came meanwhile. While records come, a tick goes no further than their append times;
+when none come any more, no further than the ends of all sources allow, asked for once a timer is due.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ class _SourceQueue:
 class MergingIntake:
     """Events of several sources, which are folded in the order of a `Merger`.
 
-    It *asks* for the ends of those sources that hold back what is in hand. While it does, it takes more of these
-    sources alone. *seen* chooses what its transactions see of globals, where the processor reads any.
+    It *asks* for the ends of those sources that hold back what is in hand. While it does, it takes more of
+    these sources alone. *seen* chooses what its transactions see of globals, where the processor reads any.
     """
 
     def __init__(
@@ -114,8 +115,8 @@ class MergingIntake:
         return True
 
     def _tick_if_due(self) -> None:
-        """Have the merger tick if a timer is due and all is folded that was appended before; ask for the ends of
-        sources where that is not known.
+        """Have the merger tick if a timer is due and all is folded that was appended before; ask for the ends
+        of sources where that is not known.
         """
         folder, now_ms = self._folding, self._clock.now_ms()
         due_ms = folder.next_tick_ms
@@ -205,8 +206,8 @@ class MergingIntake:
     # -- one transaction
 
     def given(self) -> Iterator[Stretch]:
-        """Yield stretches as long as it is known what comes next; take in what has arrived meanwhile when that
-        takes long.
+        """Yield stretches as long as it is known what comes next; take in what has arrived meanwhile when
+        that takes long.
         """
         began_s, merger = self._clock.monotonic_s(), self._merging
         while True:
@@ -331,8 +332,8 @@ class MergingIntake:
     def answer(self, asked: int, ends: Mapping[Place, int], wait_s: float) -> None:
         """Take the *ends* that logs had after round *asked* had begun, as far as they are known.
 
-        A source whose end is unknown is waited for until *wait_s* have passed, and then not again before it sends
-        something.
+        A source whose end is unknown is waited for until *wait_s* have passed, and then not again before it
+        sends something.
         """
         if asked != self._round:
             return
@@ -353,8 +354,8 @@ class MergingIntake:
         self._ends, self._news = found, True
 
     def _answer_clock(self, ends: Mapping[Place, int], wait_s: float) -> None:
-        """Take the ends that were asked for because a timer is due; an unknown one is not waited for longer than
-        records are.
+        """Take the ends that were asked for because a timer is due; an unknown one is not waited for longer
+        than records are.
         """
         assert self._clock_ms is not None
         late = self._clock.now_ms() - self._clock_ms > wait_s * 1000

@@ -128,8 +128,9 @@ class Runner:
         """Write *records* in a transaction that changes neither state nor position; return why not, None when
         they are durable.
 
-        They are the quarantine's: *what* describes them in the reason when they are one too many. UndeliverableError
-        when a topic refuses one. Not while something is pending: a partition has one transaction at a time.
+        They are the quarantine's: *what* describes them in the reason when they are one too many.
+        UndeliverableError when a topic refuses one. Not while something is pending: a partition has one
+        transaction at a time.
         """
         if self._poisoned:
             return self._poisoned
@@ -173,7 +174,8 @@ class Runner:
                 "partition %(partition)d of %(table)s failed",
                 {"partition": self.part.partition, "table": self.part.processor.table},
             )
-            self._failed = True  # the worker is about to end; folding on after a batch that is missing would only hide why
+            # the worker is about to end; folding on after a batch that is missing would only hide why
+            self._failed = True
             self._intake.void()
             self._host.crash(error)
 
@@ -234,9 +236,9 @@ class Runner:
         """Stand before a record that may not be refused, until an operator lets it be."""
         (topic, offset), partition = self._place((stopped.topic, stopped.offset)), self.part.partition
         why = (
-            f'stands still before offset {offset} of {topic} partition {partition} ({stopped}), since on_error is "stop": mend the '
-            f"processor and restart the worker, or have the record quarantined: `holdfast quarantine skip {topic} {partition} {offset} "
-            "--execute`"
+            f"stands still before offset {offset} of {topic} partition {partition} ({stopped}), since"
+            ' on_error is "stop": mend the processor and restart the worker, or have the record quarantined:'
+            f" `holdfast quarantine skip {topic} {partition} {offset} --execute`"
         )
         while not await self._host.may_refuse(topic, partition, offset):
             if not await self._hold(why, epoch):
@@ -304,8 +306,8 @@ class Runner:
         """Write a transaction, however long a topic refuses a record of it; False when the partition was
         revoked before that.
 
-        A refusal depends on the cluster's settings, not on the record, and may not change what is folded: so the
-        record is neither quarantined nor left out. A restart would not cure it and would stop all other
+        A refusal depends on the cluster's settings, not on the record, and may not change what is folded: so
+        the record is neither quarantined nor left out. A restart would not cure it and would stop all other
         partitions: so this one waits, and says why.
         """
         while True:
@@ -313,7 +315,9 @@ class Runner:
                 await self._write(changes)
             except UndeliverableError as error:
                 if error.why.startswith(MISSING) and self._is_own_log(error.topic):
-                    raise  # one made again is another topic: it lacks the rows, or choices, that this state is made of
+                    # one made again is another topic: it lacks the rows, or choices, that this state is made
+                    # of
+                    raise
                 if not await self._hold(f"stands still: {error}", epoch):
                     return False
             else:
@@ -385,7 +389,10 @@ class Runner:
             self._refused = 0
             return
         last = refused[-1]
-        why = f"at offset {last.offset} of {last.topic or part.processor.topics[0]} at {last.stage}: {last.error}: {last.reason[:200]}; mend the processor"
+        why = (
+            f"at offset {last.offset} of {last.topic or part.processor.topics[0]} at {last.stage}:"
+            f" {last.error}: {last.reason[:200]}; mend the processor"
+        )
         self._count_refused(changes.records, why)
 
     def _count_refused(self, count: int, last: str) -> None:
@@ -395,8 +402,8 @@ class Runner:
         self._refused, limit = self._refused + count, self._limits.quarantine_limit
         if limit and self._refused >= limit:
             self._poisoned = (
-                f"{self._refused} records in a row were quarantined (quarantine_limit is {limit}), the last {last} and restart the worker, which "
-                "goes on after that offset, or raise quarantine_limit"
+                f"{self._refused} records in a row were quarantined (quarantine_limit is {limit}), the last"
+                f" {last} and restart the worker, which goes on after that offset, or raise quarantine_limit"
             )
 
     async def _write(self, changes: AnyChanges) -> None:

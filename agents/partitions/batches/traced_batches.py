@@ -21,8 +21,8 @@ LIMIT_MET = 1_000
 class TracedBatches:
     """What of the transactions of one partition is told as spans.
 
-    A span links to the traces of those records that the transaction holds, of processors that read their records' headers, as
-    those made by `traced` do. Without OpenTelemetry nothing is looked at.
+    A span links to the traces of those records that the transaction holds, of processors that read their
+    records' headers, as those made by `traced` do. Without OpenTelemetry nothing is looked at.
     """
 
     def __init__(self, part: Partition, clock: Clock) -> None:

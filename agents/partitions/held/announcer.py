@@ -36,7 +36,9 @@ class Announcer:
         )
 
     async def announce(self, generation: int, tables: Mapping[str, Mapping[str, Any]]) -> None:
-        """Announce what this worker holds now, by table (`announcement_of`), so that any client can find it."""
+        """Announce what this worker holds now, by table (`announcement_of`), so that any client can find
+        it.
+        """
         self._announced = True
         announcement = {
             "url": self._url,

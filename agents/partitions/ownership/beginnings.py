@@ -1,5 +1,6 @@
-"""The first worker of a version that goes on emitting where the one before stood: a bootstrap may be writing the same changelog, beside
-workers of the version before, by an id of its own. One of the two begins a partition, and the other finds that.
+"""The first worker of a version that goes on emitting where the one before stood: a bootstrap may be writing
+the same changelog, beside workers of the version before, by an id of its own. One of the two begins a
+partition, and the other finds that.
 """
 
 from __future__ import annotations
@@ -15,14 +16,17 @@ from holdfast.tables.partition import Partition
 logger = logging.getLogger(__name__)
 
 TRIES = 5
-"""As often may a bootstrap come in between: each that does is shut out by the next try, and has to be started again by somebody."""
+"""As often may a bootstrap come in between: each that does is shut out by the next try, and has to be started
+again by somebody.
+"""
 
 
 async def begin(
     parts: Iterable[Partition], read: Callable[[list[Partition]], Awaitable[int]], timeout_s: float
 ) -> int:
-    """Begin those of *parts* that are empty, which are fenced and restored, unless a bootstrap was quicker; *read* restores. Returns how many records
-    that took. Raises FencedError when bootstraps come again and again.
+    """Begin those of *parts* that are empty, which are fenced and restored, unless a bootstrap was quicker;
+    *read* restores. Returns how many records that took. Raises FencedError when bootstraps come again and
+    again.
     """
     records, tried = 0, 0
     while waiting := [part for part in parts if part.is_to_begin]:
@@ -58,8 +62,9 @@ def _tell(begun: Iterable[Partition]) -> None:
         by_table.setdefault((part.processor.table, part.processor.name), []).append(part.partition)
     for (table, name), numbers in sorted(by_table.items()):
         logger.warning(
-            "%(table)s partitions %(partitions)s begin empty: the version before, which is served meanwhile, stands still until they have caught up; "
-            "`holdfast bootstrap %(name)s` before its workers builds a version while the one before goes on",
+            "%(table)s partitions %(partitions)s begin empty: the version before, which is served meanwhile,"
+            " stands still until they have caught up; `holdfast bootstrap %(name)s` before its workers builds"
+            " a version while the one before goes on",
             {"table": table, "partitions": sorted(numbers), "name": name},
         )
 

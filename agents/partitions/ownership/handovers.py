@@ -1,4 +1,6 @@
-"""Where earlier versions of a table stood when this one took a partition over: up to there it emits nothing, if it is declared so."""
+"""Where earlier versions of a table stood when this one took a partition over: up to there it emits nothing,
+if it is declared so.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,9 @@ from holdfast.tables.partition import Partition
 def learn_handovers(settings: Settings, parts: Iterable[Partition]) -> None:
     """Tell each of *parts* that is declared with `emits_from="handover"` where the versions before it stand.
 
-    Call it when the parts are fenced and restored, and their choices read: the fence is that of all versions, so none of them moves any more. Blocks; raises
-    TopicError when there is no changelog of an earlier version, ChangelogError for one of other sources, ChoicesError where choices are missing.
+    Call it when the parts are fenced and restored, and their choices read: the fence is that of all versions,
+    so none of them moves any more. Blocks; raises TopicError when there is no changelog of an earlier
+    version, ChangelogError for one of other sources, ChoicesError where choices are missing.
     """
     wanted = [part for part in parts if part.processor.hands_over and part.may_learn_handover]
     if not wanted:
@@ -26,8 +29,8 @@ def learn_handovers(settings: Settings, parts: Iterable[Partition]) -> None:
         stood = found[part.processor.name, part.partition]
         if stood is None:
             raise TopicError(
-                f"processor {part.processor.name} version {part.processor.version} is declared with "
-                'emits_from="handover", and no changelog of an earlier version tells up to where it emitted: write '
-                'emits_from="beginning", which emits everything again'
+                f"processor {part.processor.name} version {part.processor.version} is declared with"
+                ' emits_from="handover", and no changelog of an earlier version tells up to where it'
+                ' emitted: write emits_from="beginning", which emits everything again'
             )
         part.learn_handover(Handover(HANDOVER_FORMAT, offsets_of(stood), choices_of(stood)))

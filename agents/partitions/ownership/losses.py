@@ -66,7 +66,8 @@ class Losses:
         if len(losses) > LIMIT_LOSSES:
             self._supervisor.crash(
                 HoldfastError(
-                    f"{error}; for the {len(losses)}th time: does another application use this transactional id?"
+                    f"{error}; for the {len(losses)}th time: does another application use this"
+                    " transactional id?"
                 )
             )
         elif epoch == self._gate.epoch:  # the batch's epoch: the revocation often arrives before the refusal
@@ -113,6 +114,7 @@ class Losses:
         if self._gate.epoch == epoch:
             self._supervisor.crash(
                 HoldfastError(
-                    f"{error}; and the group shows no change: does another application use this transactional id?"
+                    f"{error}; and the group shows no change: does another application use this"
+                    " transactional id?"
                 )
             )

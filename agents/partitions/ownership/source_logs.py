@@ -1,4 +1,6 @@
-"""Which logs a worker is about to fold: a topic that was deleted and made again has another id under the same name."""
+"""Which logs a worker is about to fold: a topic that was deleted and made again has another id under the same
+name.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from holdfast.tables.partition import Partition
 
 
 def learn_sources(settings: Settings, parts: Sequence[Partition]) -> None:
-    """Tell each of *parts* the ids that its sources have now; its `activate` holds them against those that it has folded.
+    """Tell each of *parts* the ids that its sources have now; its `activate` holds them against those that it
+    has folded.
 
     Blocks; raises BrokerError without an answer, TopicError for a source that is not there.
     """

@@ -1,9 +1,10 @@
-"""A table on its way from one version to the next: keeps the earlier version readable while the one that runs here is
-built, tells when that has caught up, and then makes it the current one. The rules are in `core/engine/upgrades.py`.
+"""A table on its way from one version to the next: keeps the earlier version readable while the one that runs
+here is built, tells when that has caught up, and then makes it the current one. The rules are in
+`core/engine/upgrades.py`.
 
-While workers that run the earlier version have the partition, they fold it and answer. Afterwards it does not move any more:
-who owns the partition in the next version fences it, restores it from its changelog as an owner would, and answers as of the
-last record that it folded.
+While workers that run the earlier version have the partition, they fold it and answer. Afterwards it does not
+move any more: who owns the partition in the next version fences it, restores it from its changelog as an
+owner would, and answers as of the last record that it folded.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ REFRESH_S, REFRESH_SETTLED_S = 1.0, 10.0
 
 @dataclass(frozen=True, slots=True)
 class _EarlierPartition:
-    """An earlier version of a partition, as long as its owner here is *owned*; None for one that cannot be read."""
+    """An earlier version of a partition, as long as its owner here is *owned*; None for one that cannot be
+    read.
+    """
 
     owned: Owned
     version: int
@@ -55,8 +58,8 @@ class _EarlierPartition:
 
 
 class Upgrading:
-    """Knows of each table which version is current. *open_earlier* opens a partition in another version; *ends* tells
-    where sources end; *announce* tells the other workers what is held here.
+    """Knows of each table which version is current. *open_earlier* opens a partition in another version;
+    *ends* tells where sources end; *announce* tells the other workers what is held here.
     """
 
     def __init__(
@@ -83,7 +86,9 @@ class Upgrading:
         self._kept: dict[Held, _EarlierPartition] = {}
         self._caught_up: dict[Held, Owned] = {}
         self._held_up: dict[Held, Owned] = {}
-        """What has folded all that there is of its version, and waits for partitions that no worker of this version has."""
+        """What has folded all that there is of its version, and waits for partitions that no worker of this
+        version has.
+        """
         self._began_s: dict[str, float] = {}
         self._interrupted, self._wanted = threading.Event(), asyncio.Event()
         self._stepping = asyncio.Lock()
@@ -133,11 +138,19 @@ class Upgrading:
         current, own = self.current(table), self._processors[table].version
         if self.waiting(table, partition):
             writers = ", ".join(name for name in self._writers(table) if not self._is_complete(name))
-            return f"version {own} of {table} has folded all there is, and waits for partitions of {writers} that old workers have; version {current} is the current one"
-        return f"version {own} of {table} is being built and has not caught up with version {current}, which is the current one"
+            return (
+                f"version {own} of {table} has folded all there is, and waits for partitions of {writers}"
+                f" that old workers have; version {current} is the current one"
+            )
+        return (
+            f"version {own} of {table} is being built and has not caught up with version {current}, which is"
+            " the current one"
+        )
 
     def waiting(self, table: str, partition: int) -> bool:
-        """Tell whether a partition that is being built waits for partitions of its writers that no worker has in this version."""
+        """Tell whether a partition that is being built waits for partitions of its writers that no worker has
+        in this version.
+        """
         held = (table, partition)
         owned = self._holdings.owned.get(held)
         return owned is not None and self._held_up.get(held) is owned and self._is_building(table, partition)
@@ -164,8 +177,9 @@ class Upgrading:
         )
 
     def causes(self) -> list[str]:
-        """Return why this worker is not ready on account of tables that are being built, and on which it has still to do something: what waits for partitions
-        that old workers have must not keep those from being replaced.
+        """Return why this worker is not ready on account of tables that are being built, and on which it has
+        still to do something: what waits for partitions that old workers have must not keep those from being
+        replaced.
         """
         return [
             f"{self.building(table, built[0])}: partitions {', '.join(map(str, built))}"
@@ -285,8 +299,8 @@ class Upgrading:
             self._kept[held] = _EarlierPartition(owned, version, part)
 
     async def _restored(self, held: Held, version: int) -> Partition | None:
-        """Return a partition in an earlier version, abreast of its changelog; None when that cannot be read, BrokerError when it
-        cannot be read now.
+        """Return a partition in an earlier version, abreast of its changelog; None when that cannot be read,
+        BrokerError when it cannot be read now.
         """
         part: Partition | None = None
         try:
@@ -417,5 +431,7 @@ class Upgrading:
 
 
 def _comparable(part: Partition) -> dict[str, int]:
-    """Return the position of an earlier version in those of its sources that are the same topics in the next."""
+    """Return the position of an earlier version in those of its sources that are the same topics in the
+    next.
+    """
     return {topic: offset for topic, offset in part.offsets.items() if topic not in part.processor.internal}

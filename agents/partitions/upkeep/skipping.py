@@ -2,8 +2,8 @@
 folded.
 
 A partition that stands goes on when the setting `unreadable` says so, or when an operator asked for it
-(holdfast/core/engine/fold/skips.py). The skip is a record of `{app}-skips`, written together with its traces in
-the quarantine in one transaction of a table of that partition: so only the owner makes one, and the next
+(holdfast/core/engine/fold/skips.py). The skip is a record of `{app}-skips`, written together with its traces
+in the quarantine in one transaction of a table of that partition: so only the owner makes one, and the next
 owner finds it. It changes no table. Replays read the same record.
 """
 
@@ -74,7 +74,9 @@ class Skipping:
         self._skips = await self._thread(read_skips, self._settings)
 
     async def may_refuse(self, topic: str, partition: int, offset: int) -> bool:
-        """Return whether an operator allows that a record is refused; what is asked for is read anew every ASK_EVERY_S."""
+        """Return whether an operator allows that a record is refused; what is asked for is read anew every
+        ASK_EVERY_S.
+        """
         if self._skips.allows(topic, partition, offset):
             return True
         now_s = self._clock.monotonic_s()
@@ -165,13 +167,17 @@ class Skipping:
         of it, unlike a later replay.
         """
         if not self._skips.has_topic:
-            return f"topic {self._settings.skips_topic} is missing, where skips are written down; run `holdfast topics create`"
+            return (
+                f"topic {self._settings.skips_topic} is missing, where skips are written down; run `holdfast"
+                " topics create`"
+            )
         for each in owned:
             applied = each.part.offsets[found.topic]
             if applied >= found.first:
                 return (
-                    f"table {each.part.processor.table} has folded up to offset {applied}, which it could read then: it would not "
-                    "be what a replay gives; raise unpacked_batch_bytes again, or give its processor a new version"
+                    f"table {each.part.processor.table} has folded up to offset {applied}, which it could"
+                    " read then: it would not be what a replay gives; raise unpacked_batch_bytes again, or"
+                    " give its processor a new version"
                 )
         return None
 
@@ -182,7 +188,10 @@ class Skipping:
         records += [trace(self._settings.quarantine_topic, name, found) for name in names]
         try:
             if owned:
-                what = f"a batch of {found.topic} that cannot be read, offsets {found.first} to {found.last}; see who produces them"
+                what = (
+                    f"a batch of {found.topic} that cannot be read, offsets {found.first} to {found.last};"
+                    " see who produces them"
+                )
                 return await owned[0].runner.write_beside(records, what, epoch)
             # Agents that keep no state: there is nobody who must be kept from writing it too.
             failure: str | None = await self._thread(_produce, self._producer, records)

@@ -1,5 +1,5 @@
-"""Where sources end that hold others back, and when it is time for ticks: asked and looked at for all partitions of
-tables with several sources at once.
+"""Where sources end that hold others back, and when it is time for ticks: asked and looked at for all
+partitions of tables with several sources at once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Internal topics are trimmed behind the state of all that read them, where the setting `trim_internal` says so."""
+"""Internal topics are trimmed behind the state of all that read them, where the setting `trim_internal` says
+so.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,8 @@ TRIM_EVERY_S = 5.0
 class Trimming:
     """Deletes the records of internal topics that every processor behind them has in its state.
 
-    What is in a state is in a changelog, in the transaction of its position: so nobody needs those records again, except a processor that is raised
-    without their writer, and that one is refused.
+    What is in a state is in a changelog, in the transaction of its position: so nobody needs those records
+    again, except a processor that is raised without their writer, and that one is refused.
     """
 
     def __init__(
@@ -58,7 +60,9 @@ class Trimming:
                     self._trimmed |= due
 
     def due(self) -> dict[Place, int]:
-        """Return the offsets before which internal topics are in the state of all behind them, where that has moved."""
+        """Return the offsets before which internal topics are in the state of all behind them, where that has
+        moved.
+        """
         readers = readers_of(self._processors.values())
         out: dict[Place, int] = {}
         for place, next_offset in self._holdings.positions().items():

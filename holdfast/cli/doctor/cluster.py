@@ -1,4 +1,6 @@
-"""What a worker needs of the cluster: brokers, enough of them, topics as they must be, rights, and clocks that agree."""
+"""What a worker needs of the cluster: brokers, enough of them, topics as they must be, rights, and clocks
+that agree.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +95,9 @@ def missing(needed: list[Grant], allowed: Mapping[str, Collection[str]]) -> list
 
 
 def clocks(settings: Settings, admin: Admin, clock: Clock) -> Iterator[Diagnosis]:
-    """Yield whether a broker has given a record a time that has not come yet here: one of the two clocks is wrong."""
+    """Yield whether a broker has given a record a time that has not come yet here: one of the two clocks is
+    wrong.
+    """
     newest_ms = admin.newest_ms(settings.workers_topic, 0)
     if newest_ms is None:
         yield Diagnosis(

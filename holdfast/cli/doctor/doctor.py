@@ -1,4 +1,6 @@
-"""`holdfast doctor`: what a worker of the application stands on, a line each, with the cure where one is needed."""
+"""`holdfast doctor`: what a worker of the application stands on, a line each, with the cure where one is
+needed.
+"""
 
 from __future__ import annotations
 

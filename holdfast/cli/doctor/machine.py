@@ -55,7 +55,10 @@ def python(found: tuple[int, ...]) -> Diagnosis:
     >>> python((3, 12)).fitness, python((3, 10)).fitness
     (<Fitness.OK: 'ok'>, <Fitness.ERROR: 'error'>)
     """
-    text = f"Python {'.'.join(map(str, found))}, {platform.python_implementation()}; holdfast {version('holdfast')}"
+    text = (
+        f"Python {'.'.join(map(str, found))}, {platform.python_implementation()}; holdfast"
+        f" {version('holdfast')}"
+    )
     if found < OLDEST_PYTHON:
         return Diagnosis(
             check="python", fitness=Fitness.ERROR, found=text, cure="install Python 3.11 or newer"

@@ -61,7 +61,10 @@ Wait = Annotated[
     bool,
     typer.Option(
         "--wait",
-        help="Wait until the answer reflects every frame that is in the topic of claims now; fail after --timeout.",
+        help=(
+            "Wait until the answer reflects every frame that is in the topic of claims now; fail after"
+            " --timeout."
+        ),
     ),
 ]
 GroupOption = Annotated[str | None, typer.Option("--group", help="Only this group.")]
@@ -174,7 +177,9 @@ class _Found:
         return pause.expires_at_s if pause is not None and is_paused(pause, self.now_s) else None
 
     def records(self, ends: Mapping[tuple[str, int], int]) -> list[dict[str, Cell]]:
-        """Return one record a claim in the order of group, topic and partition, then one for each paused group that holds none."""
+        """Return one record a claim in the order of group, topic and partition, then one for each paused
+        group that holds none.
+        """
         records = [
             _record(
                 key, answer, self, ends.get((key.topic, key.partition)), self.paused_until_s(key.group_id)
@@ -235,7 +240,10 @@ def _for_people(record: Mapping[str, Cell]) -> OutputRow:
 
 @app.command(
     "list",
-    help="List claims with their owners and lag, in the columns of kafka-consumer-groups but HOST, which no claim names.",
+    help=(
+        "List claims with their owners and lag, in the columns of kafka-consumer-groups but HOST, which no"
+        " claim names."
+    ),
 )
 def list_claims(
     context: typer.Context,
@@ -256,7 +264,10 @@ def list_claims(
 
 @app.command(
     "show",
-    help="Show everything known about one claim: its owner, epoch, offsets, anomalies, and any pause of its group.",
+    help=(
+        "Show everything known about one claim: its owner, epoch, offsets, anomalies, and any pause of its"
+        " group."
+    ),
 )
 def show_claim(
     context: typer.Context,
@@ -276,7 +287,8 @@ def show_claim(
         end = views.ends([key]).get((topic, partition))
     if answer.value is None:
         note(
-            f"no client has ever claimed {topic}/{partition} for {group} (coordination partition {answer.partition}, offset {answer.as_of_offset})"
+            f"no client has ever claimed {topic}/{partition} for {group} (coordination partition"
+            f" {answer.partition}, offset {answer.as_of_offset})"
         )
         raise typer.Exit(1)
     now_s = system_clock.now_ms() // 1000
@@ -309,19 +321,24 @@ def _details(claim: Claim) -> dict[str, Cell]:
         "clock_skew_s": skew_s(claim),
         "fenced_instances": list(claim.fenced),
         "anomalies": 0 if anomaly is None else anomaly.count,
-        "last_anomaly": None
-        if anomaly is None
-        else {
-            "kind": anomaly.kind.value,
-            "at_s": anomaly.at_s,
-            "client_id": anomaly.client_id,
-            "instance_id": anomaly.instance_id,
-        },
+        "last_anomaly": (
+            None
+            if anomaly is None
+            else {
+                "kind": anomaly.kind.value,
+                "at_s": anomaly.at_s,
+                "client_id": anomaly.client_id,
+                "instance_id": anomaly.instance_id,
+            }
+        ),
     }
 
 
 @app.command(
-    help="Follow claims: on a terminal the list is refreshed, elsewhere each changed claim is one line (JSON lines with -o json)."
+    help=(
+        "Follow claims: on a terminal the list is refreshed, elsewhere each changed claim is one line (JSON"
+        " lines with -o json)."
+    )
 )
 def watch(
     context: typer.Context,
@@ -362,7 +379,9 @@ _CHANGING = ("status", "client_id", "owner_instance", "owner_epoch", "paused_unt
 def _tell_changes(
     records: Sequence[OutputRow], before: Mapping[tuple[Cell, ...], OutputRow], now_s: int, output: Output
 ) -> dict[tuple[Cell, ...], OutputRow]:
-    """Print what is new: a claim whose owner, status or pause is not what it was at the last look. A heartbeat alone is no news."""
+    """Print what is new: a claim whose owner, status or pause is not what it was at the last look. A
+    heartbeat alone is no news.
+    """
     seen: dict[tuple[Cell, ...], OutputRow] = {
         (record["group"], record["topic"], record["partition"]): record for record in records
     }

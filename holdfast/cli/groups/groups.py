@@ -94,7 +94,9 @@ def _settings(context: typer.Context) -> Settings:
 
 @app.command(
     "list",
-    help="List all groups: claim groups (in the coordination topic) and consumer groups (kept by the broker).",
+    help=(
+        "List all groups: claim groups (in the coordination topic) and consumer groups (kept by the broker)."
+    ),
 )
 def list_groups(
     context: typer.Context,
@@ -118,14 +120,16 @@ def _refuse_silence(groups: Sequence[GroupDescription], timeout_s: float) -> Non
     if silent:
         who = sorted({group.coordinator or "one that no broker names" for group in silent})
         raise BrokerError(
-            f"of {len(groups)} groups {len(silent)} are in state {ShownState.NO_ANSWER}: no answer within {timeout_s:g} s from the coordinator "
-            f"{', '.join(who)}; check that broker"
+            f"of {len(groups)} groups {len(silent)} are in state {ShownState.NO_ANSWER}: no answer within"
+            f" {timeout_s:g} s from the coordinator {', '.join(who)}; check that broker"
         )
 
 
 @app.command(
-    help="Show a group's offset and lag in each partition, in the columns of kafka-consumer-groups (claims name no "
-    "host); or its members, or its state."
+    help=(
+        "Show a group's offset and lag in each partition, in the columns of kafka-consumer-groups (claims"
+        " name no host); or its members, or its state."
+    )
 )
 def describe(
     context: typer.Context,
@@ -210,9 +214,11 @@ def _without_markers(settings: Settings, positions: Sequence[Position], timeout_
     ]
     done = without_records(settings, tails, timeout_s=timeout_s)
     return [
-        replace(each, lag=0)
-        if each.lag and ((each.topic, each.partition), each.current_offset) in done
-        else each
+        (
+            replace(each, lag=0)
+            if each.lag and ((each.topic, each.partition), each.current_offset) in done
+            else each
+        )
         for each in positions
     ]
 
@@ -232,7 +238,9 @@ def _show(records: Sequence[OutputRow], columns: Sequence[str], output: Output) 
 
 
 def _for_people(record: OutputRow) -> OutputRow:
-    """Return what a table shows: counts headed as Kafka's tool does, times that can be read, assignments as it writes them."""
+    """Return what a table shows: counts headed as Kafka's tool does, times that can be read, assignments as
+    it writes them.
+    """
     assignment = record.get("assignment")
     columns: dict[str, Cell] = {
         "#members": record.get("members"),
@@ -251,7 +259,10 @@ def _for_people(record: OutputRow) -> OutputRow:
 
 
 @app.command(
-    help="Pause a claim group: its members give their claims back, and none claims before the time is over or you run `resume`."
+    help=(
+        "Pause a claim group: its members give their claims back, and none claims before the time is over or"
+        " you run `resume`."
+    )
 )
 def pause(
     context: typer.Context,
@@ -273,7 +284,8 @@ def pause(
             Output.TABLE,
         )
     note(
-        f"members give their claims back within a heartbeat interval: see `holdfast groups describe {group} --members`"
+        f"members give their claims back within a heartbeat interval: see `holdfast groups describe {group}"
+        " --members`"
     )
 
 
@@ -303,8 +315,10 @@ def resume(
 
 @app.command(
     "reset-offsets",
-    help="Set a group's offsets, for all of its partitions or none. Without --execute, only shows what it would do. "
-    "A claim group is paused meanwhile; a consumer group must be empty.",
+    help=(
+        "Set a group's offsets, for all of its partitions or none. Without --execute, only shows what it"
+        " would do. A claim group is paused meanwhile; a consumer group must be empty."
+    ),
 )
 def reset_offsets(
     context: typer.Context,
@@ -390,7 +404,8 @@ def _aim(
     if len(given) != 1:
         named = " and ".join(f"--{where.value}" for where in given) or "none"
         raise ConfigError(
-            f"say where to by exactly one of {', '.join(f'--{where.value}' for where in Where)}; given: {named}"
+            f"say where to by exactly one of {', '.join(f'--{where.value}' for where in Where)}; given:"
+            f" {named}"
         )
     return next(iter(given.values()))
 

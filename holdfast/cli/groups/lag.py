@@ -112,9 +112,11 @@ def _rows(settings: Settings) -> Iterator[tuple[str, str, int, RecentCommits]]:
 def _lags_then(
     admin: Admin, found: Committed, ends: Mapping[Place, int]
 ) -> dict[tuple[str, Place], list[LaggingCommit]]:
-    """Return each commit with the lag that it left, oldest first: the broker tells where partitions ended at those times.
+    """Return each commit with the lag that it left, oldest first: the broker tells where partitions ended at
+    those times.
 
-    One question takes one time of each partition, so there are as many as the commits of all groups in one partition.
+    One question takes one time of each partition, so there are as many as the commits of all groups in one
+    partition.
     """
     waiting: dict[Place, list[tuple[str, CommitMade]]] = {}
     for (group, place), commits in found.items():
@@ -184,7 +186,8 @@ def lag(
     metrics_port: Annotated[
         int | None,
         port_option(
-            "Watch, every 30 s unless --watch says otherwise, and serve metrics for Prometheus on this port of loopback."
+            "Watch, every 30 s unless --watch says otherwise, and serve metrics for Prometheus on this port"
+            " of loopback."
         ),
     ] = None,
 ) -> None:
@@ -217,7 +220,9 @@ def _show(found: Sequence[PartitionLag], group: str | None, output: Output) -> N
 
 
 class Watching:
-    """Looks at the groups again and again: tells partitions whose standing changes, a line each, and keeps *page* abreast."""
+    """Looks at the groups again and again: tells partitions whose standing changes, a line each, and keeps
+    *page* abreast.
+    """
 
     def __init__(self, settings: Settings, group: str | None, *, clock: Clock = system_clock) -> None:
         """Look for the first time; raises what keeps it from that."""
@@ -239,7 +244,8 @@ class Watching:
             if each.standing is not was:
                 topic, partition = each.place
                 typer.echo(
-                    f"{self._looks.when()}  {printable(each.group)}  {topic}-{partition}  {was} -> {each.standing}, lag {each.lag}"
+                    f"{self._looks.when()}  {printable(each.group)}  {topic}-{partition}  {was} ->"
+                    f" {each.standing}, lag {each.lag}"
                 )
         self.found = now
         self.page.took(now, self._clock.now_ms())
@@ -251,7 +257,7 @@ class Watching:
 def register_lag(app: typer.Typer) -> None:
     """Add the command to `holdfast groups`."""
     text = (
-        "Show which consumer groups of the cluster keep up (OK, WARN, ERR; of a partition STOP, STALL, REWIND), by Burrow's rules "
-        "over their last commits; exit code 1 where one does not."
+        "Show which consumer groups of the cluster keep up (OK, WARN, ERR; of a partition STOP, STALL,"
+        " REWIND), by Burrow's rules over their last commits; exit code 1 where one does not."
     )
     app.command("lag", help=text)(lag)

@@ -14,7 +14,9 @@ GROUP, PLACE = ("consumergroup",), ("consumergroup", "topic", "partition")
 
 
 class LagPage(Collector):
-    """The standing of every group as it was last read. A standing is a label: the one that holds has the value 1, no other is shown."""
+    """The standing of every group as it was last read. A standing is a label: the one that holds has the
+    value 1, no other is shown.
+    """
 
     def __init__(self, found: Sequence[PartitionLag], read_ms: int) -> None:
         self.took(found, read_ms)

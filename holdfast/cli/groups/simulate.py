@@ -93,8 +93,8 @@ def simulate(
         return
     show(records, COLUMNS, Output.TABLE)
     note(
-        f"{summary['assignor']}: {summary['moved']} of {summary['partitions']} partitions change their member, "
-        f"spread {summary['spread']}, {summary['rounds']} rounds"
+        f"{summary['assignor']}: {summary['moved']} of {summary['partitions']} partitions change their"
+        f" member, spread {summary['spread']}, {summary['rounds']} rounds"
     )
 
 
@@ -103,9 +103,11 @@ def simulated(group: FileGroup) -> tuple[list[OutputRow], dict[str, Any]]:
     name, before_members, after_members, after_counts = _checked(group)
     before, _ = settled(name, group.topics, before_members)
     held = [
-        msgspec.structs.replace(each, owned=tuple(before[each.member_id]), generation=1)
-        if each.member_id in before
-        else each
+        (
+            msgspec.structs.replace(each, owned=tuple(before[each.member_id]), generation=1)
+            if each.member_id in before
+            else each
+        )
         for each in after_members
     ]
     after, rounds = settled(name, after_counts, held)
@@ -140,7 +142,9 @@ def simulated(group: FileGroup) -> tuple[list[OutputRow], dict[str, Any]]:
 def settled(
     name: AssignorName, counts: Mapping[str, int], members: Sequence[Subscriber]
 ) -> tuple[Assignment, int]:
-    """Return the assignment a group ends with, and after how many rounds: more than one only where members must give up first."""
+    """Return the assignment a group ends with, and after how many rounds: more than one only where members
+    must give up first.
+    """
     now, number = list(members), 0
     while True:
         number += 1
@@ -198,7 +202,8 @@ def _checked(group: FileGroup) -> tuple[AssignorName, list[Subscriber], list[Sub
 def _subscriber(member: FileMember, counts: Mapping[str, int]) -> Subscriber:
     if unknown := [topic for topic in member.topics if topic not in counts]:
         raise ConfigError(
-            f"member {member.id} wants {', '.join(unknown)}, of unknown partition count: add --topic {unknown[0]}:N"
+            f"member {member.id} wants {', '.join(unknown)}, of unknown partition count: add --topic"
+            f" {unknown[0]}:N"
         )
     return Subscriber(
         member_id=member.id,

@@ -48,7 +48,10 @@ EngineOption = Annotated[
     EngineName,
     typer.Option(
         "--engine",
-        help="local: this process, no JVM. spark: one task per partition. auto: whichever is likely to finish first.",
+        help=(
+            "local: this process, no JVM. spark: one task per partition. auto: whichever is likely to finish"
+            " first."
+        ),
     ),
 ]
 
@@ -57,7 +60,10 @@ StateMemoryOption = Annotated[
     typer.Option(
         "--state-memory-mb",
         min=1,
-        help="Memory for the rows of a partition, and for what verify compares, about; what is larger goes to a temporary file.",
+        help=(
+            "Memory for the rows of a partition, and for what verify compares, about; what is larger goes to"
+            " a temporary file."
+        ),
     ),
 ]
 
@@ -87,7 +93,9 @@ def assignments(given: list[str] | None) -> dict[str, str]:
 
 
 def takes_spark(*, quick: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return what gives a command the options of Spark: its parameter *spark* gets how to start that, as they and the settings say."""
+    """Return what gives a command the options of Spark: its parameter *spark* gets how to start that, as they
+    and the settings say.
+    """
     options = {"master": MasterOption, "memory": MemoryOption, "conf": ConfOption}
 
     def given(command: Callable[..., None]) -> Callable[..., None]:

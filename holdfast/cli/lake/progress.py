@@ -1,4 +1,6 @@
-"""How far a replay, a verification, a bootstrap or an audit is, on every work that takes longer than a moment."""
+"""How far a replay, a verification, a bootstrap or an audit is, on every work that takes longer than a
+moment.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,10 @@ def progress_line(work: Work, passed_s: float) -> str:
     rate = done / passed_s if passed_s > 0 else 0.0
     left = f", {duration((work.total - done) / rate)} left" if rate else ""
     bar = "#" * int(BAR * share)
-    return f"{work.what} [{bar:.<{BAR}}] {100 * share:.0f} %, {done:,} of {work.total:,} offsets, {rate:,.0f}/s{left}"
+    return (
+        f"{work.what} [{bar:.<{BAR}}] {100 * share:.0f} %, {done:,} of {work.total:,} offsets,"
+        f" {rate:,.0f}/s{left}"
+    )
 
 
 def duration(seconds: float) -> str:

@@ -1,4 +1,6 @@
-"""What of a processor's history commands read: the topic, its bronze table, or both as one, and up to where."""
+"""What of a processor's history commands read: the topic, its bronze table, or both as one, and up to
+where.
+"""
 
 from __future__ import annotations
 
@@ -28,16 +30,21 @@ SourceOption = Annotated[
     SourceName | None,
     typer.Option(
         "--from",
-        help="Read the topic, the bronze table that `pipeline land` keeps, or one history: the table up to its end and the topic from there, if "
-        "they join. Default: history with --lake, else topic.",
+        help=(
+            "Read the topic, the bronze table that `pipeline land` keeps, or one history: the table up to its"
+            " end and the topic from there, if they join. Default: history with --lake, else topic."
+        ),
     ),
 ]
 UntilOption = Annotated[
     str | None,
     typer.Option(
         "--until",
-        help="Stop after these offsets (0:1500,1:20; of several sources 0:orders:17), or before what was appended later "
-        "(2024-05-01T12:00:00Z). Default: the end; for a bootstrap of a processor that emits, the position of the earlier versions.",
+        help=(
+            "Stop after these offsets (0:1500,1:20; of several sources 0:orders:17), or before what was"
+            " appended later (2024-05-01T12:00:00Z). Default: the end; for a bootstrap of a processor that"
+            " emits, the position of the earlier versions."
+        ),
     ),
 ]
 LakeOption = Annotated[str | None, typer.Option("--lake", help="The lake of --from bronze and history.")]
@@ -59,7 +66,9 @@ def history_options(
     state_memory_mb: int,
     spark: SparkOptions,
 ) -> ReplayOptions:
-    """Return what to read of a history, and on which engine, as the options tell; what to make of it is for the command to add."""
+    """Return what to read of a history, and on which engine, as the options tell; what to make of it is for
+    the command to add.
+    """
     from holdfast.pipeline.bronze.extent import parse_until
     from holdfast.pipeline.replay import ReplayOptions
 

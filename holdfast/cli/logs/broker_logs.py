@@ -44,7 +44,9 @@ SHOWN_PARTITIONS = 3
 
 
 def rows_of(settings: Settings, processor: Processor[Any, Any]) -> Iterator[tuple[int, str, Any]]:
-    """Yield partition, key and row of all that *processor* makes of its topic as it is now, and tell what could not be read."""
+    """Yield partition, key and row of all that *processor* makes of its topic as it is now, and tell what
+    could not be read.
+    """
     from holdfast.pipeline.broker_rows import rows_of
 
     topic = processor.topics[0]
@@ -101,9 +103,9 @@ def transactions(
                 "producer_id": noted.producer_id,
                 "epoch": noted.epoch,
                 "state": noted.state.name.lower().replace("_", "-"),
-                "partitions": (", ".join(places[:SHOWN_PARTITIONS]) + more) or None
-                if people
-                else list(places),
+                "partitions": (
+                    (", ".join(places[:SHOWN_PARTITIONS]) + more) or None if people else list(places)
+                ),
                 "started": _at(noted.started_ms),
                 "updated": _at(noted.updated_ms),
                 "timeout_ms": noted.timeout_ms,
@@ -147,8 +149,9 @@ def committed(
                 "committed_at": _at(row.at_ms),
                 "commits": row.commits,
                 "leader_epoch": None if row.leader_epoch < 0 else row.leader_epoch,
-                "metadata": row.metadata.rstrip("\0")
-                or None,  # confluent-kafka writes the end of its C string too
+                "metadata": (
+                    row.metadata.rstrip("\0") or None
+                ),  # confluent-kafka writes the end of its C string too
             }
         else:
             continue
@@ -168,7 +171,10 @@ def committed(
 
 def register_transactions(app: typer.Typer) -> None:
     """Add the command to `holdfast producers`."""
-    text = "List the transactional ids of every application on the cluster, by the broker's own log: state, epoch, partitions."
+    text = (
+        "List the transactional ids of every application on the cluster, by the broker's own log: state,"
+        " epoch, partitions."
+    )
     app.command("transactions", help=text)(transactions)
 
 

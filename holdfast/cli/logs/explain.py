@@ -1,4 +1,5 @@
-"""`holdfast explain`: record batches as they lie in a log, with producers, sequences, transactions and control records.
+"""`holdfast explain`: record batches as they lie in a log, with producers, sequences, transactions and
+control records.
 
 A batch that cannot be read is shown by what its header claims, and the exit code is 1.
 """
@@ -42,9 +43,11 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
 def read_segment(data: bytes | memoryview, *, first: int = 0, records: bool = True) -> Iterator[LocatedBatch]:
-    """Yield the batches of a segment that hold offsets from *first* on. A segment may end in zeros, as brokers allocate them ahead.
+    """Yield the batches of a segment that hold offsets from *first* on. A segment may end in zeros, as
+    brokers allocate them ahead.
 
-    Without *records* only control batches bring theirs; the others are read, to see whether they can be, and let go.
+    Without *records* only control batches bring theirs; the others are read, to see whether they can be, and
+    let go.
     """
     at, size = 0, len(data)
     while size - at >= HEADER_BYTES:
@@ -80,7 +83,9 @@ def _explain_segment(path: Path, first: int, limit: int, records: bool, output: 
 
 
 def _show_segment(view: memoryview, first: int, limit: int, records: bool, output: Output) -> None:
-    """Show a segment in two passes: how a transaction ends stands behind it. What lies before a broken header is shown all the same."""
+    """Show a segment in two passes: how a transaction ends stands behind it. What lies before a broken header
+    is shown all the same.
+    """
     transactions = Transactions()
     found: list[LocatedBatch] = []
     more, broken = False, _markers(view, transactions)
@@ -97,7 +102,8 @@ def _show_segment(view: memoryview, first: int, limit: int, records: bool, outpu
     _show(found, transactions, records, output)
     if more:
         note(
-            f"there are more than {limit} batches: go on with --from {found[-1].header.last_offset + 1}, or set --limit"
+            f"there are more than {limit} batches: go on with --from {found[-1].header.last_offset + 1}, or"
+            " set --limit"
         )
     unreadable = next((seen.error for seen in found if seen.error is not None), None if more else broken)
     if unreadable is not None:
@@ -172,15 +178,20 @@ def _one_line(cell: Cell) -> Cell:
 def _partition(text: str) -> int:
     if not text.isdecimal() or int(text) > LAST_PARTITION:
         raise typer.BadParameter(
-            f"{text!r} is not a partition, 0 to {LAST_PARTITION}; for a row of a table write PROCESSOR KEY alone, with --at for another time",
+            f"{text!r} is not a partition, 0 to {LAST_PARTITION}; for a row of a table write PROCESSOR KEY"
+            " alone, with --at for another time",
             param_hint="PARTITION",
         )
     return int(text)
 
 
 @app.command(
-    help="Show the batches of a segment file (--segment FILE), everything known about one offset (TOPIC PARTITION OFFSET), or a row of a table "
-    "and the records that led to it (PROCESSOR KEY, with --at TIME as it was then). Of a batch that cannot be read it shows what the header claims, and why; the exit code is then 1."
+    help=(
+        "Show the batches of a segment file (--segment FILE), everything known about one offset (TOPIC"
+        " PARTITION OFFSET), or a row of a table and the records that led to it (PROCESSOR KEY, with --at"
+        " TIME as it was then). Of a batch that cannot be read it shows what the header claims, and why; the"
+        " exit code is then 1."
+    )
 )
 def explain(
     context: typer.Context,
@@ -208,8 +219,11 @@ def explain(
         typer.Option(
             "--at",
             metavar="TIME|OFFSET",
-            help="Of a row: as it was at a time (2026-11-25T12:00:00Z), or after an offset of its partition (17, 0:17; of several sources 0:orders:17). "
-            "Default: as it is at the end of the log. A key that is a number needs --at.",
+            help=(
+                "Of a row: as it was at a time (2026-11-25T12:00:00Z), or after an offset of its partition"
+                " (17, 0:17; of several sources 0:orders:17). "
+                "Default: as it is at the end of the log. A key that is a number needs --at."
+            ),
         ),
     ] = None,
     changes: Annotated[
@@ -244,7 +258,8 @@ def explain(
     partition = None if place is None else _partition(place)
     if topic is None or partition is None or offset is None:
         raise ConfigError(
-            "name an offset as TOPIC PARTITION OFFSET, a row as PROCESSOR KEY (--at TIME, if its key is a number), or a file with --segment FILE"
+            "name an offset as TOPIC PARTITION OFFSET, a row as PROCESSOR KEY (--at TIME, if its key is a"
+            " number), or a file with --segment FILE"
         )
     found, unreadable = asyncio.run(
         fetch_explanation(settings_of(context), topic, partition, offset, timeout)

@@ -56,8 +56,9 @@ async def _find(settings: Settings, topics: list[str] | None, *, end: bool) -> l
             }:
                 first = min(left)
                 raise BrokerError(
-                    f"{len(left)} transactions hang though their markers were written, the first in {first.topic} partition "
-                    f"{first.partition} at {first.first_offset}; stop their producers and try again"
+                    f"{len(left)} transactions hang though their markers were written, the first in"
+                    f" {first.topic} partition {first.partition} at {first.first_offset}; stop their"
+                    " producers and try again"
                 )
         return found
 
@@ -83,7 +84,8 @@ def hanging(
         note(f"{len(found) - unknown} ended as was decided")
     else:
         note(
-            "readers of committed records wait before these for ever; stop their producers and end them with --end"
+            "readers of committed records wait before these for ever; stop their producers and end them with"
+            " --end"
         )
     if unknown:
         note(

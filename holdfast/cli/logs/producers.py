@@ -100,8 +100,8 @@ def _sources(context: typer.Context, timeout_s: float) -> _ProducerTables:
     outboxes = [each for each in application.processors if each.row is Reached]
     if not books and not names:
         raise ConfigError(
-            f"application {application.settings.app} keeps no ledgers of producers: set `books`, `dedupe` or `registry` as for its workers, "
-            "or name your own application with -A"
+            f"application {application.settings.app} keeps no ledgers of producers: set `books`, `dedupe` or"
+            " `registry` as for its workers, or name your own application with -A"
         )
     tables = BlockingTableClient(application.settings, [*books, *names, *outboxes])
     return _ProducerTables(application.settings, books, names, outboxes, tables, timeout_s)
@@ -140,15 +140,17 @@ def _record(answer: Answer[Any], topic: str) -> dict[str, Cell]:
         "doubtful": faults.doubtful,
         "zombies": faults.zombies,
         "restarts": faults.restarts,
-        "trouble": None
-        if trouble is None
-        else {
-            "kind": trouble.kind.value,
-            "offset": trouble.offset,
-            "at_ms": trouble.at_ms,
-            "epoch": trouble.epoch,
-            "sequence": trouble.sequence,
-        },
+        "trouble": (
+            None
+            if trouble is None
+            else {
+                "kind": trouble.kind.value,
+                "offset": trouble.offset,
+                "at_ms": trouble.at_ms,
+                "epoch": trouble.epoch,
+                "sequence": trouble.sequence,
+            }
+        ),
         "as_of_offset": answer.as_of_offset,
         "role": answer.role,
     }
@@ -162,7 +164,10 @@ def _for_people(record: dict[str, Cell]) -> dict[str, Cell]:
 
 @app.command(
     "list",
-    help="List the producers of stamped topics: epoch, last sequence, and counts of missing, late, repeated and zombie records.",
+    help=(
+        "List the producers of stamped topics: epoch, last sequence, and counts of missing, late, repeated"
+        " and zombie records."
+    ),
 )
 def list_producers(
     context: typer.Context,
@@ -200,7 +205,10 @@ def _is_troubled(book: Book) -> bool:
 
 @app.command(
     "show",
-    help="Show one producer: its registration, its ledgers by topic and partition, and the progress of its outbox.",
+    help=(
+        "Show one producer: its registration, its ledgers by topic and partition, and the progress of its"
+        " outbox."
+    ),
 )
 def show_producer(
     context: typer.Context,

@@ -106,7 +106,8 @@ def _harvest(settings: HarvestSettings, metrics: CollectorRegistry) -> None:
         exporting.start()
         harvester.start()
         note(
-            f"harvesting {settings.name} (table {settings.table}, strategy {settings.strategy}); stop with Ctrl-C"
+            f"harvesting {settings.name} (table {settings.table}, strategy {settings.strategy}); stop with"
+            " Ctrl-C"
         )
         while not stop.wait(0.25):
             harvester.wait(0)
@@ -156,7 +157,8 @@ def _ask_leaders(
     )
     if len(answers) < settings.shards:
         raise BrokerError(
-            f"{len(answers)} of {settings.shards} shard(s) of {settings.name} answered within {timeout:g} s; the others have no leader now"
+            f"{len(answers)} of {settings.shards} shard(s) of {settings.name} answered within {timeout:g} s;"
+            " the others have no leader now"
         )
 
 
@@ -194,7 +196,10 @@ def register(app: typer.Typer) -> None:
     for call, text in (
         (
             harvest,
-            "Publish the outbox's rows until stopped: take part in the election, and lead the shards that this process wins.",
+            (
+                "Publish the outbox's rows until stopped: take part in the election, and lead the shards that"
+                " this process wins."
+            ),
         ),
         (pause, "Stop the harvesters from publishing until `resume`; later leaders obey it too."),
         (resume, "Let the harvesters publish again."),

@@ -1,1 +1,3 @@
-"""`holdfast pipeline` and `holdfast report`: commands that land topics in a lake, keep it up, and make tables and pages of it."""
+"""`holdfast pipeline` and `holdfast report`: commands that land topics in a lake, keep it up, and make tables
+and pages of it.
+"""

@@ -24,7 +24,10 @@ def check(
         typer.Option(
             "--topics",
             "--topic",
-            help="Topics whose tables to check, with commas between them. Default: all, of a lake on this machine.",
+            help=(
+                "Topics whose tables to check, with commas between them. Default: all, of a lake on this"
+                " machine."
+            ),
         ),
     ] = None,
     deep: Annotated[

@@ -1,4 +1,6 @@
-"""`holdfast pipeline derive`: tables that tell of claims, groups, outboxes and producers, by what was landed of their logs."""
+"""`holdfast pipeline derive`: tables that tell of claims, groups, outboxes and producers, by what was landed
+of their logs.
+"""
 
 from __future__ import annotations
 

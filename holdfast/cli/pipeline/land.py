@@ -36,13 +36,19 @@ TopicsOption = Annotated[
     typer.Option(
         "--topics",
         "--topic",
-        help="Topics to land, with commas between them; patterns such as 'events.*' take up new topics when following.",
+        help=(
+            "Topics to land, with commas between them; patterns such as 'events.*' take up new topics when"
+            " following."
+        ),
     ),
 ]
 ProcessorOption = Annotated[
     str | None,
     typer.Option(
-        help="In place of --topics: the sources of this processor and, if there are several, the choices of their order."
+        help=(
+            "In place of --topics: the sources of this processor and, if there are several, the choices of"
+            " their order."
+        )
     ),
 ]
 OnceOption = Annotated[
@@ -73,14 +79,19 @@ GroupOption = Annotated[
     list[str] | None,
     typer.Option(
         "--group",
-        help="Keep what this consumer group has not committed of topics with retention landed; may be repeated.",
+        help=(
+            "Keep what this consumer group has not committed of topics with retention landed; may be"
+            " repeated."
+        ),
     ),
 ]
 EngineOption = Annotated[
     EngineName,
     typer.Option(
-        help="local: this process, no JVM. spark: tasks of Spark. auto: local where the lake is on this machine or in S3, and no "
-        "option of Spark is given."
+        help=(
+            "local: this process, no JVM. spark: tasks of Spark. auto: local where the lake is on this"
+            " machine or in S3, and no option of Spark is given."
+        )
     ),
 ]
 
@@ -194,7 +205,9 @@ def _trimmed(
     topics: Collection[str],
     options: LandOptions,
 ) -> Iterator[None]:
-    """Delete what the block lands of those of *topics* that are declared with retention landed: meanwhile when it follows, else afterwards."""
+    """Delete what the block lands of those of *topics* that are declared with retention landed: meanwhile
+    when it follows, else afterwards.
+    """
     from holdfast.pipeline.landed_trimming import LandedTopics, trim_told
 
     if application is None:

@@ -26,7 +26,10 @@ DAY_MS = 86_400_000
 
 
 @app.command(
-    help="Write a page about a period: who held which claim, takeovers, producers' anomalies, quarantined records, from the tables of `pipeline derive`."
+    help=(
+        "Write a page about a period: who held which claim, takeovers, producers' anomalies, quarantined"
+        " records, from the tables of `pipeline derive`."
+    )
 )
 def report(
     context: typer.Context,
@@ -47,7 +50,9 @@ def report(
         EngineName,
         typer.Option(
             "--engine",
-            help="What reads the tables. local: this process, no JVM. spark: Spark. auto: Spark with --master.",
+            help=(
+                "What reads the tables. local: this process, no JVM. spark: Spark. auto: Spark with --master."
+            ),
         ),
     ] = EngineName.AUTO,
     master: MasterOption = None,
@@ -77,7 +82,8 @@ def report(
     note(f"{html}: {rows or 'no rows'}, read by {options.engine}")
     for name, count in found.left_out.items():
         note(
-            f"{name} is left out: this time has {count} rows of it, and a page is made of {LIMIT_ROWS} at most; name a shorter time (--from, --to)"
+            f"{name} is left out: this time has {count} rows of it, and a page is made of {LIMIT_ROWS} at"
+            " most; name a shorter time (--from, --to)"
         )
 
 

@@ -1,4 +1,6 @@
-"""`holdfast pipeline trim`: deletes from sources what a lake holds and all tables behind have in their state."""
+"""`holdfast pipeline trim`: deletes from sources what a lake holds and all tables behind have in their
+state.
+"""
 
 from __future__ import annotations
 
@@ -63,5 +65,6 @@ def trim(
     )
     if output_of(context) is Output.TABLE and not yes:
         note(
-            "nothing was deleted; other applications that read these topics lose it too: name their groups with --group, and give --yes"
+            "nothing was deleted; other applications that read these topics lose it too: name their groups"
+            " with --group, and give --yes"
         )

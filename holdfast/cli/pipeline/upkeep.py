@@ -20,14 +20,20 @@ TopicsOption = Annotated[
     typer.Option(
         "--topics",
         "--topic",
-        help="Topics whose tables to keep up, with commas between them. Default: all, of a lake on this machine.",
+        help=(
+            "Topics whose tables to keep up, with commas between them. Default: all, of a lake on this"
+            " machine."
+        ),
     ),
 ]
 FoldsOption = Annotated[
     str | None,
     typer.Option(
         "--fold",
-        help="In place of topics, the tables that `pipeline fold` has made of these processors, with commas between them.",
+        help=(
+            "In place of topics, the tables that `pipeline fold` has made of these processors, with commas"
+            " between them."
+        ),
     ),
 ]
 DerivedOption = Annotated[
@@ -129,7 +135,10 @@ def vacuum(
         typer.Option(
             "--older-than-hours",
             min=1,
-            help="Keep the files that versions of the last so many hours need; older versions cannot be read afterwards.",
+            help=(
+                "Keep the files that versions of the last so many hours need; older versions cannot be read"
+                " afterwards."
+            ),
         ),
     ] = 168,
     folds: FoldsOption = None,

@@ -55,7 +55,8 @@ def require_free_name(name: str) -> None:
             else ""
         )
         raise ConfigError(
-            f"{name!r} cannot name a project: its module is imported by that name; write lower-case letters, digits and _{better}"
+            f"{name!r} cannot name a project: its module is imported by that name; write lower-case letters,"
+            f" digits and _{better}"
         )
     if name in sys.stdlib_module_names or find_spec(name) is not None:
         raise ConfigError(
@@ -90,16 +91,17 @@ def _rendered(name: str) -> dict[Path, str]:
     with resources.as_file(resources.files(__package__) / TEMPLATES) as root:
         found = sorted(root.rglob(f"*{SUFFIX}"))
         texts = {
-            Path(str(path.relative_to(root)).removesuffix(SUFFIX).replace(NAME_IN_PATHS, name)): Template(
-                path.read_text("utf-8")
-            ).substitute(values)
+            Path(str(path.relative_to(root)).removesuffix(SUFFIX).replace(NAME_IN_PATHS, name)): (
+                Template(path.read_text("utf-8")).substitute(values)
+            )
             for path in found
         }
     return {path: aligned(text) if path.suffix == ".md" else text for path, text in texts.items()}
 
 
 def aligned(text: str) -> str:
-    """Return *text* with the comments of its commands, indented lines of Markdown, below each other: names are of any length.
+    """Return *text* with the comments of its commands, indented lines of Markdown, below each other: names
+    are of any length.
 
     >>> aligned("    cd shop        # go\\n    ls   # look\\nmore    # is left\\n").splitlines()
     ['    cd shop    # go', '    ls         # look', 'more    # is left']
@@ -107,8 +109,10 @@ def aligned(text: str) -> str:
     commands = [found for line in text.splitlines() if (found := _COMMENTED.fullmatch(line))]
     width = max((len(found["command"]) for found in commands), default=0)
     return "".join(
-        f"{found['command']:<{width}}    # {found['comment']}\n"
-        if (found := _COMMENTED.fullmatch(line))
-        else f"{line}\n"
+        (
+            f"{found['command']:<{width}}    # {found['comment']}\n"
+            if (found := _COMMENTED.fullmatch(line))
+            else f"{line}\n"
+        )
         for line in text.splitlines()
     )

@@ -65,7 +65,10 @@ OutboxOption = Annotated[
     str | None,
     typer.Option(
         "--outbox",
-        help="The outbox. Without it, every producer in the topics is audited, but the last numbers are not compared.",
+        help=(
+            "The outbox. Without it, every producer in the topics is audited, but the last numbers are not"
+            " compared."
+        ),
     ),
 ]
 TopicsOption = Annotated[
@@ -101,7 +104,10 @@ ByKeyOption = Annotated[
     bool,
     typer.Option(
         "--by-key",
-        help="Check that records without a digest are in their key's partition (murmur2 over the topic's current partitions).",
+        help=(
+            "Check that records without a digest are in their key's partition (murmur2 over the topic's"
+            " current partitions)."
+        ),
     ),
 ]
 SourceOption = Annotated[
@@ -111,8 +117,11 @@ SourceOption = Annotated[
 
 
 @app.command(
-    help="Audit the topics of an outbox, or their bronze tables. Each row must be there once and unchanged, in its key's order and "
-    "partition; numbers must have no gap, epochs no zombie. Exit code 1 on any finding."
+    help=(
+        "Audit the topics of an outbox, or their bronze tables. Each row must be there once and unchanged, in"
+        " its key's order and partition; numbers must have no gap, epochs no zombie. Exit code 1 on any"
+        " finding."
+    )
 )
 @takes_spark()
 def outbox(
@@ -166,7 +175,8 @@ def _show(report: AuditReport, output: Output) -> None:
         note(each)
     if undigested := sum(each.undigested for each in report.partitions):
         note(
-            f"{undigested} records bear no digest, as an older version published them: that they are unchanged is not proved"
+            f"{undigested} records bear no digest, as an older version published them: that they are"
+            " unchanged is not proved"
         )
     verdict = "nothing is wrong" if report.is_clean else "NOT as it must be"
     note(f"{number_of(report.audited, 'record')} audited on {report.engine}: {verdict}")

@@ -43,8 +43,11 @@ class BeginName(StrEnum):
 
 
 @app.command(
-    help="Fold a processor over history and write the state of each partition as the changelog of its version, in one transaction: "
-    "workers restore it and continue with the next record. It skips partitions that have a state."
+    help=(
+        "Fold a processor over history and write the state of each partition as the changelog of its version,"
+        " in one transaction: workers restore it and continue with the next record. It skips partitions that"
+        " have a state."
+    )
 )
 @takes_spark()
 def bootstrap(
@@ -60,8 +63,12 @@ def bootstrap(
         BeginName | None,
         typer.Option(
             "--from",
-            help="Read the topic, the bronze table that `pipeline land` keeps, one history (the table up to its end and the topic from there), or "
-            "the rows of an earlier version. Default: version for a processor with migrate=, else as for replay.",
+            help=(
+                "Read the topic, the bronze table that `pipeline land` keeps, one history (the table up to"
+                " its end and the topic from there), or "
+                "the rows of an earlier version. Default: version for a processor with migrate=, else as for"
+                " replay."
+            ),
         ),
     ] = None,
     lake: LakeOption = None,
@@ -85,7 +92,8 @@ def bootstrap(
     processor = application.processor(name)
     if version is not None and version != processor.version:
         raise ConfigError(
-            f"--version {version}: processor {name} is declared as version {processor.version}; name the application that declares the other"
+            f"--version {version}: processor {name} is declared as version {processor.version}; name the"
+            " application that declares the other"
         )
     migrates = source is BeginName.VERSION or (source is None and bool(processor.migrate))
     if source is None and migrates:
@@ -109,8 +117,8 @@ def bootstrap(
     show(done.document()["partitions"], COLUMNS, Output.TABLE)
     if not done.engine:
         note(
-            f"every partition of {processor.table} has a state: raise the version to build another, or empty this one with "
-            f"`holdfast tables repair {name} --rebuild`"
+            f"every partition of {processor.table} has a state: raise the version to build another, or empty"
+            f" this one with `holdfast tables repair {name} --rebuild`"
         )
         return
     note(f"folded on {done.engine}; workers of {processor.table} go on behind these positions")

@@ -24,7 +24,10 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
 @app.command(
-    help="Fold two versions of a processor over one history, in one pass, and show the keys whose rows differ. Exit code 1 if there are any."
+    help=(
+        "Fold two versions of a processor over one history, in one pass, and show the keys whose rows differ."
+        " Exit code 1 if there are any."
+    )
 )
 @takes_spark()
 def compare(
@@ -36,7 +39,9 @@ def compare(
         typer.Option(
             "--with",
             metavar="MODULE:PROCESSOR",
-            help="The other version: a module, a colon, and the name of a processor in the application there.",
+            help=(
+                "The other version: a module, a colon, and the name of a processor in the application there."
+            ),
         ),
     ],
     engine: EngineOption = EngineName.AUTO,

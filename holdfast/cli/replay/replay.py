@@ -86,7 +86,8 @@ def replay(
         for base in document["bases"]:
             note(base)
         note(
-            f"{number_of(replayed.records, 'record')}{left_out(replayed.skipped)} on {replayed.engine}; digest of the table {replayed.digest}"
+            f"{number_of(replayed.records, 'record')}{left_out(replayed.skipped)} on {replayed.engine};"
+            f" digest of the table {replayed.digest}"
         )
     if out is not None:
         note(f"tables are in {options.out}")

@@ -33,7 +33,10 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
 @app.command(
-    help="Replay a processor up to the position its live table has reached and compare by hash. Exit code 1 when they differ."
+    help=(
+        "Replay a processor up to the position its live table has reached and compare by hash. Exit code 1"
+        " when they differ."
+    )
 )
 @takes_spark(quick=True)
 def verify(
@@ -47,7 +50,9 @@ def verify(
         bool,
         typer.Option(
             "--store",
-            help="Compare what the workers serve as well: replay, changelog and store, at the store's offset.",
+            help=(
+                "Compare what the workers serve as well: replay, changelog and store, at the store's offset."
+            ),
         ),
     ] = False,
     emits: Annotated[
@@ -61,7 +66,10 @@ def verify(
         bool,
         typer.Option(
             "--strict",
-            help="Exit code 1 also if records are missing, because equal states then prove nothing about these.",
+            help=(
+                "Exit code 1 also if records are missing, because equal states then prove nothing about"
+                " these."
+            ),
         ),
     ] = False,
     store_timeout_s: Annotated[

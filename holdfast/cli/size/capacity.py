@@ -1,7 +1,7 @@
 """The formulas of docs/capacity.md: what an application of a given load needs. Pure.
 
-Constants are measured by `python -P -m bench.sizing` and `python -P -m bench.fleet_claims`; bench/RESULTS.md has the runs. They are of small
-records on an ordinary machine: measure your own fold, and set *fold_us*.
+Constants are measured by `python -P -m bench.sizing` and `python -P -m bench.fleet_claims`; bench/RESULTS.md
+has the runs. They are of small records on an ordinary machine: measure your own fold, and set *fold_us*.
 """
 
 from __future__ import annotations
@@ -71,8 +71,9 @@ class Unit(StrEnum):
 class Load:
     """What is known of an application. Rates and *keys* are of the whole application, sizes in bytes.
 
-    *record_bytes* and *row_bytes* are of key and value together. *changes* is how many rows a record changes, *emits* how many records it
-    sends. *retention_s* is how long the sources are kept, None for forever: then disk of sources is told for a day.
+    *record_bytes* and *row_bytes* are of key and value together. *changes* is how many rows a record changes,
+    *emits* how many records it sends. *retention_s* is how long the sources are kept, None for forever: then
+    disk of sources is told for a day.
     """
 
     partitions: int
@@ -101,14 +102,15 @@ class Load:
                 raise ConfigError(f"{each.name} is {value}: write a number from 0 to {LIMIT:.0e}")
         if bool(self.claim_members) != bool(self.claim_partitions):
             raise ConfigError(
-                "claim_members and claim_partitions belong together: tell how many members share how many partitions, or neither"
+                "claim_members and claim_partitions belong together: tell how many members share how many"
+                " partitions, or neither"
             )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One line of the answer: for the busiest worker (of claims: a member), and for all or the cluster; *how* is the formula, *share* how much of a known
-    limit is used.
+    """One line of the answer: for the busiest worker (of claims: a member), and for all or the cluster; *how*
+    is the formula, *share* how much of a known limit is used.
     """
 
     figure: str
@@ -135,7 +137,9 @@ class _Capacity:
         self._held = self._owned + ceil(load.partitions * self._standbys / load.workers)
         self._share = self._owned / load.partitions
         self._transactions_per_s = min(load.records_per_s * self._share, SHARE / TRANSACTION_S)
-        """Of the busiest worker, at most: with fewer records each is one of its own, with many they are gathered."""
+        """Of the busiest worker, at most: with fewer records each is one of its own, with many they are
+        gathered.
+        """
 
     def figures(self) -> Iterator[Figure]:
         yield from self._of_workers()
@@ -201,8 +205,11 @@ class _Capacity:
             unit=Unit.BYTES,
             each=each,
             all=each * load.workers,
-            how=f"{BASE_BYTES // MEGABYTE} MB + {PARTITION_BYTES / MEGABYTE:g} MB a partition held + caches and buffers of the settings"
-            f" + {DECODED_BYTES} B and its size for each of {rows:,.0f} decoded rows",
+            how=(
+                f"{BASE_BYTES // MEGABYTE} MB + {PARTITION_BYTES / MEGABYTE:g} MB a partition held + caches"
+                f" and buffers of the settings + {DECODED_BYTES} B and its size for each of {rows:,.0f}"
+                " decoded rows"
+            ),
         )
 
     def _disk(self) -> Figure:
@@ -219,8 +226,8 @@ class _Capacity:
         )
 
     def _connections(self) -> int:
-        """Return the connections of the busiest worker's writers: each has its own to the coordinator, and to every leader that it
-        writes to.
+        """Return the connections of the busiest worker's writers: each has its own to the coordinator, and to
+        every leader that it writes to.
         """
         load = self._load
         leaders = load.brokers if load.emits else 1
@@ -246,8 +253,10 @@ class _Capacity:
             unit=Unit.BYTES_PER_S,
             each=written * self._share,
             all=written,
-            how=f"changed rows/s x (row + {1 + ROW_LOG_BYTES} B) + {TRANSACTION_LOG_BYTES} B a transaction; x {replicas} replicas on brokers,"
-            f" read by {self._standbys} standby of each",
+            how=(
+                f"changed rows/s x (row + {1 + ROW_LOG_BYTES} B) + {TRANSACTION_LOG_BYTES} B a transaction; x"
+                f" {replicas} replicas on brokers, read by {self._standbys} standby of each"
+            ),
         )
         if load.sources > 1:
             yield Figure(
@@ -255,7 +264,9 @@ class _Capacity:
                 unit=Unit.BYTES_PER_S,
                 each=per_s * CHOICE_LOG_BYTES,
                 all=transactions * CHOICE_LOG_BYTES,
-                how=f"{CHOICE_LOG_BYTES} B for each transaction that needs one, kept for ever; most need none",
+                how=(
+                    f"{CHOICE_LOG_BYTES} B for each transaction that needs one, kept for ever; most need none"
+                ),
             )
         if load.emits:
             emitted = load.records_per_s * load.emits * (load.emit_bytes + RECORD_LOG_BYTES)
@@ -288,7 +299,10 @@ class _Capacity:
             unit=Unit.BYTES,
             each=None,
             all=source * replicas,
-            how=f"records/s x (size + {RECORD_LOG_BYTES} B) x {told} x {replicas} replicas, before compression",
+            how=(
+                f"records/s x (size + {RECORD_LOG_BYTES} B) x {told} x {replicas} replicas, before"
+                " compression"
+            ),
         )
         row = load.row_bytes + 1 + ROW_LOG_BYTES
         hour = load.records_per_s * load.changes * row * HOUR_MS / 1000
@@ -297,14 +311,20 @@ class _Capacity:
             unit=Unit.BYTES,
             each=None,
             all=int((load.keys * row / (1 - DIRTY_SHARE) + hour) * replicas),
-            how=f"(keys x (row + {1 + ROW_LOG_BYTES} B) / {1 - DIRTY_SHARE:g} + an hour of changes, the segment that is not compacted) x {replicas} replicas",
+            how=(
+                f"(keys x (row + {1 + ROW_LOG_BYTES} B) / {1 - DIRTY_SHARE:g} + an hour of changes, the"
+                f" segment that is not compacted) x {replicas} replicas"
+            ),
         )
         yield Figure(
             figure="connections to brokers",
             unit=Unit.COUNT,
             each=self._connections(),
             all=self._connections() * load.workers,
-            how="of the writers of partitions folded: coordinator, leader of the changelog, and leaders of what is emitted",
+            how=(
+                "of the writers of partitions folded: coordinator, leader of the changelog, and leaders of"
+                " what is emitted"
+            ),
         )
         held = load.partitions * (1 + self._standbys)
         others = min(LIMIT_TOLD_BYTES, load.workers * load.partitions * TOLD_BYTES)
@@ -314,7 +334,10 @@ class _Capacity:
             unit=Unit.BYTES,
             each=None,
             all=group,
-            how=f"{MEMBER_BYTES} B a worker + {HELD_BYTES} B a partition held + what members are told of others, {LIMIT_TOLD_BYTES // 1000} kB at most",
+            how=(
+                f"{MEMBER_BYTES} B a worker + {HELD_BYTES} B a partition held + what members are told of"
+                f" others, {LIMIT_TOLD_BYTES // 1000} kB at most"
+            ),
             share=group / DEFAULT_MESSAGE_BYTES,
             limit="max.message.bytes of __consumer_offsets, which brokers can raise",
         )
@@ -336,7 +359,10 @@ class _Capacity:
             unit=Unit.BYTES_PER_S,
             each=frames * FRAME_LOG_BYTES,
             all=frames * FRAME_LOG_BYTES * load.claim_members,
-            how=f"each member reads all frames of its topics' coordination partition, {FRAME_LOG_BYTES} B each",
+            how=(
+                f"each member reads all frames of its topics' coordination partition, {FRAME_LOG_BYTES} B"
+                " each"
+            ),
         )
         yield Figure(
             figure="processor of a claim member",

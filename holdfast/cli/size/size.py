@@ -22,8 +22,11 @@ _UNITS = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
 
 
 @app.command(
-    help="Estimate what an application needs: processor, memory, disk, open files, traffic. Connects to nothing; standbys, replicas and caches "
-    "are those of the settings. docs/capacity.md explains the formulas."
+    help=(
+        "Estimate what an application needs: processor, memory, disk, open files, traffic. Connects to"
+        " nothing; standbys, replicas and caches are those of the settings. docs/capacity.md explains the"
+        " formulas."
+    )
 )
 def size(
     context: typer.Context,
@@ -80,7 +83,8 @@ def size(
         return
     show([line_of(each) for each in found], (*COLUMNS, "how") if formulas else COLUMNS, Output.TABLE)
     note(
-        f"for {load.workers} {'worker' if load.workers == 1 else 'workers'}; docs/capacity.md says what is measured, and where"
+        f"for {load.workers} {'worker' if load.workers == 1 else 'workers'}; docs/capacity.md says what is"
+        " measured, and where"
     )
     for each in found:
         if each.share is not None and each.share > NEAR:
@@ -123,7 +127,7 @@ def shown(value: float | None, unit: Unit) -> str | None:
 
     >>> shown(1_234_567, Unit.BYTES), shown(0.0131, Unit.CORES), shown(12.0, Unit.PER_S), shown(0.034, Unit.SHARE), shown(7, Unit.COUNT)
     ('1.2 MB', '0.013 cores', '12/s', '3 %', '7')
-    """
+    """  # noqa: E501
     if value is None:
         return None
     match unit:

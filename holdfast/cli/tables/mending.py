@@ -48,7 +48,9 @@ class MendingStep:
 
 
 class Mender:
-    """Finds and mends the partitions of one table. `look` only reads; `write` needs all workers of the application to have stopped."""
+    """Finds and mends the partitions of one table. `look` only reads; `write` needs all workers of the
+    application to have stopped.
+    """
 
     def __init__(self, processor: Processor[Any, Any], settings: Settings) -> None:
         self._processor, self._settings = processor, settings
@@ -74,18 +76,22 @@ class Mender:
         found = audit.findings()
         if found.open_at is not None:
             raise ChangelogError(
-                f"{self._changelog} partition {partition}: from {found.open_at} on a transaction is open; stop its producer and wait until it has "
-                'ended, or see docs/operating.md, "A transaction that never ends"'
+                f"{self._changelog} partition {partition}: from {found.open_at} on a transaction is open;"
+                ' stop its producer and wait until it has ended, or see docs/operating.md, "A transaction'
+                ' that never ends"'
             )
         return found
 
     def plan_rebuild(self, partition: int, found: ForeignRecords) -> MendingStep:
-        """Return what empties a partition, so that the next worker folds its source from the beginning; one that began with a base is put back to that."""
+        """Return what empties a partition, so that the next worker folds its source from the beginning; one
+        that began with a base is put back to that.
+        """
         base = self._base(partition)
         if base is None:
             puts: dict[bytes, bytes | None] = dict.fromkeys(found.row_keys())
             return self._step(partition, found, puts, self._positions.start, "emptied")
-        # What the base had lost, as what it was written, and where the version before stood: no replay tells that again.
+        # What the base had lost, as what it was written, and where the version before stood: no replay tells
+        # that again.
         notes = {key: value for key, value in found.notes().items() if not is_refusal_note(key)}
         wanted = {**dict(base.stored), **notes, BASE: encode_base(base.base)}
         how = f"put back to {base.base.told()}"
@@ -95,7 +101,9 @@ class Mender:
         return read_bases(self._processor, self._settings, [partition]).get(partition)
 
     def plan(self, partition: int, found: ForeignRecords, applied: Applied | None) -> MendingStep:
-        """Return what makes a partition good: the state that the last worker left, or with *applied* the source's up to that offset."""
+        """Return what makes a partition good: the state that the last worker left, or with *applied* the
+        source's up to that offset.
+        """
         if applied is not None:
             marker, state = self._replayed(partition, self._until(partition, applied), found)
             puts = found.changes_to({**state, **self._notes(found, marker)})
@@ -104,8 +112,8 @@ class Mender:
             )
         if found.disowned_at is not None:
             raise ChangelogError(
-                f"{self._changelog} partition {partition}: at {found.disowned_at} its writer says that the topic was deleted and made again, and "
-                "holds a part of the state: use --rebuild"
+                f"{self._changelog} partition {partition}: at {found.disowned_at} its writer says that the"
+                " topic was deleted and made again, and holds a part of the state: use --rebuild"
             )
         mending = found.mend()
         if mending.clean:
@@ -117,9 +125,10 @@ class Mender:
             return MendingStep(partition=partition, findings=found, changes=None, how=how)
         if mending.marker is None:
             raise ChangelogError(
-                f"{self._changelog} partition {partition}: a stray has replaced the position, and compaction has dropped the last good one: name the "
-                f"last source offset that was folded, --applied {partition}:{'' if self._processor.on is None else 'TOPIC:'}OFFSET (`holdfast groups describe {self._settings.app}` shows the next one "
-                "to be folded), or use --rebuild"
+                f"{self._changelog} partition {partition}: a stray has replaced the position, and compaction"
+                " has dropped the last good one: name the last source offset that was folded, --applied"
+                f" {partition}:{'' if self._processor.on is None else 'TOPIC:'}OFFSET (`holdfast groups"
+                f" describe {self._settings.app}` shows the next one to be folded), or use --rebuild"
             )
         marker = structs.replace(mending.marker, version=self._processor.version)
         how = "restored from the changelog"
@@ -131,8 +140,8 @@ class Mender:
         return self._step(partition, found, mending.puts, marker, how)
 
     def _notes(self, found: ForeignRecords, marker: Position) -> dict[bytes, bytes]:
-        """Return the notes of a state that was replayed up to *marker*: its rows are all of the type of now, and what was refused behind
-        it is folded again.
+        """Return the notes of a state that was replayed up to *marker*: its rows are all of the type of now,
+        and what was refused behind it is folded again.
         """
         notes = found.notes()
         if not self._processor.stateless:
@@ -162,7 +171,8 @@ class Mender:
                 else f"P:TOPIC:OFFSET, {partition}:{self._processor.topics[0]}:4711"
             )
             raise ConfigError(
-                f"--applied: processor {self._processor.name} folds {', '.join(self._processor.topics)}; write {form}"
+                f"--applied: processor {self._processor.name} folds {', '.join(self._processor.topics)};"
+                f" write {form}"
             )
         until = (
             Until(offsets={partition: applied})
@@ -174,7 +184,9 @@ class Mender:
     def _replayed(
         self, partition: int, options: ReplayOptions, found_there: ForeignRecords
     ) -> tuple[Position, Mapping[bytes, bytes]]:
-        """Return position and state where *options* say, from the source; LostRecordsError when its beginning is not there any more."""
+        """Return position and state where *options* say, from the source; LostRecordsError when its beginning
+        is not there any more.
+        """
         processor, until = self._processor, options.until
         if (
             until is not None
@@ -199,7 +211,8 @@ class Mender:
     def _check_last(partition: int, source: str, last: int, found: int) -> None:
         if found != last:
             raise ConfigError(
-                f"--applied {partition}:{source}{last}: the last record of the source up to there is at {found}; name that one"
+                f"--applied {partition}:{source}{last}: the last record of the source up to there is at"
+                f" {found}; name that one"
             )
 
     def applied_of(self, marker: Position) -> Applied:

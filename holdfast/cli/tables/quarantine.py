@@ -111,8 +111,11 @@ def show_record(
 
 
 @app.command(
-    help="Send refused records to their partition again, as they were, with the header holdfast-retry-of. Without --execute, only print "
-    "what would be sent. Fix the decoder or fold first, or they are refused again."
+    help=(
+        "Send refused records to their partition again, as they were, with the header holdfast-retry-of."
+        " Without --execute, only print what would be sent. Fix the decoder or fold first, or they are"
+        " refused again."
+    )
 )
 def retry(
     context: typer.Context,
@@ -142,7 +145,8 @@ def retry(
 ) -> None:
     if everything == bool(coordinates):
         raise ConfigError(
-            "name records by their coordinates, or all of them with --all; `holdfast quarantine list` shows them"
+            "name records by their coordinates, or all of them with --all; `holdfast quarantine list` shows"
+            " them"
         )
     application, quarantine = _open(context, timeout)
     chosen = _choose(quarantine, coordinates, processor, topic)
@@ -179,7 +183,9 @@ def retry(
 def _choose(
     quarantine: Quarantine, coordinates: Sequence[str] | None, processor: str | None, topic: str | None
 ) -> list[QuarantinedRecord]:
-    """Return the records meant, and with each whatever else was refused at its place: a copy gives all of them another try."""
+    """Return the records meant, and with each whatever else was refused at its place: a copy gives all of
+    them another try.
+    """
     everywhere = quarantine.records(lambda record: True)
     meant = [
         record
@@ -212,9 +218,15 @@ def _objection(
     if record.batch is not None:
         return cannot_retry(record.batch)
     if record.stage == "tick":
-        return "it is a timer that failed at a tick, and no record: mend on_tick, and raise the version for it to be called again"
+        return (
+            "it is a timer that failed at a tick, and no record: mend on_tick, and raise the version for it"
+            " to be called again"
+        )
     if record.stage == "close":
-        return "it is a result that could not be sent when its time came, and no record: mend encode or join, and raise the version for it to be sent"
+        return (
+            "it is a result that could not be sent when its time came, and no record: mend encode or join,"
+            " and raise the version for it to be sent"
+        )
     if record.retried_to is not None and not again:
         return f"retried before as {record.retried_to}; --again sends another copy"
     refused_by = {each.processor for each in chosen if each.place == record.place}

@@ -1,5 +1,5 @@
-"""`holdfast quarantine skip | skips`: unreadable offsets of a source, which the application leaves out, and records
-before which a processor has stopped.
+"""`holdfast quarantine skip | skips`: unreadable offsets of a source, which the application leaves out, and
+records before which a processor has stopped.
 """
 
 from __future__ import annotations
@@ -33,13 +33,19 @@ def register_skips(app: typer.Typer) -> None:
     """Add the commands to `holdfast quarantine`."""
     app.command(
         "skip",
-        help="Ask the workers to skip an unreadable batch of a source. Without --execute, only show what would be skipped. "
-        "Every table, version and replay of the application leaves out skipped offsets for ever. For a readable record, "
-        'let the processors that stop before it quarantine it (on_error="stop").',
+        help=(
+            "Ask the workers to skip an unreadable batch of a source. Without --execute, only show what would"
+            " be skipped. Every table, version and replay of the application leaves out skipped offsets for"
+            " ever. For a readable record, let the processors that stop before it quarantine it"
+            ' (on_error="stop").'
+        ),
     )(skip)
     app.command(
         "skips",
-        help="List the skipped offsets of the application's sources, and the requests that no worker has executed yet.",
+        help=(
+            "List the skipped offsets of the application's sources, and the requests that no worker has"
+            " executed yet."
+        ),
     )(skips)
 
 
@@ -67,7 +73,10 @@ def skip(
             metavar="OFFSET",
             min=0,
             max=LAST_OFFSET,
-            help="The offset at which the partition stands; readiness names it. Of a topic of choices, the number of the tick's choice.",
+            help=(
+                "The offset at which the partition stands; readiness names it. Of a topic of choices, the"
+                " number of the tick's choice."
+            ),
         ),
     ],
     execute: Annotated[
@@ -111,12 +120,13 @@ def _tell_allowed(plan: AllowancePlan, allowed: Skip | None, output: Output) -> 
         note("it was allowed before")
     if allowed is None:
         note(
-            "nothing was changed; add --execute to let the record go to the quarantine, where a fold refuses it"
+            "nothing was changed; add --execute to let the record go to the quarantine, where a fold"
+            " refuses it"
         )
     else:
         note(
-            "a partition that has stopped before it goes on within some seconds, and `holdfast quarantine list` shows the record; where a fold "
-            "takes it, as a mended one does, nothing is quarantined"
+            "a partition that has stopped before it goes on within some seconds, and `holdfast quarantine"
+            " list` shows the record; where a fold takes it, as a mended one does, nothing is quarantined"
         )
 
 
@@ -147,14 +157,15 @@ def _tell(plan: SkipPlan, asked: Skip | None, output: Output) -> None:
         )
     if plan.asked is not None:
         note(
-            f"{plan.asked.by or 'somebody'} asked for it {_when(plan.asked)}, and no worker has met it yet: does one own the partition?"
+            f"{plan.asked.by or 'somebody'} asked for it {_when(plan.asked)}, and no worker has met it yet:"
+            " does one own the partition?"
         )
     if asked is None:
         note("nothing was asked for; add --execute to have it skipped, for good and by every replay")
         return
     note(
-        "a worker that stands before it goes on within some seconds: its readiness says so no more, `holdfast quarantine skips` shows it as "
-        "made, and `holdfast quarantine list` what was left out"
+        "a worker that stands before it goes on within some seconds: its readiness says so no more, `holdfast"
+        " quarantine skips` shows it as made, and `holdfast quarantine list` what was left out"
     )
 
 

@@ -1,4 +1,6 @@
-"""`holdfast tables list | get | scan | windows | watch`: an application's own tables, read from its workers."""
+"""`holdfast tables list | get | scan | windows | watch`: an application's own tables, read from its
+workers.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,10 @@ from holdfast.errors import ConfigError
 PLACES = ("table", "version", "partition", "owner", "standbys", "partial", "stage")
 STAGES = {
     "building": "are being built: the version before is read until they have caught up",
-    "waiting": "have folded all there is, and wait for partitions of their writers that old workers have: replace these",
+    "waiting": (
+        "have folded all there is, and wait for partitions of their writers that old workers have: replace"
+        " these"
+    ),
 }
 ROWS = ("key", "partition", "as_of_offset", "role", "value")
 WINDOWS = ("key", "start", "end", "partition", "as_of_offset", "role", "value")
@@ -54,7 +59,10 @@ AtLeastOption = Annotated[
     typer.Option(
         "--at-least",
         metavar="P:OFFSET",
-        help="Wait until the answer reflects the source up to this offset of partition P (P:TOPIC:OFFSET where there are several); may be repeated.",
+        help=(
+            "Wait until the answer reflects the source up to this offset of partition P (P:TOPIC:OFFSET where"
+            " there are several); may be repeated."
+        ),
     ),
 ]
 
@@ -68,7 +76,10 @@ def add_commands(app: typer.Typer) -> None:
     app.command(help="Print one row with the offset it reflects. Exit code 1 when there is no such row.")(get)
     app.command(help="Print rows whose keys begin with PREFIX, in the order of their keys.")(scan)
     app.command(
-        help="Print windows of KEY, or of all keys, in a table of windows, partition by partition, in the order of their keys and starts."
+        help=(
+            "Print windows of KEY, or of all keys, in a table of windows, partition by partition, in the"
+            " order of their keys and starts."
+        )
     )(windows)
     app.command(help="Print a row now, and again each time it changes, until Ctrl-C.")(watch)
 
@@ -284,8 +295,8 @@ def _offsets(at_least: list[str] | None) -> dict[int, AtOffset] | None:
         topic, _, offset = rest.rpartition(":")
         if not partition.isdecimal() or not offset.isdecimal():
             raise ConfigError(
-                f"--at-least {text}: write PARTITION:OFFSET, as a producer is told when it has written, or PARTITION:TOPIC:OFFSET "
-                "for a table of several sources"
+                f"--at-least {text}: write PARTITION:OFFSET, as a producer is told when it has written, or"
+                " PARTITION:TOPIC:OFFSET for a table of several sources"
             )
         if topic:
             by_topic.setdefault(int(partition), {})[topic] = int(offset)

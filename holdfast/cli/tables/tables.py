@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 app = typer.Typer(cls=CommandGroup, no_args_is_help=True, rich_markup_mode=None, add_completion=False)
 add_commands(app)
 app.command(
-    help="Show which version of a table is current, or make another one current: clients that know both ask that one."
+    help=(
+        "Show which version of a table is current, or make another one current: clients that know both ask"
+        " that one."
+    )
 )(switch)
 
 COLUMNS = ("partition", "offset", "kind", "key", "producer_id", "why")
@@ -43,8 +46,11 @@ _KINDS = {
 
 
 @app.command(
-    help="Show the records of a table's changelog that no worker wrote, and the records that would repair it; with --execute, write "
-    "them. Stop all workers of the application first. Exit code 1 while something is left to repair."
+    help=(
+        "Show the records of a table's changelog that no worker wrote, and the records that would repair it;"
+        " with --execute, write them. Stop all workers of the application first. Exit code 1 while something"
+        " is left to repair."
+    )
 )
 def repair(
     context: typer.Context,
@@ -58,7 +64,10 @@ def repair(
         typer.Option(
             "--applied",
             metavar="P:OFFSET",
-            help="Continue after this source offset (of several sources P:TOPIC:OFFSET), in the state of a replay up to it.",
+            help=(
+                "Continue after this source offset (of several sources P:TOPIC:OFFSET), in the state of a"
+                " replay up to it."
+            ),
         ),
     ] = None,
     rebuild: Annotated[
@@ -83,7 +92,8 @@ def repair(
     wanted = mender.partitions(partition or (sorted(places) if places else None))
     if places.keys() - set(wanted):
         raise ConfigError(
-            f"--applied {min(places.keys() - set(wanted))}:…: that partition is not among those of --partition"
+            f"--applied {min(places.keys() - set(wanted))}:…: that partition is not among those of"
+            " --partition"
         )
     if execute:
         require_stopped(application.settings, application.settings.app)
@@ -103,8 +113,11 @@ def repair(
 
 @app.command(
     "take-over",
-    help="Begin a processor's table with the state of a Faust application: the rows of one of its tables, and its group's offsets in "
-    "the processor's source. Stop all workers of both first; with --execute, write it.",
+    help=(
+        "Begin a processor's table with the state of a Faust application: the rows of one of its tables, and"
+        " its group's offsets in the processor's source. Stop all workers of both first; with --execute,"
+        " write it."
+    ),
 )
 def take_over(
     context: typer.Context,
@@ -120,7 +133,10 @@ def take_over(
         typer.Option(
             "--rows",
             metavar="MODULE:FUNCTION",
-            help="Function that turns a key and a value of the Faust table into a key and a row, or None to leave it out.",
+            help=(
+                "Function that turns a key and a value of the Faust table into a key and a row, or None to"
+                " leave it out."
+            ),
         ),
     ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="The function gets bytes, not decoded JSON.")] = False,
@@ -180,8 +196,8 @@ def _places(applied: list[str] | None) -> dict[int, Applied]:
         found = re.fullmatch(r"(\d+):(?:([A-Za-z0-9._-]+):)?(-1|\d+)", text)
         if found is None:
             raise ConfigError(
-                f"--applied {text}: write PARTITION:OFFSET, the last source offset that counts, -1 for none; of several sources "
-                "PARTITION:TOPIC:OFFSET"
+                f"--applied {text}: write PARTITION:OFFSET, the last source offset that counts, -1 for none;"
+                " of several sources PARTITION:TOPIC:OFFSET"
             )
         partition, topic, last = int(found[1]), found[2], int(found[3])
         if topic is None:
@@ -213,7 +229,8 @@ def _tell(mender: Mender, name: str, done: list[MendingStep], output: Output, *,
         else:
             verb, reached = "was" if executed else "would be", mender.reached(each.changes.marker)
             note(
-                f"partition {each.partition}: {verb} {each.how}, {len(each.changes.puts)} keys; goes on after source offset {reached}"
+                f"partition {each.partition}: {verb} {each.how}, {len(each.changes.puts)} keys; goes on after"
+                f" source offset {reached}"
             )
     if any(step.changes is not None for step in done):
         note(

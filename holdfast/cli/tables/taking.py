@@ -1,5 +1,6 @@
-"""Takes the state of a Faust application over: the rows of a table's changelog, and the position up to which its
-group had counted, become the first transaction of a processor's changelog, and what replays of it begin with.
+"""Takes the state of a Faust application over: the rows of a table's changelog, and the position up to which
+its group had counted, become the first transaction of a processor's changelog, and what replays of it begin
+with.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from holdfast.pipeline.topic import Span, TopicLog, TopicReader
 from holdfast.pipeline.verify.table import LivePartition, read_live
 
 RowOf: TypeAlias = Callable[[Any, Any], "tuple[str, Any] | None"]
-"""Makes of a key and a value of the old table the key and the row of the new one; None for one that is left out."""
+"""Makes of a key and a value of the old table the key and the row of the new one; None for one that is left
+out.
+"""
 REPARTITIONED = "-repartition"
 LOOK_BACK = 1_000
 
@@ -32,8 +35,8 @@ LOOK_BACK = 1_000
 class OldTable:
     """A table of a Faust application: its name there, what makes rows of it, and whether that gets bytes.
 
-    Otherwise it gets what Faust's codec `json` had written: text, numbers, lists, and the fields of models. The
-    key of a window is `[key, [start, end]]`.
+    Otherwise it gets what Faust's codec `json` had written: text, numbers, lists, and the fields of models.
+    The key of a window is `[key, [start, end]]`.
     """
 
     name: str
@@ -60,15 +63,17 @@ class TakenPartition:
 
 
 class _Reached(NamedTuple):
-    """The last record of a partition that the old group had read, -1 for none, and the append time that it had reached."""
+    """The last record of a partition that the old group had read, -1 for none, and the append time that it
+    had reached.
+    """
 
     offset: int
     at_ms: int
 
 
 class FaustTakeover:
-    """Plans and writes the beginning of a processor's table. *group* is the old application's name; *table* None takes over its
-    position alone, for a step or a table that begins empty.
+    """Plans and writes the beginning of a processor's table. *group* is the old application's name; *table*
+    None takes over its position alone, for a step or a table that begins empty.
 
     `plan` only reads; `write` needs all workers of both to have stopped.
     """
@@ -78,13 +83,15 @@ class FaustTakeover:
     ) -> None:
         if processor.has_event_time:
             raise ConfigError(
-                f"processor {processor.name} has event time, which Faust's positions do not tell: take the state over with a processor without on_event=, which "
-                "the other then reads"
+                f"processor {processor.name} has event time, which Faust's positions do not tell: take the"
+                " state over with a processor without on_event=, which the other then reads"
             )
         self._processor, self._settings, self._group, self._table = processor, settings, group, table
 
     def plan(self) -> list[TakenPartition]:
-        """Return what each partition is to begin with; ConfigError or ChangelogError where it must not be taken over."""
+        """Return what each partition is to begin with; ConfigError or ChangelogError where it must not be
+        taken over.
+        """
         positions = self._positions()
         rows = self._rows(sorted(positions))
         return [
@@ -104,15 +111,18 @@ class FaustTakeover:
         )
         if not done and (live.stored or live.applied != NOTHING_APPLIED):
             raise ConfigError(
-                f"table {self._processor.table} has a state already, up to offset {live.applied} of partition {live.partition}: raise the processor's "
-                f"version, or empty it with `holdfast tables repair {self._processor.name} --rebuild`"
+                f"table {self._processor.table} has a state already, up to offset {live.applied} of partition"
+                f" {live.partition}: raise the processor's version, or empty it with `holdfast tables repair"
+                f" {self._processor.name} --rebuild`"
             )
         if not done:
             self._require_undecided(live.partition)
         return TakenPartition(partition=live.partition, beginning=found, done=done)
 
     def _require_undecided(self, partition: int) -> None:
-        """Raise ConfigError where the order of several sources was decided before: these choices may lie before the old application's position."""
+        """Raise ConfigError where the order of several sources was decided before: these choices may lie
+        before the old application's position.
+        """
         if self._processor.on is None:
             return
         topic = self._processor.choices(self._settings.app)
@@ -120,24 +130,30 @@ class FaustTakeover:
             span = log.spans()[partition]
         if span.first < span.end:
             raise ConfigError(
-                f"{topic} partition {partition} has choices of an order in which processor {self._processor.name} has folded its sources already, and the old "
-                "application's position is none of that order: give the processor another name"
+                f"{topic} partition {partition} has choices of an order in which processor"
+                f" {self._processor.name} has folded its sources already, and the old application's position"
+                " is none of that order: give the processor another name"
             )
 
     async def write(self, taken: TakenPartition) -> None:
-        """Fence earlier writers, and write the beginning of a partition in one transaction, with it what replays begin with."""
+        """Fence earlier writers, and write the beginning of a partition in one transaction, with it what
+        replays begin with.
+        """
         await write_beginning(self._processor, self._settings, taken.partition, taken.beginning)
 
     # -- positions
 
     def _positions(self) -> dict[int, Position]:
-        """Return the position of each partition; a topic that the old group had not read begins at its beginning."""
+        """Return the position of each partition; a topic that the old group had not read begins at its
+        beginning.
+        """
         committed = BrokerGroups(self._settings, timeout_s=self._settings.request_timeout_s).committed(
             self._group
         )
         if not committed:
             raise ConfigError(
-                f"group {self._group} has no committed offsets: name the old application, with its version, as in --from-app shop-v2"
+                f"group {self._group} has no committed offsets: name the old application, with its version,"
+                " as in --from-app shop-v2"
             )
         self._require_drained(committed)
         reached = [self._reached(topic, committed) for topic in self._processor.topics]
@@ -156,7 +172,8 @@ class FaustTakeover:
                 ends = log.ends(log.partitions())
             if left := sum(max(0, end - committed.get((topic, each), 0)) for each, end in ends.items()):
                 raise ConfigError(
-                    f"{left} records of {topic} are not in the old application's tables yet: run it until it has taken them, and stop it"
+                    f"{left} records of {topic} are not in the old application's tables yet: run it until it"
+                    " has taken them, and stop it"
                 )
 
     def _reached(self, topic: str, committed: Mapping[tuple[str, int], int]) -> dict[int, _Reached]:
@@ -201,20 +218,22 @@ class FaustTakeover:
         for partition, state in self._old(topic).items():
             if not routed and partition >= partitions:
                 raise ConfigError(
-                    f"{topic} has more partitions than {self._processor.topics[0]}, which has {partitions}: give processor {self._processor.name} route="
+                    f"{topic} has more partitions than {self._processor.topics[0]}, which has {partitions}:"
+                    f" give processor {self._processor.name} route="
                 )
             for key, value in state.items():
                 try:
                     made = table.row(key, value)
                 except Exception as error:
                     raise ChangelogError(
-                        f"{topic} partition {partition}: no row was made of key {key!r:.200}, value {value!r:.200}: {error!r}"
+                        f"{topic} partition {partition}: no row was made of key {key!r:.200}, value"
+                        f" {value!r:.200}: {error!r}"
                     ) from error
                 if made is not None:
                     if not isinstance(made, tuple) or len(made) != 2:
                         raise ConfigError(
-                            f"{topic} partition {partition}: of key {key!r:.200} was made {made!r:.200}: return a pair, the new key and its row, "
-                            "or None to leave it out"
+                            f"{topic} partition {partition}: of key {key!r:.200} was made {made!r:.200}:"
+                            " return a pair, the new key and its row, or None to leave it out"
                         )
                     yield partition, *made
 
@@ -236,7 +255,9 @@ class FaustTakeover:
 
 
 def _last_before(reader: TopicReader, partition: int, span: Span, committed: int) -> _Reached:
-    """Return the last record of a partition before offset *committed*, and the highest append time of those near it."""
+    """Return the last record of a partition before offset *committed*, and the highest append time of those
+    near it.
+    """
     end = min(committed, span.end)
     while end > span.first:
         first = max(span.first, end - LOOK_BACK)
@@ -248,8 +269,8 @@ def _last_before(reader: TopicReader, partition: int, span: Span, committed: int
 
 
 def _moved(start: Position, reached: Sequence[_Reached]) -> Position:
-    """Return the position in sources of which each has *reached* a record. What comes next of several sources may be any: in which order the old
-    application had read them is in its rows.
+    """Return the position in sources of which each has *reached* a record. What comes next of several sources
+    may be any: in which order the old application had read them is in its rows.
     """
     offsets, times = tuple(each.offset for each in reached), tuple(each.at_ms for each in reached)
     if isinstance(start, Marker):

@@ -41,7 +41,8 @@ def _show(context: typer.Context, grants: list[Grant], principal: str | None) ->
     if principal is not None:
         if not re.fullmatch(r"\w+:.+", principal):
             raise ConfigError(
-                f"--principal {principal!r}: Kafka's principals have a type before the name: write User:{principal}"
+                f"--principal {principal!r}: Kafka's principals have a type before the name: write"
+                f" User:{principal}"
             )
         for line in kafka_acls(grants, principal):
             print(line)
@@ -94,7 +95,10 @@ def claim_client(
 
 
 @app.command(
-    help="An administrator: creates and checks the application's topics and, with --group, pauses and resets groups."
+    help=(
+        "An administrator: creates and checks the application's topics and, with --group, pauses and resets"
+        " groups."
+    )
 )
 def administrator(
     context: typer.Context,

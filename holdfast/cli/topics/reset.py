@@ -1,4 +1,6 @@
-"""`holdfast reset`: takes an application back to its beginning, as Kafka Streams' application reset tool does."""
+"""`holdfast reset`: takes an application back to its beginning, as Kafka Streams' application reset tool
+does.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,11 @@ class Outputs(StrEnum):
 
 
 @app.command(
-    help="Show what would take the application back to its beginning: state, positions, recorded choices and internal topics go, sources stay. With "
-    "--yes, do it. Stop all workers first. To continue an interrupted reset, run it again."
+    help=(
+        "Show what would take the application back to its beginning: state, positions, recorded choices and"
+        " internal topics go, sources stay. With --yes, do it. Stop all workers first. To continue an"
+        " interrupted reset, run it again."
+    )
 )
 def reset(
     context: typer.Context,
@@ -39,7 +44,10 @@ def reset(
         Outputs | None,
         typer.Option(
             "--outputs",
-            help="Earlier emits to topics that are not internal, which the folds emit again: keep them, so that readers get them twice, or empty these topics.",
+            help=(
+                "Earlier emits to topics that are not internal, which the folds emit again: keep them, so"
+                " that readers get them twice, or empty these topics."
+            ),
         ),
     ] = None,
     to_datetime: Annotated[
@@ -82,7 +90,8 @@ def reset(
         _tell(application.settings.app, topics.outputs, done=yes, to=to_datetime)
         if topics.bases:
             note(
-                f"the rows that tables began with, taken over from an earlier version or from Faust, go with {', '.join(topics.bases)}: records that the sources no longer have are in no table then"
+                "the rows that tables began with, taken over from an earlier version or from Faust, go with"
+                f" {', '.join(topics.bases)}: records that the sources no longer have are in no table then"
             )
         if has_agents:
             note("agents go on at their committed offsets, for Faust's tables and repartition topics stay")
@@ -102,11 +111,13 @@ def _check_outputs(topics: tuple[str, ...], folded: tuple[str, ...], outputs: Ou
     """Raise ConfigError until it is said what becomes of the topics that folds emit to."""
     if outputs is None:
         raise ConfigError(
-            f"{', '.join(topics)}: the folds emit all of it again; say --outputs keep if readers may get it twice, or --outputs empty to delete what is there"
+            f"{', '.join(topics)}: the folds emit all of it again; say --outputs keep if readers may get it"
+            " twice, or --outputs empty to delete what is there"
         )
     if folded and outputs is Outputs.KEEP:
         raise ConfigError(
-            f"{', '.join(folded)}: a processor of this application folds it too, and would take in twice what is emitted again: say --outputs empty"
+            f"{', '.join(folded)}: a processor of this application folds it too, and would take in twice what"
+            " is emitted again: say --outputs empty"
         )
 
 
@@ -119,5 +130,6 @@ def _tell(name: str, outputs: tuple[str, ...], *, done: bool, to: str | None) ->
     place = "at its beginning" if to is None else f"where its sources were at {to}"
     note(f"{name} is {place}; the next worker folds its sources from there, and emits again")
     note(
-        "stores on other machines are set aside when their workers start: they belong to changelogs that are gone"
+        "stores on other machines are set aside when their workers start: they belong to changelogs that are"
+        " gone"
     )

@@ -1,7 +1,8 @@
-"""Takes an application back to its beginning, step by step. Each step can be done again, so a reset that was cut is ended by another.
+"""Takes an application back to its beginning, step by step. Each step can be done again, so a reset that was
+cut is ended by another.
 
-From the first step to the last a topic of its own exists, {app}-reset, with which no worker starts and no topic is created: else
-a part of a chain could begin anew behind another that has not.
+From the first step to the last a topic of its own exists, {app}-reset, with which no worker starts and no
+topic is created: else a part of a chain could begin anew behind another that has not.
 """
 
 from __future__ import annotations
@@ -44,11 +45,11 @@ class ApplicationResetStep:
 
 
 class ApplicationReset:
-    """A reset of the application of *processors*, to the first records that are not older than *to_ms* (None: to the beginning).
-    *empty_outputs* deletes what its folds have emitted.
+    """A reset of the application of *processors*, to the first records that are not older than *to_ms* (None:
+    to the beginning). *empty_outputs* deletes what its folds have emitted.
 
-    With *has_agents* the group's offsets stay: Faust's tables and repartition topics do too, so agents that began anew would count all
-    records a second time.
+    With *has_agents* the group's offsets stay: Faust's tables and repartition topics do too, so agents that
+    began anew would count all records a second time.
     """
 
     def __init__(
@@ -68,8 +69,9 @@ class ApplicationReset:
         self.topics: ResetTopics = reset_topics(settings, processors, self._counts)
 
     def check(self) -> None:
-        """Raise TopicError for what speaks against a reset of this application: a source that is missing, or declarations for which the
-        topics cannot be made anew; ModuleNotFoundError without the extra `lake` where tables are to be placed.
+        """Raise TopicError for what speaks against a reset of this application: a source that is missing, or
+        declarations for which the topics cannot be made anew; ModuleNotFoundError without the extra `lake`
+        where tables are to be placed.
         """
         if self._to_ms is not None or (self._empty and self.topics.folded_outputs):
             import holdfast.pipeline.bootstrap.beginnings  # noqa: F401  later it would be missed in the midst of a reset
@@ -80,11 +82,12 @@ class ApplicationReset:
                 str(emit) for each in self._processors for emit in each.emits
             }:
                 wrong.append(
-                    f"source {topic} does not exist: nothing tells how many partitions its tables have; create it first"
+                    f"source {topic} does not exist: nothing tells how many partitions its tables have;"
+                    " create it first"
                 )
         wrong += [
-            f"topic {topic} is that of a global table and emitted to by this application: a reset cannot make it "
-            "anew, and the table would hold what is emitted twice"
+            f"topic {topic} is that of a global table and emitted to by this application: a reset cannot make"
+            " it anew, and the table would hold what is emitted twice"
             for topic in self.topics.global_outputs
         ]
         if wrong:
@@ -94,7 +97,8 @@ class ApplicationReset:
         ]
         if later:
             raise ConfigError(
-                f"a reset takes away all earlier versions, and a version that goes on from one could not begin: {'; '.join(later)}"
+                "a reset takes away all earlier versions, and a version that goes on from one could not"
+                f" begin: {'; '.join(later)}"
             )
 
     def require_stopped(self) -> None:
@@ -167,7 +171,9 @@ class ApplicationReset:
         return do
 
     async def _fence(self, ids: list[str]) -> None:
-        """Raise the epoch of each id: a worker that is frozen, and in no group any more, writes nothing when it thaws; nor does a bootstrap."""
+        """Raise the epoch of each id: a worker that is frozen, and in no group any more, writes nothing when
+        it thaws; nor does a bootstrap.
+        """
         settings = self._settings
         make = producers(
             connector(settings, timeout_s=settings.request_timeout_s), transaction_timeout_s=TRANSACTION_S
@@ -211,7 +217,9 @@ class ApplicationReset:
         admin.apply(plan_topics(settings, processors, partitions=None, alter=False, admin=admin))
 
     def _places(self) -> Iterator[tuple[Processor[Any, Any], dict[int, dict[str, int]]]]:
-        """Yield, by processor, the first offset of each source of the partitions that a table does not begin with."""
+        """Yield, by processor, the first offset of each source of the partitions that a table does not begin
+        with.
+        """
         for processor in self._processors:
             firsts: dict[int, dict[str, int]] = {}
             for topic in processor.topics:
@@ -221,8 +229,9 @@ class ApplicationReset:
                 yield processor, later
 
     def _firsts(self, processor: Processor[Any, Any], topic: str) -> dict[int, int]:
-        """Return from which offset each partition of a source is to be folded. What this application emits itself is folded from its
-        beginning: behind what was emptied, which is no loss, since all of it is emitted again.
+        """Return from which offset each partition of a source is to be folded. What this application emits
+        itself is folded from its beginning: behind what was emptied, which is no loss, since all of it is
+        emitted again.
         """
         places = [(topic, at) for at in range(self._counts.get(topic, 0))]
         if topic in self.topics.outputs and self._empty:
@@ -261,7 +270,9 @@ class ApplicationReset:
 
 
 def _why_not_anew(processor: Processor[Any, Any]) -> str | None:
-    """Return what keeps a processor from beginning where nothing of its earlier versions is left, and the cure; None where nothing does."""
+    """Return what keeps a processor from beginning where nothing of its earlier versions is left, and the
+    cure; None where nothing does.
+    """
     if processor.migrate:
         return "leave out migrate="
     if processor.hands_over:

@@ -61,12 +61,15 @@ def tail(
             typer.echo(json_text(told))
         else:
             typer.echo(
-                f"{told['partition']}/{told['offset']}  {told['time']}  {_text(told['key'])}  {_text(told['value'])}"
+                f"{told['partition']}/{told['offset']}  {told['time']}  {_text(told['key'])} "
+                f" {_text(told['value'])}"
             )
 
 
 def decoders(application: Application, topic: str) -> tuple[Decode, Decode]:
-    """Return what decodes keys and values of *topic*: as some processor declares them, else text, else hexadecimal."""
+    """Return what decodes keys and values of *topic*: as some processor declares them, else text, else
+    hexadecimal.
+    """
     found = dict[str, tuple[Serde[Any], Serde[Any]]]()
     for processor in application.processors:
         for source in processor.on or ():
@@ -101,10 +104,11 @@ def plain(content: bytes | None) -> Cell:
 
 
 def records(application: Application, topic: str, *, back: int | None, follow: bool) -> Iterator[Message]:
-    """Yield committed records of *topic*, from *back* offsets before the end of each partition, or from the beginning.
+    """Yield committed records of *topic*, from *back* offsets before the end of each partition, or from the
+    beginning.
 
-    With *follow* there is no end. Raises TopicError for a topic that does not exist, BrokerError where nothing comes of what
-    is there.
+    With *follow* there is no end. Raises TopicError for a topic that does not exist, BrokerError where
+    nothing comes of what is there.
     """
     settings = application.settings
     admin = Admin(settings)
@@ -131,7 +135,9 @@ def records(application: Application, topic: str, *, back: int | None, follow: b
 
 
 def record_of(message: Message, key: Decode, value: Decode) -> dict[str, Cell]:
-    """Return one record for people and programs; *error* says why its value is shown as it lies in the log."""
+    """Return one record for people and programs; *error* says why its value is shown as it lies in the
+    log.
+    """
     told: dict[str, Cell] = {
         "topic": message.topic(),
         "partition": message.partition(),

@@ -28,7 +28,8 @@ from holdfast.errors import TopicError
 app = typer.Typer(cls=CommandGroup, no_args_is_help=True, rich_markup_mode=None, add_completion=False)
 
 CONNECT_TIMEOUT_S = 5.0
-"""How long to look for a broker: a person waits, and most often the address is wrong or the broker is not up."""
+"""How long to look for a broker: a person waits, and most often the address is wrong or the broker is not up.
+"""
 
 
 def _open(context: typer.Context) -> tuple[Application, Admin]:
@@ -71,7 +72,10 @@ def _listed(name: str, role: str | None, cluster: ClusterTopics) -> OutputRow:
 
 
 @app.command(
-    help="Create the application's missing topics, with the right partitions, compaction, timestamps and replicas, and register the schemas that folds write with."
+    help=(
+        "Create the application's missing topics, with the right partitions, compaction, timestamps and"
+        " replicas, and register the schemas that folds write with."
+    )
 )
 def create(
     context: typer.Context,
@@ -146,7 +150,8 @@ def _insist(findings: list[TopicFinding], named: str | None) -> None:
     errors = sum(finding.severity is Severity.ERROR for finding in findings)
     if errors:
         raise TopicError(
-            f"{errors} error(s) remain on existing topics, which `holdfast topics create` does not touch: see above"
+            f"{errors} error(s) remain on existing topics, which `holdfast topics create` does not touch: see"
+            " above"
         )
 
 
@@ -174,7 +179,10 @@ def check_command(
 
 
 @app.command(
-    help="Describe partitions: leader, replicas, in-sync replicas, first and next offset. Without names, those of the application."
+    help=(
+        "Describe partitions: leader, replicas, in-sync replicas, first and next offset. Without names, those"
+        " of the application."
+    )
 )
 def describe(
     context: typer.Context,

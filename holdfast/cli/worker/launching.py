@@ -25,7 +25,9 @@ LAST_PORT = 65_535
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """One worker process: *name* for people, its command line, and the variables it has beside the caller's own."""
+    """One worker process: *name* for people, its command line, and the variables it has beside the caller's
+    own.
+    """
 
     name: str
     arguments: tuple[str, ...]
@@ -60,15 +62,17 @@ def launches(
 
 
 def require_ports(settings: Settings, processes: int) -> None:
-    """Raise ConfigError where one of several workers could not listen: it would be started again and again for nothing."""
+    """Raise ConfigError where one of several workers could not listen: it would be started again and again
+    for nothing.
+    """
     for index in range(processes):
         port = settings.web_port + index
         try:
             require_free(settings.web_bind, port)
         except OSError as error:
             raise ConfigError(
-                f"worker.{index + 1} cannot listen on {settings.web_bind} port {port}: {error.strerror}; set web_port "
-                "(`holdfast worker --port`) and web_bind to a free place"
+                f"worker.{index + 1} cannot listen on {settings.web_bind} port {port}: {error.strerror}; set"
+                " web_port (`holdfast worker --port`) and web_bind to a free place"
             ) from error
 
 
@@ -77,7 +81,7 @@ def variables(flags: Mapping[str, object]) -> dict[str, str]:
 
     >>> variables({"web_port": 7000, "kafka.sasl.username": "anna", "spark.ui.enabled": "false"})
     {'HOLDFAST_WEB_PORT': '7000', 'HOLDFAST_KAFKA__SASL_USERNAME': 'anna', 'HOLDFAST_SPARK_CONF': 'spark.ui.enabled=false'}
-    """
+    """  # noqa: E501
     spelled = {f"{KAFKA}{prop}": f"{ENV_KAFKA_PREFIX}{name}" for name, prop in env_names().items()}
     spark = [f"{name}={value}" for name, value in flags.items() if name.startswith(SPARK)]
     found = {
@@ -92,7 +96,8 @@ def _own_settings(settings: Settings, index: int, processes: int) -> dict[str, o
     """Return what worker *index* of several has of its own."""
     if settings.web_url is not None:
         raise ConfigError(
-            f"{settings.place('web_url')} is one URL, and each of {processes} workers needs its own: leave it unset, or start one process"
+            f"{settings.place('web_url')} is one URL, and each of {processes} workers needs its own: leave it"
+            " unset, or start one process"
         )
     if (port := settings.web_port + index) > LAST_PORT:
         raise ConfigError(

@@ -1,6 +1,7 @@
 """One worker of an application, in this process: its arguments are APPLICATION SETTINGS [FAUST ARGUMENTS].
 
-SETTINGS names what the command line has set, with commas between: the application must have been made with it.
+SETTINGS names what the command line has set, with commas between: the application must have been made with
+it.
 """
 
 from __future__ import annotations
@@ -36,15 +37,17 @@ def main() -> NoReturn:
 
 
 def require_obeyed(made_with: Settings, wanted: Settings, given: Sequence[str]) -> None:
-    """Raise ConfigError where the application was made with other settings than the command line *given* ones.
+    """Raise ConfigError where the application was made with other settings than the command line *given*
+    ones.
 
     >>> require_obeyed(Settings(web_port=7000), Settings(web_port=7000), ["web_port"])
     """
     different = [name for name in given if _value(made_with, name) != _value(wanted, name)]
     if different:
         raise ConfigError(
-            f"the application has settings of its own, which the command line does not change ({', '.join(different)}): "
-            "in create_app, leave settings out, or pass settings_from_environment()"
+            "the application has settings of its own, which the command line does not change"
+            f" ({', '.join(different)}): in create_app, leave settings out, or pass"
+            " settings_from_environment()"
         )
 
 

@@ -1,4 +1,6 @@
-"""Keeps several workers running: what they print is passed on under their names, and one that ends is started again."""
+"""Keeps several workers running: what they print is passed on under their names, and one that ends is started
+again.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +40,9 @@ Print = Callable[[str], None]
 def supervise(launches: Sequence[Launch], settings: Settings) -> int:
     """Run the workers until SIGTERM, SIGINT or SIGHUP; return the exit code.
 
-    Each is given the time that its last commit and leaving the group may take, then it is killed. Workers end with
-    this process, however it ends (on Linux). Raises WorkersError when one fails to start again and again.
+    Each is given the time that its last commit and leaving the group may take, then it is killed. Workers end
+    with this process, however it ends (on Linux). Raises WorkersError when one fails to start again and
+    again.
     """
     grace_s = settings.commit_timeout_s + settings.rebalance_timeout_s
     supervisor = WorkerProcesses(launches, grace_s=grace_s, named=settings.log_format == "text")
@@ -47,7 +50,9 @@ def supervise(launches: Sequence[Launch], settings: Settings) -> int:
 
 
 class WorkerProcesses:
-    """Owns the worker processes of *launches*; *named* puts a worker's name before each line of its output."""
+    """Owns the worker processes of *launches*; *named* puts a worker's name before each line of its
+    output.
+    """
 
     def __init__(
         self,
@@ -70,7 +75,9 @@ class WorkerProcesses:
         self._last_lines = dict[str, bytes]()
 
     async def run(self) -> int:
-        """Run until told to end. Returns 0, or the code by which a shell knows the signal of an interruption."""
+        """Run until told to end. Returns 0, or the code by which a shell knows the signal of an
+        interruption.
+        """
         loop, numbers = asyncio.get_running_loop(), list[int]()
 
         def end(number: int) -> None:
@@ -87,7 +94,9 @@ class WorkerProcesses:
         return 128 + numbers[0] if numbers and numbers[0] != signal.SIGTERM else 0
 
     async def _keep(self, launch: Launch) -> None:
-        """Keep one worker running; what ends within `steady_s` waits twice as long each time before it starts again."""
+        """Keep one worker running; what ends within `steady_s` waits twice as long each time before it starts
+        again.
+        """
         failures = 0
         while not self._ending.is_set():
             began_s = self._clock.monotonic_s()
@@ -102,7 +111,8 @@ class WorkerProcesses:
             if failures > MOST_FAILURES:
                 self._give_up(
                     launch,
-                    f"has ended {failures} times in a row soon after its start, the last time with {_said(code)}",
+                    f"has ended {failures} times in a row soon after its start, the last time with"
+                    f" {_said(code)}",
                 )
                 return
             pause_s = min(2.0 ** (failures - 1), LONGEST_PAUSE_S)
@@ -127,7 +137,8 @@ class WorkerProcesses:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=PIPE,
             stderr=STDOUT,
-            start_new_session=True,  # Ctrl-C in a terminal reaches the supervisor alone, which tells them in its way
+            # Ctrl-C in a terminal reaches the supervisor alone, which tells them in its way
+            start_new_session=True,
         )
         passing = asyncio.create_task(self._pass_on(process, launch.name))
         ended = asyncio.create_task(process.wait())

@@ -38,8 +38,11 @@ def worker(
             "-n",
             min=1,
             max=MOST_PROCESSES,
-            help="Workers on this machine. Worker i listens on web_port + i - 1 and keeps its stores in data_dir/worker.i; "
-            "one that ends is started again.",
+            help=(
+                "Workers on this machine. Worker i listens on web_port + i - 1 and keeps its stores in"
+                " data_dir/worker.i; "
+                "one that ends is started again."
+            ),
         ),
     ] = 1,
     port: Annotated[int | None, typer.Option(help="As --set web_port=PORT.")] = None,

@@ -43,8 +43,8 @@ JOIN_S = 10.0
 
 
 class GroupParticipant:
-    """The `GroupPart` of an engine: a thread that reads and writes announcements, and aims the engine's member
-    for its part of the group's target.
+    """The `GroupPart` of an engine: a thread that reads and writes announcements, and aims the engine's
+    member for its part of the group's target.
     """
 
     def __init__(
@@ -66,9 +66,9 @@ class GroupParticipant:
                 static_id=groups.static_id,
                 topics=() if self._pattern is not None else member.topics,
                 pattern=self._pattern,
-                assignors=(groups.assignors,)
-                if isinstance(groups.assignors, str)
-                else tuple(groups.assignors),
+                assignors=(
+                    (groups.assignors,) if isinstance(groups.assignors, str) else tuple(groups.assignors)
+                ),
                 session_s=groups.session_s or float(member.stale_after_s),
             ),
             draws=draws,
@@ -247,7 +247,8 @@ def engine_of(
     if member.balanced:
         if member.interop:
             raise ConfigError(
-                "balanced=True and interop=True: members of the Go library take no part in a balanced group; choose one"
+                "balanced=True and interop=True: members of the Go library take no part in a balanced group;"
+                " choose one"
             )
         group = GroupParticipant(settings, member, options, groups, clock=clock, draws=draws)
         return ClaimEngine(settings, member, options, feed, clock=clock, draws=draws, group=group)

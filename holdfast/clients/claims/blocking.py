@@ -152,5 +152,6 @@ class BlockingClaimConsumer(ConsumerBase):
             future.result(timeout_s + _SLACK_S)
         except TimeoutError:
             raise BrokerError(
-                f"the client's own thread did not answer within {timeout_s + _SLACK_S:g} s: the process is starved"
+                f"the client's own thread did not answer within {timeout_s + _SLACK_S:g} s: the process is"
+                " starved"
             ) from None

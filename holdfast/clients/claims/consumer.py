@@ -61,8 +61,9 @@ class ClaimConsumer(ConsumerBase):
         """Describe a consumer; *kafka* is `host:port,…` or Settings with security and the name of the
         coordination topic.
 
-        *named* are the settings of MemberSettings, EngineSettings and FetchSettings: `heartbeat_interval_s=3`, `delivery="at-most-once"`,
-        `whole_topic=True`, `greedy=True`, `maximum_claims=4`, `interop=True` … An unknown name is a ConfigError.
+        *named* are the settings of MemberSettings, EngineSettings and FetchSettings:
+        `heartbeat_interval_s=3`, `delivery="at-most-once"`, `whole_topic=True`, `greedy=True`,
+        `maximum_claims=4`, `interop=True` … An unknown name is a ConfigError.
         """
         require_helpers(clock, draws)
         found = consumer_settings(kafka, topics=topics, group=group, client=client, named=named)

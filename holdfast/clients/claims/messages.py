@@ -82,7 +82,8 @@ class ClaimedMessage:
         return self._engine.delivery.may_deliver(self._lease)
 
     def span(self) -> AbstractContextManager[Any]:
-        """Return a span of OpenTelemetry to handle the message in, as a part of the trace that it carries: `with message.span(): ...`.
+        """Return a span of OpenTelemetry to handle the message in, as a part of the trace that it carries:
+        `with message.span(): ...`.
 
         It does nothing where it carries none that is sampled, or this process does not use OpenTelemetry.
         """
@@ -159,7 +160,9 @@ class ClaimedBatch:
         return self._engine.delivery.may_deliver(self._fetched.lease)
 
     def span(self) -> AbstractContextManager[Any]:
-        """Return a span to handle the batch in, with links to the traces that its messages carry, see `ClaimedMessage.span`."""
+        """Return a span to handle the batch in, with links to the traces that its messages carry, see
+        `ClaimedMessage.span`.
+        """
         return _span_of(self.topic, self.partition, self.records)
 
     def commit(self) -> None:
@@ -172,7 +175,7 @@ class ClaimedBatch:
 
     def __repr__(self) -> str:
         fetched = self._fetched
-        return f"ClaimedBatch({fetched.lease.topic}/{fetched.lease.partition}@{fetched.first}..{fetched.end - 1})"
+        return f"ClaimedBatch({fetched.lease.topic}/{fetched.lease.partition}@{fetched.first}..{fetched.end - 1})"  # noqa: E501
 
 
 def _span_of(topic: str, partition: int, records: Sequence[Message]) -> AbstractContextManager[Any]:

@@ -61,7 +61,8 @@ class EngineSettings:
         ):
             if not 0 < getattr(self, name) <= 3_600:
                 raise ConfigError(
-                    f"{name} is {getattr(self, name):g}: every wait has an end, use more than 0 and at most 3600 seconds"
+                    f"{name} is {getattr(self, name):g}: every wait has an end, use more than 0 and at most"
+                    " 3600 seconds"
                 )
         for name in ("stop_timeout_s", "send_timeout_s"):
             if not 0 <= getattr(self, name) <= 3_600:
@@ -72,7 +73,8 @@ class EngineSettings:
             raise ConfigError(f"follow_wait_ms is {self.follow_wait_ms}: use 1 to 1000")
         if not 0.01 <= self.health_lookup_intervals <= 1.0:
             raise ConfigError(
-                f"health_lookup_intervals is {self.health_lookup_intervals:g}: use 0.01 to 1 heartbeat intervals"
+                f"health_lookup_intervals is {self.health_lookup_intervals:g}: use 0.01 to 1 heartbeat"
+                " intervals"
             )
 
     def stop_within_s(self, member: MemberSettings) -> float:

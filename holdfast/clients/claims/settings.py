@@ -60,7 +60,7 @@ def consumer_settings(
     >>> found = consumer_settings("127.0.0.1:9092", topics=["orders"], group="billing", client="billing-1", named={"greedy": True})
     >>> found.member.greedy, found.member.heartbeat_interval_s, len(found.member.instance_id)
     (True, 60.0, 8)
-    """
+    """  # noqa: E501
     if isinstance(topics, str):  # a sequence too, of topics of one letter
         raise ConfigError(f"topics is {topics!r:.200}: write a list of topics: [{topics!r:.200}]")
     for name in named:
@@ -90,7 +90,9 @@ def require_helpers(clock: Clock, draws: Draws | None) -> None:
 
 
 def _require_names(topics: Sequence[str], given: Mapping[str, Any]) -> None:
-    """Refuse names that no frame and no topic can have; a pattern of topics begins with ^ (of a balanced group)."""
+    """Refuse names that no frame and no topic can have; a pattern of topics begins with ^ (of a balanced
+    group).
+    """
     for name in ("group", "client", "instance_id", "static_id"):
         if given.get(name) is not None:
             require_name(name, given[name])
@@ -150,11 +152,12 @@ def check_group_name(settings: Settings, group: str) -> None:
     >>> check_group_name(Settings(app="billing"), "billing")
     Traceback (most recent call last):
     holdfast.errors.ConfigError: group is 'billing' and so is app: the workers of an application are a consumer group of that name in Kafka...
-    """
+    """  # noqa: E501
     if group == settings.app:
         raise ConfigError(
-            f"group is {group!r} and so is app: the workers of an application are a consumer group of that name in Kafka, whose coordinator "
-            "refuses offsets from anybody else. Choose another group, or another app"
+            f"group is {group!r} and so is app: the workers of an application are a consumer group of that"
+            " name in Kafka, whose coordinator refuses offsets from anybody else. Choose another group, or"
+            " another app"
         )
 
 
@@ -163,7 +166,8 @@ def _claimed(topics: tuple[str, ...], engine: EngineSettings, member: Mapping[st
     for topic in topics:
         if lane_named(topic) is not None:
             raise ConfigError(
-                f"topics names {topic!r:.200}, which is how a lane is claimed: name the topic itself, and set lanes"
+                f"topics names {topic!r:.200}, which is how a lane is claimed: name the topic itself, and set"
+                " lanes"
             )
     if not engine.lanes:
         return topics

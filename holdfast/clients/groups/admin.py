@@ -153,8 +153,8 @@ class GroupAdmin:
     def describe(
         self, group: str, kind: GroupKind | None = None, places: Collection[Place] | None = None
     ) -> tuple[Position, ...]:
-        """Return a line for each partition the group has anything to do with, or for those of *places*, in order; lanes after that
-        of their partition.
+        """Return a line for each partition the group has anything to do with, or for those of *places*, in
+        order; lanes after that of their partition.
         """
         return (
             self._describe_claims(group, places)
@@ -195,8 +195,9 @@ class GroupAdmin:
         if left := self._reset_holds(view, group):
             key, claim = next(iter(left.items()))
             raise GroupError(
-                f"group {group}: reset {held_by_reset(claim)} by {claim.client_id} is under way and holds {len(left)} partitions, "
-                f"{key.topic}/{key.partition} first: wait for it, or end it with --force"
+                f"group {group}: reset {held_by_reset(claim)} by {claim.client_id} is under way and holds"
+                f" {len(left)} partitions, {key.topic}/{key.partition} first: wait for it, or end it with"
+                " --force"
             )
         view.insist_on_obedience()
         view.send(
@@ -246,7 +247,8 @@ class GroupAdmin:
         )
         if not current:
             raise GroupError(
-                f"group {group} has nothing to do with the partitions named: see `holdfast groups describe {group}`"
+                f"group {group} has nothing to do with the partitions named: see `holdfast groups describe"
+                f" {group}`"
             )
         spots = self._offsets.spots(current, aim.at_ms)
         moves = tuple(
@@ -302,7 +304,8 @@ class GroupAdmin:
         if group.state != "Empty":
             names = ", ".join(f"{member.consumer_id} at {member.host}" for member in members[:20])
             raise GroupError(
-                f"group {plan.group} is {group.state}: its offsets can be reset only while it is empty; stop {names or 'its members'}"
+                f"group {plan.group} is {group.state}: its offsets can be reset only while it is empty; stop"
+                f" {names or 'its members'}"
             )
         self._offsets.commit(
             plan.group,
@@ -334,7 +337,8 @@ class GroupAdmin:
             return GroupKind.CLAIM
         if kind is GroupKind.CLAIM:
             raise GroupError(
-                f"no client has ever claimed a partition for group {group}: `holdfast groups list` shows the groups"
+                f"no client has ever claimed a partition for group {group}: `holdfast groups list` shows the"
+                " groups"
             )
         return GroupKind.CONSUMER
 
@@ -342,7 +346,8 @@ class GroupAdmin:
         if self._kind(group, None) is not GroupKind.CLAIM:
             self._described(group)
             raise GroupError(
-                f"group {group} is kept by the broker: only claim groups can be {done}; stop its consumers instead"
+                f"group {group} is kept by the broker: only claim groups can be {done}; stop its consumers"
+                " instead"
             )
         return self._opened()
 

@@ -51,7 +51,9 @@ class ListedGroups(NamedTuple):
 
 
 class BrokerGroups:
-    """The broker's groups. Each call asks for at most *timeout_s*, again while coordinators move or load their log."""
+    """The broker's groups. Each call asks for at most *timeout_s*, again while coordinators move or load
+    their log.
+    """
 
     def __init__(self, settings: Settings, *, timeout_s: float, clock: Clock = system_clock) -> None:
         self._settings, self._timeout_s, self._clock = settings, timeout_s, clock
@@ -78,7 +80,8 @@ class BrokerGroups:
             states |= {each.group_id: _STATES[each.state] for each in listed.valid}
             if not listed.errors:
                 return ListedGroups(states, "")
-            # One of the brokers still loads the groups that it coordinates, or is silent: the list lacks them.
+            # One of the brokers still loads the groups that it coordinates, or is silent: the list lacks
+            # them.
             why: KafkaError = next((e for e in listed.errors if e.code() not in NO_ANSWER), listed.errors[0])
             is_over = self._clock.monotonic_s() + AGAIN_S >= until_s
             if why.code() not in NO_ANSWER:
@@ -93,12 +96,14 @@ class BrokerGroups:
     def _incomplete(
         self, states: dict[str, str], brokers: int, refused: BrokerError | GroupError
     ) -> ListedGroups:
-        self._admin.close()  # its connection to the silent broker counts as usable: the next question might take that one
+        # its connection to the silent broker counts as usable: the next question might take that one
+        self._admin.close()
         if not states:
             raise refused
         return ListedGroups(
             states,
-            f"{brokers} of the brokers did not list the groups that they coordinate: {refused}; more groups may be there",
+            f"{brokers} of the brokers did not list the groups that they coordinate: {refused}; more groups"
+            " may be there",
         )
 
     def describe(self, group: str) -> GroupWithMembers | None:
@@ -157,9 +162,11 @@ class BrokerGroups:
                 members=len(members),
                 partitions_held=held,
                 partitions=held,
-                coordinator=None
-                if coordinator is None
-                else f"{coordinator.host}:{coordinator.port} ({coordinator.id})",
+                coordinator=(
+                    None
+                    if coordinator is None
+                    else f"{coordinator.host}:{coordinator.port} ({coordinator.id})"
+                ),
                 assignment_strategy=found.partition_assignor or None,
             ),
             tuple(sorted(members, key=lambda member: member.consumer_id)),
@@ -170,12 +177,14 @@ class BrokerGroups:
         found = self.describe(app)
         if found is not None and found[0].members:
             raise GroupError(
-                f"{found[0].members} workers of {app} run ({found[0].state}): stop all of them, then try again "
-                "(one that was killed, or has an instance_id, is gone after session_timeout_s)"
+                f"{found[0].members} workers of {app} run ({found[0].state}): stop all of them, then try"
+                " again (one that was killed, or has an instance_id, is gone after session_timeout_s)"
             )
 
     def delete(self, group: str) -> None:
-        """Delete a group that has no members, with all that it has committed; one that does not exist is no error."""
+        """Delete a group that has no members, with all that it has committed; one that does not exist is no
+        error.
+        """
         self._asked(
             "deletion",
             [group],
@@ -201,8 +210,8 @@ class BrokerGroups:
         groups: Sequence[str],
         question: Callable[[AdminClient, list[str]], Mapping[str, Future[Any]]],
     ) -> tuple[dict[str, Any], dict[str, str | None]]:
-        """Return what the coordinators of *groups* answer, without the groups that do not exist; and which are silent, of
-        which groups. BrokerError where all are.
+        """Return what the coordinators of *groups* answer, without the groups that do not exist; and which
+        are silent, of which groups. BrokerError where all are.
         """
         answers = self._admin.ask(question, groups, self._timeout_s)
         found: dict[str, Any] = {}

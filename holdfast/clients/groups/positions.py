@@ -109,7 +109,9 @@ class _Lines(NamedTuple):
     def of_lanes(
         self, place: Place, lanes: int, found: Mapping[int, Claim], end: int | None, counted: int | None
     ) -> Iterator[Position]:
-        """Yield the line of a partition in lanes, whose lag is up to *counted*, and one for each lane with a claim."""
+        """Yield the line of a partition in lanes, whose lag is up to *counted*, and one for each lane with a
+        claim.
+        """
         current = lowest(found[lane].current_offset if lane in found else None for lane in range(lanes))
         yield Position(
             group=self.group,

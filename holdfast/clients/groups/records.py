@@ -36,8 +36,8 @@ class ShownState(StrEnum):
 class GroupDescription:
     """One group.
 
-    *members* are those that hold something; *partitions* what they hold of how many are known. All are 0 in state
-    NO_ANSWER, where nobody knows.
+    *members* are those that hold something; *partitions* what they hold of how many are known. All are 0 in
+    state NO_ANSWER, where nobody knows.
     """
 
     group: str
@@ -55,10 +55,11 @@ class GroupDescription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupSurvey:
-    """All groups by name, and who holds what in each: *owners* has by kind and name of a group the `consumer_id` of each place that is held.
+    """All groups by name, and who holds what in each: *owners* has by kind and name of a group the
+    `consumer_id` of each place that is held.
 
-    A lane is a place of its own: its topic has the lane's name. *unlisted* says which brokers did not list the groups that they
-    coordinate; empty where all have.
+    A lane is a place of its own: its topic has the lane's name. *unlisted* says which brokers did not list
+    the groups that they coordinate; empty where all have.
     """
 
     groups: tuple[GroupDescription, ...]
@@ -71,8 +72,8 @@ class Position:
     """How far a group is in one partition, and who holds it; None is unknown or nobody. *log_end_offset*
     None: no such partition.
 
-    *lane* is None for a partition worked on as a whole. One worked on in lanes has a line `all-of-8`, with the lowest offset and the lag,
-    and a line for each lane that was ever claimed, `3-of-8`, with its owner.
+    *lane* is None for a partition worked on as a whole. One worked on in lanes has a line `all-of-8`, with
+    the lowest offset and the lag, and a line for each lane that was ever claimed, `3-of-8`, with its owner.
     """
 
     group: str

@@ -76,7 +76,8 @@ class ClaimReset:
     ) -> None:
         if len(keys) > LIMIT_RESET_PARTITIONS:
             raise ConfigError(
-                f"a reset takes at most {LIMIT_RESET_PARTITIONS} partitions, this one has {len(keys)}: name topics by --topic"
+                f"a reset takes at most {LIMIT_RESET_PARTITIONS} partitions, this one has {len(keys)}: name"
+                " topics by --topic"
             )
         self._view, self._resets, self._knowledge, self._clock, self._tell = (
             view,
@@ -114,7 +115,8 @@ class ClaimReset:
         decision = self._decide(commit)
         if isinstance(decision, ResetAbort):
             raise GroupError(
-                f"reset of group {self._group}: {decision.client} gave it up because {decision.reason}; every partition keeps its offset"
+                f"reset of group {self._group}: {decision.client} gave it up because {decision.reason}; every"
+                " partition keeps its offset"
             )
         self._tell(ResetProgress(step=ResetStep.DECIDED, done=len(self._keys), total=len(self._keys)))
         self._carry_out(commit)
@@ -227,7 +229,8 @@ class ClaimReset:
                 {"reset": self.reset_id, "group": self._group, "reason": str(second)},
             )
             error.add_note(
-                f"cleaning up failed too ({second}); `holdfast groups resume {self._group}` does it later, old offsets stay"
+                f"cleaning up failed too ({second}); `holdfast groups resume {self._group}` does it later,"
+                " old offsets stay"
             )
 
     # -- the decision, and after it
@@ -255,8 +258,9 @@ class ClaimReset:
             except BrokerError as error:
                 if self._clock.monotonic_s() > self._until_s:
                     raise GroupError(
-                        f"reset of group {self._group}: whether it was decided is unknown, since {error}. All partitions stay held; "
-                        f"when the broker answers again, `holdfast groups resume {self._group}` finds out and carries on"
+                        f"reset of group {self._group}: whether it was decided is unknown, since {error}. All"
+                        " partitions stay held; when the broker answers again, `holdfast groups resume"
+                        f" {self._group}` finds out and carries on"
                     ) from error
         if isinstance(decision, ResetAbort):
             self._give_up(GroupError(reason))
@@ -296,8 +300,8 @@ class ClaimReset:
             except BrokerError as error:
                 if self._clock.monotonic_s() > self._until_s:
                     raise GroupError(
-                        f"reset of group {self._group} is decided, but not every partition could be given back: {error}. "
-                        f"`holdfast groups resume {self._group}` finishes it"
+                        f"reset of group {self._group} is decided, but not every partition could be given"
+                        f" back: {error}. `holdfast groups resume {self._group}` finishes it"
                     ) from error
         self._resume()
         self._tell(ResetProgress(step=ResetStep.RESUMED, done=len(self._keys), total=len(self._keys)))
@@ -332,15 +336,16 @@ class ClaimReset:
             other = held_by_reset(claim)
             if other is not None and other != reset_id_of(self._instance):
                 raise GroupError(
-                    f"reset of group {self._group}: reset {other} by {claim.client_id} holds {key.topic}/{key.partition}: wait for it, "
-                    f"or end it by `holdfast groups resume {self._group} --force`"
+                    f"reset of group {self._group}: reset {other} by {claim.client_id} holds"
+                    f" {key.topic}/{key.partition}: wait for it, or end it by `holdfast groups resume"
+                    f" {self._group} --force`"
                 )
 
     def _insist(self, what: str) -> None:
         if self._clock.monotonic_s() > self._until_s:
             raise GroupError(
-                f"reset of group {self._group}: after {self._deadline_s:g} s {what}; every partition keeps its offset. "
-                "Stop those members, or allow more time by --timeout"
+                f"reset of group {self._group}: after {self._deadline_s:g} s {what}; every partition keeps"
+                " its offset. Stop those members, or allow more time by --timeout"
             )
 
 

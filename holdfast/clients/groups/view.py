@@ -97,8 +97,8 @@ class GroupView:
                 progress_s = self._clock.monotonic_s()
             elif self._clock.monotonic_s() - progress_s > self._timeout_s:
                 raise BrokerError(
-                    f"reading {topic}: nothing came for {self._timeout_s:g} s, partitions {', '.join(map(str, missing))} are not read to "
-                    "their ends; check the broker"
+                    f"reading {topic}: nothing came for {self._timeout_s:g} s, partitions"
+                    f" {', '.join(map(str, missing))} are not read to their ends; check the broker"
                 )
 
     def take(self, timeout_s: float) -> bool:
@@ -187,8 +187,9 @@ class GroupView:
                 f" and {len(names) - LIMIT_NAMES} more" if len(names) > LIMIT_NAMES else ""
             )
             raise GroupError(
-                f"these live members of {self._settings.coordination_topic} do not understand a pause (Go members, or ours with interop): "
-                f"{shown}. Stop them first; one that was killed counts as live for {max(LONGEST_SILENCE_S, self.stale_after_s)} s"
+                f"these live members of {self._settings.coordination_topic} do not understand a pause (Go"
+                f" members, or ours with interop): {shown}. Stop them first; one that was killed counts as"
+                f" live for {max(LONGEST_SILENCE_S, self.stale_after_s)} s"
             )
 
     def obeys(self, client_id: str, instance_id: str) -> bool:
@@ -229,7 +230,8 @@ class GroupView:
                 self.take(0.002)
         if failed:
             raise BrokerError(
-                f"{len(failed)} frames were not acknowledged by {self._settings.coordination_topic}: {failed[0]}"
+                f"{len(failed)} frames were not acknowledged by {self._settings.coordination_topic}:"
+                f" {failed[0]}"
             )
 
 

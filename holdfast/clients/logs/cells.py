@@ -44,7 +44,8 @@ SHOWN_BYTES = 200
 class LocatedBatch:
     """One batch and where it begins in its file; None for one that was fetched.
 
-    *batch* is None where its records are not wanted, and where they cannot be read: then *error* tells why, and *header* is what it claims.
+    *batch* is None where its records are not wanted, and where they cannot be read: then *error* tells why,
+    and *header* is what it claims.
     """
 
     position: int | None
@@ -65,7 +66,9 @@ class Transactions:
             self._markers.setdefault(batch.producer_id, []).append((batch.base_offset, kind))
 
     def outcome(self, batch: BatchFields) -> tuple[str, int | None]:
-        """Return how the transaction that *batch* belongs to ended, and the offset of its marker; open when there is none."""
+        """Return how the transaction that *batch* belongs to ended, and the offset of its marker; open when
+        there is none.
+        """
         for offset, kind in self._markers.get(batch.producer_id, ()):
             if offset > batch.last_offset:
                 return ("committed" if kind is ControlType.COMMIT else "aborted"), offset
@@ -106,7 +109,9 @@ def codec_of(header: BatchHeader) -> str:
 
 
 def kind_of(seen: LocatedBatch) -> tuple[str, int | None]:
-    """Return what a batch is, and the coordinator's epoch for a marker: data, transactional, commit, abort or another control record."""
+    """Return what a batch is, and the coordinator's epoch for a marker: data, transactional, commit, abort or
+    another control record.
+    """
     if seen.error is not None:
         return UNREADABLE, None
     if not seen.header.is_control:

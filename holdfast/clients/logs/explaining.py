@@ -39,14 +39,18 @@ def batch_seen(data: bytes | memoryview, at: int, header: BatchHeader, *, record
 
 
 def bare_error(error: WireError, at: int = 0) -> WireError:
-    """Return *error* as one of a file in which its bytes begin at *at*, and without the frames that hold on to them."""
+    """Return *error* as one of a file in which its bytes begin at *at*, and without the frames that hold on
+    to them.
+    """
     return WireError(str(error).partition(": ")[2], offset=at + error.offset, reason=error.reason)
 
 
 async def fetch_explanation(
     settings: Settings, topic: str, partition: int, offset: int, timeout_s: float
 ) -> tuple[dict[str, Cell], Unreadable | None]:
-    """Return all that is known of one offset: its batch, its record, and how its transaction ended; and what cannot be read, if it is that."""
+    """Return all that is known of one offset: its batch, its record, and how its transaction ended; and what
+    cannot be read, if it is that.
+    """
     async with RawLog(settings, timeout_s=timeout_s) as log:
         # As much as a worker unpacks, but never more than a tool may take.
         limit_bytes = min(LIMIT_UNPACKED_BYTES, settings.unpacked_batch_bytes)

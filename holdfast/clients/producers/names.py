@@ -116,7 +116,8 @@ class NameHolder:
 
     def _fenced(self, epoch: int) -> FencedError:
         return FencedError(
-            f"producer {self.name} epoch {self.epoch} was replaced by {epoch}: another process has registered the name"
+            f"producer {self.name} epoch {self.epoch} was replaced by {epoch}: another process has registered"
+            " the name"
         )
 
     def check(self) -> None:
@@ -146,8 +147,9 @@ class NameHolder:
                 if answer.request == command.request:
                     return answer
         raise BrokerError(
-            f"the registry on {self._topic} did not answer for producer {self.name} within {self._timeout_s:g} s; is a worker with "
-            "registry = true running, and does `holdfast topics check` find both topics?"
+            f"the registry on {self._topic} did not answer for producer {self.name} within"
+            f" {self._timeout_s:g} s; is a worker with registry = true running, and does `holdfast topics"
+            " check` find both topics?"
         )
 
     @staticmethod
@@ -164,7 +166,8 @@ class NameHolder:
                 listed = self._consumer.list_topics(self._topic, timeout=self._timeout_s).topics[self._topic]
                 if listed.error is not None or not listed.partitions:
                     raise TopicError(
-                        f"topic {self._topic} does not exist: set registry = true for the workers and run `holdfast topics create`"
+                        f"topic {self._topic} does not exist: set registry = true for the workers and run"
+                        " `holdfast topics create`"
                     )
                 partition = by_key(self.name, len(listed.partitions))
                 place = TopicPartition(self._answers, partition)

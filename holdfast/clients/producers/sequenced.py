@@ -145,7 +145,8 @@ class SequencedProducer:
         sequence: int | None = None,
     ) -> Sent:
         """Hand a record over for sending and return its stamp and partition: that of its key as Java clients
-        choose it, else in turn. Within a trace of OpenTelemetry its headers carry that, unless they have a traceparent.
+        choose it, else in turn. Within a trace of OpenTelemetry its headers carry that, unless they have a
+        traceparent.
 
         FencedError once another process holds the name. BrokerError when the broker takes nothing for
         *timeout_s*.
@@ -191,7 +192,8 @@ class SequencedProducer:
                 if self._clock.monotonic_s() >= deadline_s:
                     why = f"; {self._failure}" if self._failure else ""
                     raise BrokerError(
-                        f"producer {self.name}: {left + len(self._failed)} records are not acknowledged{why}; flush again, or check the broker"
+                        f"producer {self.name}: {left + len(self._failed)} records are not acknowledged{why};"
+                        " flush again, or check the broker"
                     )
                 again, self._failed = self._failed, []
                 for sent in again:
@@ -203,7 +205,8 @@ class SequencedProducer:
             self._check()
             if self._unsure or self._failed:
                 raise BrokerError(
-                    f"producer {self.name}: records of epoch {self.epoch} are not acknowledged; flush before a new epoch"
+                    f"producer {self.name}: records of epoch {self.epoch} are not acknowledged; flush before"
+                    " a new epoch"
                 )
             self.epoch = self._names.bump()
             self._last.clear()
@@ -265,8 +268,8 @@ class SequencedProducer:
                     ) from error
             if self._clock.monotonic_s() >= until_s:
                 raise BrokerError(
-                    f"producer {self.name}: {self._unsure + len(self._failed)} records wait for their acknowledgement, and none came "
-                    f"for {self._timeout_s:g} s; flush, or check the broker"
+                    f"producer {self.name}: {self._unsure + len(self._failed)} records wait for their"
+                    f" acknowledgement, and none came for {self._timeout_s:g} s; flush, or check the broker"
                 )
             self._producer.poll(_POLL_S)
         self._unsure += 1

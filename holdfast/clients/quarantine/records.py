@@ -86,11 +86,11 @@ class SkippedBatch:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuarantinedRecord:
     """One refused record. *headers* are its own; *value* None is a tombstone, unless *truncated_bytes* says
-    that it was too large to copy.
-    *size_bytes* is the size of its value in its topic. With *batch* it is not one record but a batch that was skipped, from *offset* on.
+    that it was too large to copy. *size_bytes* is the size of its value in its topic. With *batch* it is not
+    one record but a batch that was skipped, from *offset* on.
 
-    *appended_ms* is when the record was appended to its topic, *at_ms* when it was set aside. *retried_to* names the last copy that was
-    sent for another try, as topic/partition/offset.
+    *appended_ms* is when the record was appended to its topic, *at_ms* when it was set aside. *retried_to*
+    names the last copy that was sent for another try, as topic/partition/offset.
     """
 
     topic: str
@@ -136,7 +136,9 @@ def read_record(message: Message) -> QuarantinedRecord | None:
 def read_copy(
     told: Iterable[tuple[str, bytes | None]], value: bytes | None, at_ms: int
 ) -> QuarantinedRecord | None:
-    """Return the quarantined record in a record of the quarantine topic, by its headers, value and timestamp; None for one that holds none."""
+    """Return the quarantined record in a record of the quarantine topic, by its headers, value and timestamp;
+    None for one that holds none.
+    """
     headers = [*told]
     notes: dict[str, bytes] = {}
     stage = next((noted for name, noted in reversed(headers) if name == _STAGE), None)
@@ -174,11 +176,9 @@ def read_copy(
             key=key,
             value=value if whole else None,
             headers=tuple(headers),
-            size_bytes=batch.size_bytes
-            if batch
-            else len(value or b"")
-            if truncated is None
-            else number("truncated"),
+            size_bytes=(
+                batch.size_bytes if batch else len(value or b"") if truncated is None else number("truncated")
+            ),
             truncated_bytes=None if truncated is None else number("truncated"),
             # The worker keeps no more of a key than this where it cannot keep the whole record.
             key_cut=key is not None and len(key) == KEY_CUT_BYTES,
@@ -200,15 +200,19 @@ def _batch(text: Callable[[str], str], number: Callable[[str, int], int]) -> Ski
 
 def cannot_retry(batch: SkippedBatch) -> str:
     """Return why a skipped batch is not sent again."""
-    return f"a batch that cannot be read ({batch.codec}, {batch.size_bytes} bytes) was skipped; there is nothing to send again"
+    return (
+        f"a batch that cannot be read ({batch.codec}, {batch.size_bytes} bytes) was skipped; there is nothing"
+        " to send again"
+    )
 
 
 class Quarantine:
     """The quarantine of one application.
 
-    Every call reads it as of its beginning and ends within *timeout_s* of its last progress. With *tail* it reads only about so many
-    offsets, the last ones of each partition alike; `left_out` then says how many before them the last call did not read.
-    A note of a retry lies behind its record in the same partition, so no record that is read lacks its note.
+    Every call reads it as of its beginning and ends within *timeout_s* of its last progress. With *tail* it
+    reads only about so many offsets, the last ones of each partition alike; `left_out` then says how many
+    before them the last call did not read. A note of a retry lies behind its record in the same partition, so
+    no record that is read lacks its note.
     """
 
     def __init__(
@@ -247,7 +251,9 @@ class Quarantine:
         ]
 
     def ends(self) -> dict[int, int]:
-        """Return the next offset of each partition, so that nobody reads it again while nothing was written to it."""
+        """Return the next offset of each partition, so that nobody reads it again while nothing was written
+        to it.
+        """
         config = self._settings.consumer(
             **reader_options(self._group, committed=True, wait_ms=10, lost="error")
         )
@@ -274,8 +280,8 @@ class Quarantine:
                 key_cut=False,
             )
         raise QuarantineError(
-            f"{record.coordinates}: it was too large to be kept whole, and {record.topic} no longer has offset {record.offset}: "
-            "it cannot be retried; send it again from where it came"
+            f"{record.coordinates}: it was too large to be kept whole, and {record.topic} no longer has"
+            f" offset {record.offset}: it cannot be retried; send it again from where it came"
         )
 
     def retry(self, records: Iterable[QuarantinedRecord]) -> Iterator[tuple[QuarantinedRecord, str]]:
@@ -359,7 +365,8 @@ class Quarantine:
         if not outcome or outcome[0][0] is not None:
             why = f"no acknowledgement within {self._timeout_s:g} s" if not outcome else outcome[0][0].str()  # type: ignore[union-attr]
             raise QuarantineError(
-                f"a record sent to {topic} was not acknowledged: {why}; see `holdfast quarantine list` before trying again"
+                f"a record sent to {topic} was not acknowledged: {why}; see `holdfast quarantine list` before"
+                " trying again"
             )
         sent = outcome[0][1]
         return sent.partition() or 0, sent.offset() or 0
@@ -385,7 +392,8 @@ class Quarantine:
         listed = consumer.list_topics(topic, timeout=self._timeout_s).topics.get(topic)
         if listed is None or not listed.partitions:
             raise TopicError(
-                f"topic {topic} does not exist: no worker of {self._settings.app} can have run; see `holdfast topics check`"
+                f"topic {topic} does not exist: no worker of {self._settings.app} can have run; see `holdfast"
+                " topics check`"
             )
         return [(topic, partition) for partition in sorted(listed.partitions)]
 

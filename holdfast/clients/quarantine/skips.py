@@ -57,8 +57,8 @@ class AllowancePlan:
 
 
 class SkipRequests:
-    """The skips of one application, whose processors and ordinary agents read *sources*. *stopping* are the names of those
-    processors that stop before what they would refuse, by the topic that names it.
+    """The skips of one application, whose processors and ordinary agents read *sources*. *stopping* are the
+    names of those processors that stop before what they would refuse, by the topic that names it.
 
     Every call ends within a few times *timeout_s*.
     """
@@ -88,8 +88,8 @@ class SkipRequests:
         return read_skips(self._settings, timeout_s=self._timeout_s, clock=self._clock)
 
     async def allowance(self, topic: str, partition: int, offset: int, skips: Skips) -> AllowancePlan | None:
-        """Return who may quarantine a record, which can be read; None where no processor stops before one of *topic*, or
-        it cannot be read.
+        """Return who may quarantine a record, which can be read; None where no processor stops before one of
+        *topic*, or it cannot be read.
         """
         stopping = tuple(self._stopping.get(topic, ()))
         if not stopping:
@@ -112,8 +112,8 @@ class SkipRequests:
         """
         if topic not in self._sources:
             raise SkipError(
-                f"{topic} is not a source of application {self._settings.app}, which reads {', '.join(self._sources)}; "
-                "name the application that reads it with -A MODULE"
+                f"{topic} is not a source of application {self._settings.app}, which reads"
+                f" {', '.join(self._sources)}; name the application that reads it with -A MODULE"
             )
         self._require_unmade(skips, topic, partition, offset, offset)
         found = await self._batch_at(topic, partition, offset)
@@ -122,8 +122,8 @@ class SkipRequests:
             raise self._readable(topic, partition, offset, found)
         if offset < batch.first:
             raise SkipError(
-                f"{topic} partition {partition}: offset {offset} can be read, as {found.records} records of its batch can; what cannot "
-                f"begins at {batch.first}: name that offset"
+                f"{topic} partition {partition}: offset {offset} can be read, as {found.records} records of"
+                f" its batch can; what cannot begins at {batch.first}: name that offset"
             )
         self._require_unmade(skips, topic, partition, batch.first, batch.last)
         return SkipPlan(batch, found.records, skips.asked(topic, partition, batch.first, batch.last))
@@ -132,8 +132,8 @@ class SkipRequests:
         for each in skips.all():
             if each.made and each.place == (topic, partition) and each.covers(first, last):
                 raise SkipError(
-                    f"{topic} partition {partition}: offsets {each.first} to {each.last} were skipped already, {when(each.at_ms)} by "
-                    f"{each.by or 'an unknown worker'}"
+                    f"{topic} partition {partition}: offsets {each.first} to {each.last} were skipped"
+                    f" already, {when(each.at_ms)} by {each.by or 'an unknown worker'}"
                 )
 
     def _readable(self, topic: str, partition: int, offset: int, found: BatchAt) -> SkipError:
@@ -142,12 +142,13 @@ class SkipRequests:
         where = f"{topic} partition {partition}: offset {offset} can be read"
         if not found.records:
             return SkipError(
-                f"{where}: its batch holds nothing for a consumer, as a marker or an aborted transaction does not"
+                f"{where}: its batch holds nothing for a consumer, as a marker or an aborted transaction"
+                " does not"
             )
         return SkipError(
-            f"{where}: its batch, {header.base_offset} to {header.last_offset}, holds {found.records} records and unpacks within "
-            f"unpacked_batch_bytes={self._settings.unpacked_batch_bytes}; there is nothing to skip, and no processor of {topic} is declared "
-            'with on_error="stop"'
+            f"{where}: its batch, {header.base_offset} to {header.last_offset}, holds {found.records} records"
+            f" and unpacks within unpacked_batch_bytes={self._settings.unpacked_batch_bytes}; there is"
+            f' nothing to skip, and no processor of {topic} is declared with on_error="stop"'
         )
 
     def allow(self, plan: AllowancePlan, *, by: str) -> Skip:

@@ -40,7 +40,8 @@ class RangeOptions:
     def __post_init__(self) -> None:
         if isinstance(self.topic, list | tuple):
             raise ConfigError(
-                f"topic is {self.topic!r:.200}: write the name of one topic; a RangeConsumer for each shares out several"
+                f"topic is {self.topic!r:.200}: write the name of one topic; a RangeConsumer for each shares"
+                " out several"
             )
         require_topic("topic", self.topic)
         require_name("group", self.group)
@@ -63,23 +64,28 @@ class RangeOptions:
             unfit = True
         if unfit:
             raise ConfigError(
-                f"handler_timeout_s is {self.handler_timeout_s!r:.200}: use 1 to {LIMIT_HANDLER_TIMEOUT_S:g} s, or 0 for no deadline"
+                f"handler_timeout_s is {self.handler_timeout_s!r:.200}: use 1 to {LIMIT_HANDLER_TIMEOUT_S:g}"
+                " s, or 0 for no deadline"
             )
 
     def settings(self, kafka: Settings | str) -> Settings:
-        """Return the settings that *kafka* is or names; ConfigError where the group is the application's own."""
+        """Return the settings that *kafka* is or names; ConfigError where the group is the application's
+        own.
+        """
         settings = settings_at(kafka)
         check_group_name(settings, self.group)
         return settings
 
     def topics(self, settings: Settings) -> tuple[str, str]:
-        """Return the topic of the ranges and that of the dead letters; ConfigError unless these and the topic are three."""
+        """Return the topic of the ranges and that of the dead letters; ConfigError unless these and the topic
+        are three.
+        """
         ranges_topic = self.ranges_topic or settings.ranges_topic
         dead_letters = self.dead_letters or f"{self.topic}.dead-letters"
         require_topic("dead_letters", dead_letters)
         if len({self.topic, ranges_topic, dead_letters}) < 3:
             raise ConfigError(
-                f"topic {self.topic}, ranges_topic {ranges_topic} and dead_letters {dead_letters} must be three topics: "
-                "what goes to the dead letters would come again"
+                f"topic {self.topic}, ranges_topic {ranges_topic} and dead_letters {dead_letters} must be"
+                " three topics: what goes to the dead letters would come again"
             )
         return ranges_topic, dead_letters

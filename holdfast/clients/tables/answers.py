@@ -41,12 +41,14 @@ Bound: TypeAlias = Staleness | timedelta | int
 class Answer(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     """A row and the offset it reflects: everything in source *partition* up to *as_of_offset*, perhaps more.
 
-    *value* is None when there is no such row. When every partition was asked and none has it, *partition* and *as_of_offset* are
-    NOWHERE (-1), and *positions* tells by partition how far each was. So it is for a global table, where *role* is "copy", *positions* are those of the
-    copy in the partitions of its topic, and *as_of_offset* is how many offsets these are in all, less one. *stream_ms* is the highest append time the answer reflects
-    (the lowest of those, when several partitions were asked), -1 for none. Of a table of several sources, *as_of* tells
-    the offset of each, and *as_of_offset* how many offsets these are in all, less one. *partial* tells that records of a
-    source were deleted before this version of the table began, and are not reflected (of several partitions, in one of them). *version* is the processor's; 0 for a
+    *value* is None when there is no such row. When every partition was asked and none has it, *partition* and
+    *as_of_offset* are NOWHERE (-1), and *positions* tells by partition how far each was. So it is for a
+    global table, where *role* is "copy", *positions* are those of the copy in the partitions of its topic,
+    and *as_of_offset* is how many offsets these are in all, less one. *stream_ms* is the highest append time
+    the answer reflects (the lowest of those, when several partitions were asked), -1 for none. Of a table of
+    several sources, *as_of* tells the offset of each, and *as_of_offset* how many offsets these are in all,
+    less one. *partial* tells that records of a source were deleted before this version of the table began,
+    and are not reflected (of several partitions, in one of them). *version* is the processor's; 0 for a
     global table. *role* "earlier" is what a version has left that nobody folds any more: it does not move.
     """
 
@@ -81,7 +83,8 @@ class ReadTerms:
         asked = set(partitions)
         if self.at_least and asked.isdisjoint(self.at_least):
             raise ValueError(
-                f"at_least names partition {sorted(self.at_least)}, but the rows asked for live in {sorted(asked)}"
+                f"at_least names partition {sorted(self.at_least)}, but the rows asked for live in"
+                f" {sorted(asked)}"
             )
 
     def question(
@@ -108,12 +111,14 @@ class ReadTerms:
         """Return a question about a global table; QueryError for terms that copies do not know."""
         if self.staleness is not None:
             raise QueryError(
-                f"global table {name}: each worker has a copy and none is a standby, so max_staleness says nothing; leave it out"
+                f"global table {name}: each worker has a copy and none is a standby, so max_staleness says"
+                " nothing; leave it out"
             )
         offsets = {at: max(0, offset) for at, offset in self.at_least.items() if isinstance(offset, int)}
         if len(offsets) < len(self.at_least):
             raise QueryError(
-                f"global table {name} has one topic: write at_least as an offset by partition, as in {{0: 17}}"
+                f"global table {name} has one topic: write at_least as an offset by partition, as in {{0:"
+                " 17}"
             )
         return GlobalQuestion(
             table=name, verb=verb, body=_encoded(f"global table {name}", body), at_offset=offsets, first=first
@@ -191,7 +196,8 @@ def _merged(one: Answer[Any], other: Answer[Any]) -> Answer[Any]:
     positions = MappingProxyType({**one.positions, **other.positions})
     if one.value is not None and other.value is not None:
         raise QueryError(
-            f"key {one.key[:80]!r} has rows in partitions {one.partition} and {other.partition}: say which with `partition`"
+            f"key {one.key[:80]!r} has rows in partitions {one.partition} and {other.partition}: say which"
+            " with `partition`"
         )
     if one.value is None and other.value is None:
         return Answer(

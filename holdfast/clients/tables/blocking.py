@@ -193,8 +193,8 @@ class BlockingTableClient:
         max_staleness: Bound | None = None,
         page_rows: int = PAGE_ROWS,
     ) -> Iterator[Answer[WindowResult[Any]]]:
-        """Yield the windows of *key*, or of all keys, that start at or after *since_ms* and before *until_ms*; *timeout_s* is for
-        each page.
+        """Yield the windows of *key*, or of all keys, that start at or after *since_ms* and before
+        *until_ms*; *timeout_s* is for each page.
         """
         pages = self._client.window_pages(
             table,

@@ -97,12 +97,13 @@ class TableClient:
     changes only by records of its own partition), else every partition is asked. It is never guessed from the
     key. A table is a processor, or by name: "totals", and "totals.sessions" for its named table.
 
-    A `Global` that one of *processors* reads is a table too, by itself or by its name. Any worker answers from its copy, and the
-    answer's *positions* tell how far that was; *at_least* takes offsets of the global's topic.
+    A `Global` that one of *processors* reads is a table too, by itself or by its name. Any worker answers
+    from its copy, and the answer's *positions* tell how far that was; *at_least* takes offsets of the
+    global's topic.
 
-    *earlier* are earlier versions of some of *processors*. While a table moves from one version to the next, each question is
-    then asked of the version that is current, or of the one that is served; the answer tells its *version*, and its row is of that
-    version's type.
+    *earlier* are earlier versions of some of *processors*. While a table moves from one version to the next,
+    each question is then asked of the version that is current, or of the one that is served; the answer tells
+    its *version*, and its row is of that version's type.
 
     Every call ends by its *timeout_s*. Until then it is tried again while partitions move, restore or their
     workers restart; see the QueryErrors for what can be in the way at the end.
@@ -344,13 +345,15 @@ class TableClient:
         max_staleness: Bound | None = None,
         page_rows: int = PAGE_ROWS,
     ) -> AsyncIterator[Answer[WindowResult[Any]]]:
-        """Yield the windows of *key*, or of all keys, in a table of windows (`holdfast.streams.Windowed`): partition by partition, in
-        the order of their row keys (`window_key`), so that those of one key come by start.
+        """Yield the windows of *key*, or of all keys, in a table of windows (`holdfast.streams.Windowed`):
+        partition by partition, in the order of their row keys (`window_key`), so that those of one key come
+        by start.
 
-        Only those that start at or after *since_ms* and before *until_ms*, if given; sessions and sliding windows too count by their
-        start. The rest is as for `scan`: *timeout_s* is for each page. The partition of a *key* is found by the table's route, and all
-        are asked where that does not tell. Without a key, workers look at all windows that the table keeps. NoSuchTableError for a
-        table without windows, QueryError for a range in which no window can start.
+        Only those that start at or after *since_ms* and before *until_ms*, if given; sessions and sliding
+        windows too count by their start. The rest is as for `scan`: *timeout_s* is for each page. The
+        partition of a *key* is found by the table's route, and all are asked where that does not tell.
+        Without a key, workers look at all windows that the table keeps. NoSuchTableError for a table without
+        windows, QueryError for a range in which no window can start.
         """
         pages = self.window_pages(
             table,
@@ -380,7 +383,9 @@ class TableClient:
         max_staleness: Bound | None = None,
         page_rows: int = PAGE_ROWS,
     ) -> AsyncIterator[list[Answer[WindowResult[Any]]]]:
-        """Yield the windows of `windows` in lists: one for each page that a worker answers with, which may be empty."""
+        """Yield the windows of `windows` in lists: one for each page that a worker answers with, which may be
+        empty.
+        """
         terms = ReadTerms(at_least, max_staleness, self._clock.monotonic_s() + timeout_s)
         windowed = self._windowed(table, key, since_ms, until_ms)
         found = await self._answering(windowed, terms.deadline_s)
@@ -524,7 +529,8 @@ class TableClient:
             place = table.route(key, partitions)
         except Exception as error:
             raise QueryError(
-                f"key {key[:80]!r} is not a valid key of {table_name(table.processor, table.name)}: its route says {error}"
+                f"key {key[:80]!r} is not a valid key of {table_name(table.processor, table.name)}: its route"
+                f" says {error}"
             ) from error
         return None if place is None else int(place)
 
@@ -580,7 +586,8 @@ def _earlier_tables(
 def _refuse_partition(table: _GlobalTable, partition: int | None) -> None:
     if partition is not None:
         raise QueryError(
-            f"global table {table.name}: a copy has all partitions and is read as one table; leave out partition"
+            f"global table {table.name}: a copy has all partitions and is read as one table; leave out"
+            " partition"
         )
 
 

@@ -16,7 +16,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]  # the package does not declare what it re-exports
+
+# the package does not declare what it re-exports
+from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 from yarl import URL
 
 from holdfast.clock import Clock, system_clock
@@ -49,7 +51,7 @@ class Workers:
     >>> workers = Workers([old, new])
     >>> workers.owner("t", 1, 0), workers.owner("t", 1, 1), workers.owner("t", 2, 0), workers.partitions("t", 1)
     ('http://a', 'http://b', None, 2)
-    """
+    """  # noqa: E501
 
     __slots__ = (
         "_building",
@@ -102,13 +104,16 @@ class Workers:
         return self._switches.get(table)
 
     def owning(self, table: str, version: int, partition: int) -> tuple[str, bool] | None:
-        """Return the URL of the worker with the newest claim on the partition, and whether it says that it is being built."""
+        """Return the URL of the worker with the newest claim on the partition, and whether it says that it is
+        being built.
+        """
         url = self.owner(table, version, partition)
         return None if url is None else (url, (url, table, version, partition) in self._building)
 
     def stage(self, table: str, version: int, partition: int) -> str | None:
-        """Return how far the owner of a partition is with a version that is not read yet: it is "building" it, or that is "waiting" for partitions of its
-        writers that old workers have; None for one that is read, or that nobody owns.
+        """Return how far the owner of a partition is with a version that is not read yet: it is "building"
+        it, or that is "waiting" for partitions of its writers that old workers have; None for one that is
+        read, or that nobody owns.
         """
         place = (self.owner(table, version, partition) or "", table, version, partition)
         if place not in self._building:
@@ -116,13 +121,13 @@ class Workers:
         return "waiting" if place in self._waiting else "building"
 
     def answering(self, table: str, versions: Sequence[int]) -> int:
-        """Return which of *versions* a question is to be asked of: the current one, or another while no worker serves that.
-        Without a record, the lowest that is served is current.
+        """Return which of *versions* a question is to be asked of: the current one, or another while no
+        worker serves that. Without a record, the lowest that is served is current.
 
         >>> claims = WorkerClaims(url="http://a", generation=1, started_ms=0, at_ms=0, tables={"t": TableClaims(version=2, partitions=2)})
         >>> Workers([claims]).answering("t", [2, 1]), Workers().answering("t", [2, 1])
         (2, 2)
-        """
+        """  # noqa: E501
         served = [version for version in sorted(versions) if self.partitions(table, version)]
         switch = self.switch(table)
         if switch is not None and switch.version in served:
@@ -375,8 +380,8 @@ class WorkersTopic:
         if error.code() in NO_TOPIC:
             return Workers()  # no worker has ever announced itself
         raise BrokerError(
-            f"cannot read the workers topic {self._topic} at {self._settings.bootstrap_servers}: {error.str()}; "
-            "check bootstrap.servers and the broker"
+            f"cannot read the workers topic {self._topic} at {self._settings.bootstrap_servers}:"
+            f" {error.str()}; check bootstrap.servers and the broker"
         )
 
 

@@ -69,9 +69,10 @@ _BACKOFF = Backoff(0.02, 0.5)
 class _Setback(Exception):
     """An attempt that brought no answer, and what to make of it.
 
-    *at_once*: ask again without more ado, the worker is the right one. *final*: asking again cannot help. *cut*: it was short because the
-    deadline is near, so its silence says less than what stood in the way before. *busy*: a worker is there and says that it cannot answer yet, so that
-    older claims than its own are not worth a question.
+    *at_once*: ask again without more ado, the worker is the right one. *final*: asking again cannot help.
+    *cut*: it was short because the deadline is near, so its silence says less than what stood in the way
+    before. *busy*: a worker is there and says that it cannot answer yet, so that older claims than its own
+    are not worth a question.
     """
 
     def __init__(
@@ -148,7 +149,8 @@ class QueryRouter:
             headers=headers,
             timeout=aiohttp.ClientTimeout(total=None),
             cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,  # no worker compresses; what does is not inflated but refused as what cannot be read
+            # no worker compresses; what does is not inflated but refused as what cannot be read
+            auto_decompress=False,
             max_headers=LIMIT_HEADERS,
             max_line_size=LIMIT_HEADER_BYTES,
             max_field_size=LIMIT_HEADER_BYTES,
@@ -164,10 +166,13 @@ class QueryRouter:
         await self._directory.close()
 
     def _opened(self) -> aiohttp.ClientSession:
-        """Return the connections; ConfigError outside `async with`, where every question would wait in vain."""
+        """Return the connections; ConfigError outside `async with`, where every question would wait in
+        vain.
+        """
         if self._session is None:
             raise ConfigError(
-                "the table client is not open: use it in a `with` statement (`async with` on an event loop), and not after it"
+                "the table client is not open: use it in a `with` statement (`async with` on an event loop),"
+                " and not after it"
             )
         return self._session
 
@@ -191,7 +196,8 @@ class QueryRouter:
                 ):  # else it is the deadline that cut the last look short
                     raise failure
                 raise NotReadyError(
-                    f"no worker of {self._settings.app} has announced table {name} in time: is one running? `holdfast -A MODULE worker` starts one"
+                    f"no worker of {self._settings.app} has announced table {name} in time: is one running?"
+                    " `holdfast -A MODULE worker` starts one"
                 )
             self._refuse_other_version(processor)
             await asyncio.sleep(min(next(waits_s), left_s))
@@ -200,14 +206,16 @@ class QueryRouter:
         versions = self._directory.workers.versions(processor.name)
         if versions and processor.version not in versions:
             raise NoSuchTableError(
-                f"workers of {self._settings.app} serve {processor.name} in version {', '.join(map(str, versions))}, not {processor.version}: "
-                "give the client the processor that the workers run"
+                f"workers of {self._settings.app} serve {processor.name} in version"
+                f" {', '.join(map(str, versions))}, not {processor.version}: give the client the processor"
+                " that the workers run"
             )
 
     async def answering(
         self, processors: Sequence[Processor[Any, Any]], deadline_s: float
     ) -> Processor[Any, Any]:
-        """Return which of several versions of a processor is to be asked (`Workers.answering`), as of CURRENT_S ago at most.
+        """Return which of several versions of a processor is to be asked (`Workers.answering`), as of
+        CURRENT_S ago at most.
 
         Raises BrokerError when the directory was never read.
         """
@@ -234,7 +242,8 @@ class QueryRouter:
             return error
         except TimeoutError:
             return BrokerError(
-                f"the workers topic {self._settings.workers_topic} was not read in time; check bootstrap.servers and the broker"
+                f"the workers topic {self._settings.workers_topic} was not read in time; check"
+                " bootstrap.servers and the broker"
             )
         return None
 
@@ -286,7 +295,8 @@ class QueryRouter:
         """Ask the owner, then where it says the partition went, then those that may stand in for it."""
         setback = _Setback(
             NotReadyError(
-                f"no worker of {self._settings.app} claims {question}: none is running, or a rebalance is under way"
+                f"no worker of {self._settings.app} claims {question}: none is running, or a rebalance is"
+                " under way"
             )
         )
         urls, redirected = self._candidates(question), False
@@ -343,11 +353,15 @@ class QueryRouter:
         except AccessError as refused:
             raise _Setback(refused, final=True) from None
         except _TooLong:
-            message = f"{url} answered for {question} more than {LIMIT_READ_BYTES} bytes, which no worker does: is it one?"
+            message = (
+                f"{url} answered for {question} more than {LIMIT_READ_BYTES} bytes, which no worker does: is"
+                " it one?"
+            )
             raise _Setback(QueryError(message), final=True) from None
         except TimeoutError:
             error = NotReadyError(
-                f"{url} did not answer for {question} within {attempt_s:.3g} s: it hangs, is overloaded or cut off"
+                f"{url} did not answer for {question} within {attempt_s:.3g} s: it hangs, is overloaded or"
+                " cut off"
             )
             raise _Setback(error, cut=attempt_s < ATTEMPT_S) from None
         except aiohttp.ClientError as error:
@@ -390,7 +404,8 @@ class QueryRouter:
                 ),
                 final=True,
             ) from error
-        if (why := question.why_other(reply)) is not None:  # type: ignore[arg-type]  # each question has its kind of reply
+        # each question has its kind of reply
+        if (why := question.why_other(reply)) is not None:  # type: ignore[arg-type]
             raise _Setback(
                 NoSuchTableError(f"{url} {why}: give the client the processor that the workers run"),
                 final=True,
@@ -403,7 +418,10 @@ class QueryRouter:
         cause: BaseException | None = error
         while cause is not None:
             if isinstance(cause, ssl.SSLError):
-                message = f"{url} and this client do not accept each other's certificates ({getattr(cause, 'reason', None) or cause})"
+                message = (
+                    f"{url} and this client do not accept each other's certificates"
+                    f" ({getattr(cause, 'reason', None) or cause})"
+                )
                 return _Setback(
                     AccessError(
                         f"{message}: set web_tls_ca, web_tls_cert and web_tls_key as the workers have them"
@@ -418,7 +436,10 @@ class QueryRouter:
         ):
             # Under TLS 1.3 a worker that wants a certificate ends the connection only after the handshake,
             # often without a word.
-            message = f"{url} closed the connection while asked for {question}: it may be stopping, or it wants a certificate"
+            message = (
+                f"{url} closed the connection while asked for {question}: it may be stopping, or it wants a"
+                " certificate"
+            )
             return _Setback(
                 AccessError(f"{message}, and this client shows none: set web_tls_cert and web_tls_key")
             )

@@ -57,8 +57,8 @@ class Question:
         return urls[:1] + [url for url in self._standbys(workers) if url not in urls] + urls[1:]
 
     def besides(self, urls: list[str], workers: Workers) -> list[str]:
-        """Return which of *urls* are still worth a question when a worker has said that it cannot answer yet: those that may stand
-        in for it.
+        """Return which of *urls* are still worth a question when a worker has said that it cannot answer yet:
+        those that may stand in for it.
         """
         standbys = self._standbys(workers)
         return [url for url in urls if url in standbys]
@@ -77,7 +77,9 @@ class Question:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GlobalQuestion:
-    """One request about a global table. Any worker may answer it from its copy; *first* says with which of them to begin."""
+    """One request about a global table. Any worker may answer it from its copy; *first* says with which of
+    them to begin.
+    """
 
     table: str
     verb: str
@@ -114,7 +116,9 @@ class GlobalQuestion:
         return urls[at:] + urls[:at]
 
     def besides(self, urls: list[str], workers: Workers) -> list[str]:
-        """Return which of *urls* are worth a question when a worker has said that it cannot answer yet: all."""
+        """Return which of *urls* are worth a question when a worker has said that it cannot answer yet:
+        all.
+        """
         return urls
 
     def why_other(self, reply: Any) -> str | None:

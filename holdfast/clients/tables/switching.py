@@ -33,8 +33,8 @@ class TableSwitch:
             await directory.close()
 
     def to(self, version: int) -> Switch:
-        """Make *version* the current one, and return the record. NotReadyError while a partition of it is not served or is
-        being built.
+        """Make *version* the current one, and return the record. NotReadyError while a partition of it is not
+        served or is being built.
         """
         workers = self.read()
         if missing := unserved(workers, self.table, version):
@@ -42,7 +42,9 @@ class TableSwitch:
         return self._write(version, self._current(workers, version))
 
     def back(self) -> Switch:
-        """Make the version current that was so before the last switch, and return the record; QueryError where none was written."""
+        """Make the version current that was so before the last switch, and return the record; QueryError
+        where none was written.
+        """
         workers = self.read()
         last = workers.switch(self.table)
         if last is None or last.before == NO_VERSION:
@@ -72,8 +74,8 @@ class TableSwitch:
         )
         if producer.flush(self._timeout_s):
             raise BrokerError(
-                f"{self._settings.workers_topic} did not take the switch within {self._timeout_s:g} s; look whether it is there before "
-                "you write it again"
+                f"{self._settings.workers_topic} did not take the switch within {self._timeout_s:g} s; look"
+                " whether it is there before you write it again"
             )
         return switch
 

@@ -65,9 +65,11 @@ def server_tls(settings: WebSettings) -> ssl.SSLContext | None:
 def port_tls(
     prefix: str, certificate: Path | None, key: Path | None, authority: Path | None
 ) -> ssl.SSLContext | None:
-    """Return how a port speaks TLS, None without a certificate; with an *authority*, only to holders of a certificate of it.
+    """Return how a port speaks TLS, None without a certificate; with an *authority*, only to holders of a
+    certificate of it.
 
-    *prefix* is how the settings are called, such as `web_tls`; ConfigError names them where the files cannot be used.
+    *prefix* is how the settings are called, such as `web_tls`; ConfigError names them where the files cannot
+    be used.
     """
     if certificate is None or key is None:
         return None
@@ -115,5 +117,6 @@ def _explained(name: str, *places: Path) -> Iterator[None]:
         yield
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
         raise ConfigError(
-            f"{name}: cannot use {', '.join(map(str, places))}: {error}; give readable PEM files that belong together"
+            f"{name}: cannot use {', '.join(map(str, places))}: {error}; give readable PEM files that belong"
+            " together"
         ) from error

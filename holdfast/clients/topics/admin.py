@@ -14,7 +14,9 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
-from confluent_kafka.admin import (  # type: ignore[attr-defined]  # the package does not declare what it re-exports
+
+# the package does not declare what it re-exports
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AlterConfigOpType,
     ConfigEntry,
     ConfigResource,
@@ -121,7 +123,9 @@ class Admin:
             )
 
     def delete(self, names: Iterable[str]) -> None:
-        """Delete topics and return when no broker knows them any more; one that does not exist is no error."""
+        """Delete topics and return when no broker knows them any more; one that does not exist is no
+        error.
+        """
         wanted = sorted(names)
         if wanted:
             self._persist(lambda metadata, wait_s: self._delete(wanted, wait_s))
@@ -157,7 +161,9 @@ class Admin:
         return {place: int(answer.offset) if answer.offset >= 0 else None for place, answer in found.items()}
 
     def ends_at(self, times_ms: Mapping[tuple[str, int], int]) -> dict[tuple[str, int], int | None]:
-        """Return where each partition ended at a time of its own, by the timestamps of its records; None where it still does."""
+        """Return where each partition ended at a time of its own, by the timestamps of its records; None
+        where it still does.
+        """
         wanted = {
             TopicPartition(*place): OffsetSpec.for_timestamp(at_ms + 1) for place, at_ms in times_ms.items()
         }
@@ -167,15 +173,17 @@ class Admin:
         return {place: int(answer.offset) if answer.offset >= 0 else None for place, answer in found.items()}
 
     def newest_ms(self, topic: str, partition: int) -> int | None:
-        """Return the latest timestamp of a partition's records, None where it has none or there is no such topic."""
+        """Return the latest timestamp of a partition's records, None where it has none or there is no such
+        topic.
+        """
         if not self.cluster([topic]).topics:
             return None
         found = self._offsets([(topic, partition)], _NEWEST, known=False)[topic, partition]
         return int(found.timestamp) if found.offset >= 0 else None
 
     def allowed(self, names: Iterable[str]) -> dict[str, frozenset[Operation]]:
-        """Return what this principal may do with each of these topics; those that it may not see, or that do not exist,
-        and all of them on a cluster without ACLs, are left out.
+        """Return what this principal may do with each of these topics; those that it may not see, or that do
+        not exist, and all of them on a cluster without ACLs, are left out.
         """
         asked = sorted(names)
 
@@ -196,8 +204,8 @@ class Admin:
         return self._persist(ask) if asked else {}
 
     def topic_ids(self, names: Iterable[str]) -> ClusterIds:
-        """Return the ids of the cluster and of these topics: one that is deleted and made again under its name has another. TopicError
-        for one that is not there.
+        """Return the ids of the cluster and of these topics: one that is deleted and made again under its
+        name has another. TopicError for one that is not there.
         """
         asked = sorted(names)
 
@@ -258,7 +266,8 @@ class Admin:
                 reason = self._last_error or _text(error)
                 if self._refused:
                     raise BrokerError(
-                        f"cannot log in to Kafka at {self._servers}: {reason}; check the sasl.* and ssl.* properties"
+                        f"cannot log in to Kafka at {self._servers}: {reason}; check the sasl.* and ssl.*"
+                        " properties"
                     ) from error
                 raise BrokerError(
                     f"no Kafka broker at {self._servers} answered within {timeout_s:g} s: {reason}; "
@@ -365,7 +374,8 @@ class Admin:
         for name in led:
             if (found := len(metadata.topics[name].partitions)) != wanted[name]:
                 raise TopicError(
-                    f"topic {name} was created by someone else with {found} partitions instead of {wanted[name]}"
+                    f"topic {name} was created by someone else with {found} partitions instead of"
+                    f" {wanted[name]}"
                 )
         known = set(led).intersection(*self._everywhere(led, metadata, wait_s))
         return [name for name in wanted if name not in known]
@@ -384,7 +394,8 @@ class Admin:
         while names := self._persist(pending):
             if self._clock.monotonic_s() > deadline_s:
                 raise BrokerError(
-                    f"{what} {', '.join(names)} were accepted but are not ready within {self._timeout_s:g} s: look at the brokers' logs"
+                    f"{what} {', '.join(names)} were accepted but are not ready within {self._timeout_s:g} s:"
+                    " look at the brokers' logs"
                 )
             time.sleep(POLL_S)
 

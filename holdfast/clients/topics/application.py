@@ -35,8 +35,9 @@ def create_topics(
     """Create the topics of an application that are missing, wait until they can be used, and return what was
     done.
 
-    With *alter* holdfast's own topics beside them are set right as well, those that this principal may see. Schemas that folds
-    write with are registered first: SchemaError where one does not fit, Later where their registry does not answer.
+    With *alter* holdfast's own topics beside them are set right as well, those that this principal may see.
+    Schemas that folds write with are registered first: SchemaError where one does not fit, Later where their
+    registry does not answer.
     """
     admin = admin or Admin(settings)
     require_no_reset(settings, admin)

@@ -1,4 +1,6 @@
-"""Whether the state of an application fits its chains: what each changelog ends with tells which version of a source it was folded from."""
+"""Whether the state of an application fits its chains: what each changelog ends with tells which version of a
+source it was folded from.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ from holdfast.kafka.reading.log_bounds import log_bounds
 from holdfast.kafka.reading.log_reader import LogReader
 
 TAIL_RECORDS = 64
-"""How far before a changelog's end its last position is looked for at first: each commit takes two offsets."""
+"""How far before a changelog's end its last position is looked for at first: each commit takes two offsets.
+"""
 WIDER = 64
 READ_RECORDS = 1_000
 
@@ -69,7 +72,10 @@ def chain_findings(
                     TopicFinding(
                         severity=Severity.ERROR,
                         topic=each.changelog(settings.app),
-                        message=f"holds what {each.table} was folded to from another version of {sources}: it would take in again what it has",
+                        message=(
+                            f"holds what {each.table} was folded to from another version of {sources}: it"
+                            " would take in again what it has"
+                        ),
                         remedy=f"raise together {what}",
                         chain=True,
                     )
@@ -80,7 +86,9 @@ def chain_findings(
 def _has_state(
     name: str, found: Mapping[Place, bytes | None], changelogs: Mapping[str, Processor[Any, Any]]
 ) -> bool:
-    """Return whether a reader has folded something in its present version, so that it must leave that behind."""
+    """Return whether a reader has folded something in its present version, so that it must leave that
+    behind.
+    """
     return any(
         value is not None and changelogs[changelog].name == name for (changelog, _), value in found.items()
     )
@@ -108,7 +116,10 @@ def _trimmed(
             findings[topic] = TopicFinding(
                 severity=Severity.ERROR,
                 topic=topic,
-                message=f"partition {number} begins at offset {first}, and {', '.join(sorted(short))} needs what was before: it was trimmed",
+                message=(
+                    f"partition {number} begins at offset {first}, and {', '.join(sorted(short))} needs what"
+                    " was before: it was trimmed"
+                ),
                 remedy=f"fold the whole chain anew: raise together {listed(raised(processors, {writer}))}",
                 chain=True,
             )
@@ -138,7 +149,8 @@ def last_positions(
             records *= WIDER
     except KafkaException as error:
         raise BrokerError(
-            f"Kafka at {settings.bootstrap_servers} did not tell the positions of {settings.app}: {error.args[0].str()}"
+            f"Kafka at {settings.bootstrap_servers} did not tell the positions of {settings.app}:"
+            f" {error.args[0].str()}"
         ) from error
     except TimeoutError as error:
         raise BrokerError(f"positions of {settings.app}: {error}; check the brokers") from error

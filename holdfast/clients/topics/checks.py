@@ -44,7 +44,10 @@ def check_processors(settings: Settings, processors: Processors) -> list[TopicFi
     ]
     for processor in processors:
         if settings.coordination_topic in processor.emits:
-            message = f"processor {processor.name} emits to it in transactions; clients of the Marshal protocol hang on their markers"
+            message = (
+                f"processor {processor.name} emits to it in transactions; clients of the Marshal protocol"
+                " hang on their markers"
+            )
             findings.append(_error(settings.coordination_topic, message, "emit to a topic of its own"))
         for topic in {*processor.topics, *processor.emits, *(each.topic for each in processor.reads)} & taken:
             message = f"processor {processor.name} reads or emits to a topic that holdfast keeps for itself"
@@ -81,7 +84,10 @@ def _check_one(spec: TopicSpec, cluster: ClusterTopics) -> Iterator[TopicFinding
     wanted, size = spec.config.get("max.message.bytes"), state.config.get("max.message.bytes")
     if size is not None and int(size) < spec.takes_bytes:
         what = "row" if spec.role is TopicRole.CHANGELOG else "record"
-        message = f"max.message.bytes is {size}, and a fold may write a {what} that takes {spec.takes_bytes}: a partition would stand still at it"
+        message = (
+            f"max.message.bytes is {size}, and a fold may write a {what} that takes {spec.takes_bytes}: a"
+            " partition would stand still at it"
+        )
         yield _error(spec.name, message, _alter(spec, f"max.message.bytes={DEFAULT_MESSAGE_BYTES}"))
     elif (
         spec.role is TopicRole.QUARANTINE
@@ -97,15 +103,24 @@ def _check_partitions(spec: TopicSpec, state: TopicState, cluster: ClusterTopics
     count = len(state.partitions)
     yield from _check_copartitioned(spec, count, cluster)
     if spec.role is TopicRole.CHOICES and spec.partitions is not None and count != spec.partitions:
-        message = f"has {count} partitions but its source {spec.source} has {spec.partitions}; the choices of a partition live in the same one here"
+        message = (
+            f"has {count} partitions but its source {spec.source} has {spec.partitions}; the choices of a"
+            " partition live in the same one here"
+        )
         if count < spec.partitions:
             remedy = f"run kafka-topics --alter --topic {spec.name} --partitions {spec.partitions}"
         else:
             remedy = f"give the processor another name, which has choices of its own, and delete {spec.name}"
         yield _error(spec.name, message, remedy)
     if spec.role is TopicRole.CHANGELOG and spec.partitions is not None and count != spec.partitions:
-        message = f"has {count} partitions but its source {spec.source} has {spec.partitions}; rows of a source partition live in the same one here"
-        remedy = f"give the processor a new version, or delete {spec.name}, run `holdfast topics create` and let the state be rebuilt"
+        message = (
+            f"has {count} partitions but its source {spec.source} has {spec.partitions}; rows of a source"
+            " partition live in the same one here"
+        )
+        remedy = (
+            f"give the processor a new version, or delete {spec.name}, run `holdfast topics create` and let"
+            " the state be rebuilt"
+        )
         yield _error(spec.name, message, remedy)
     if (
         spec.role is TopicRole.EMIT
@@ -113,7 +128,10 @@ def _check_partitions(spec: TopicSpec, state: TopicState, cluster: ClusterTopics
         and spec.partitions is not None
         and count < spec.partitions
     ):
-        message = f"has {count} partitions but {spec.source} has {spec.partitions}, and each record goes on into the partition it came by"
+        message = (
+            f"has {count} partitions but {spec.source} has {spec.partitions}, and each record goes on into"
+            " the partition it came by"
+        )
         yield _error(
             spec.name, message, f"run kafka-topics --alter --topic {spec.name} --partitions {spec.partitions}"
         )
@@ -131,20 +149,21 @@ def _check_partitions(spec: TopicSpec, state: TopicState, cluster: ClusterTopics
 
 
 def _check_copartitioned(spec: TopicSpec, count: int, cluster: ClusterTopics) -> Iterator[TopicFinding]:
-    """Yield an error for each topic that the same processor folds and that has more partitions: it is this one
-    that partitions can be added to.
+    """Yield an error for each topic that the same processor folds and that has more partitions: it is this
+    one that partitions can be added to.
     """
     for other, name in spec.beside.items():
         wanted = cluster.partitions(other)
         if wanted is None or wanted <= count:
             continue
         message = (
-            f"has {count} partitions but {other} has {wanted}, and processor {name} folds partition n of both into one table; "
-            "records of one key must lie in the same partition of each"
+            f"has {count} partitions but {other} has {wanted}, and processor {name} folds partition n of both"
+            " into one table; records of one key must lie in the same partition of each"
         )
         remedy = (
-            f"make both of {wanted}: while {spec.name} is empty run kafka-topics --alter --topic {spec.name} --partitions {wanted}, else have its "
-            "producers (or a processor with emits) write it to a new topic of as many, and fold that"
+            f"make both of {wanted}: while {spec.name} is empty run kafka-topics --alter --topic {spec.name}"
+            f" --partitions {wanted}, else have its producers (or a processor with emits) write it to a new"
+            " topic of as many, and fold that"
         )
         yield _error(spec.name, message, remedy)
 
@@ -156,13 +175,22 @@ def _check_cleanup(spec: TopicSpec, state: TopicState) -> Iterator[TopicFinding]
     if spec.role in (TopicRole.CHANGELOG, TopicRole.WORKERS, TopicRole.SKIPS) and policy != "compact":
         lost = "rows that do not change would be deleted in time and missing after a restore"
         if spec.role is TopicRole.SKIPS:
-            lost = "skips would be deleted in time, and what they leave out would stop its partition, or be read, again"
+            lost = (
+                "skips would be deleted in time, and what they leave out would stop its partition, or be"
+                " read, again"
+            )
         yield _error(spec.name, f"cleanup.policy is {policy}: {lost}", _alter(spec, "cleanup.policy=compact"))
     if spec.role is TopicRole.CHOICES and "compact" in policy:
-        message = f"cleanup.policy is {policy}: choices would disappear, and without all of them nobody can fold the sources again"
+        message = (
+            f"cleanup.policy is {policy}: choices would disappear, and without all of them nobody can fold"
+            " the sources again"
+        )
         yield _error(spec.name, message, _alter(spec, "cleanup.policy=delete"))
     if spec.role is TopicRole.COORDINATION and "compact" in policy:
-        message = f"cleanup.policy is {policy}: frames without a key are refused there, and claims could not be replayed"
+        message = (
+            f"cleanup.policy is {policy}: frames without a key are refused there, and claims could not be"
+            " replayed"
+        )
         yield _error(spec.name, message, _alter(spec, "cleanup.policy=delete"))
     undeclared = spec.kept_ms is None
     if undeclared and spec.role in (TopicRole.SOURCE, TopicRole.EMIT):
@@ -176,7 +204,10 @@ def _check_cleanup(spec: TopicSpec, state: TopicState) -> Iterator[TopicFinding]
         if spec.role is TopicRole.BETWEEN:
             lost = "records would be deleted in time, and no table behind them could be folded again"
         if spec.role is TopicRole.GLOBAL:
-            lost = "records would be deleted in time, and folds that looked into the global table could not be folded again"
+            lost = (
+                "records would be deleted in time, and folds that looked into the global table could not be"
+                " folded again"
+            )
         if spec.role is TopicRole.CHOICES:
             lost = (
                 "choices would be deleted in time, and without all of them nobody can fold the sources again"
@@ -185,17 +216,22 @@ def _check_cleanup(spec: TopicSpec, state: TopicState) -> Iterator[TopicFinding]
         yield _warning(spec.name, message, _alter(spec, "retention.ms=-1"))
     if spec.role is TopicRole.GLOBAL and undeclared and "compact" in policy:
         message = (
-            f"cleanup.policy is {policy}: what the global table held at a recorded position disappears from its history, so a replay, a new version "
-            "and verify may see other rows than live folds did"
+            f"cleanup.policy is {policy}: what the global table held at a recorded position disappears from"
+            " its history, so a replay, a new version and verify may see other rows than live folds did"
         )
         yield _warning(spec.name, message, _alter(spec, "cleanup.policy=delete"))
     if spec.role in (TopicRole.SOURCE, TopicRole.BETWEEN) and undeclared and "compact" in policy:
-        message = f"cleanup.policy is {policy}: records disappear from its history, so a rebuild or a replay may give other rows"
+        message = (
+            f"cleanup.policy is {policy}: records disappear from its history, so a rebuild or a replay may"
+            " give other rows"
+        )
         yield _warning(spec.name, message, _alter(spec, "cleanup.policy=delete"))
 
 
 def _check_whole(spec: TopicSpec, state: TopicState, policy: str) -> Iterator[TopicFinding]:
-    """Yield a warning for each limit of a topic that tables are folded from: they live longer than its records."""
+    """Yield a warning for each limit of a topic that tables are folded from: they live longer than its
+    records.
+    """
     if "delete" not in policy:
         return
     for key in ("retention.ms", "retention.bytes"):
@@ -203,7 +239,10 @@ def _check_whole(spec: TopicSpec, state: TopicState, policy: str) -> Iterator[To
         if spec.config.get(key) != "-1" or limit == "-1":
             continue
         shown = f"{limit} ({spoken(int(limit))})" if key == "retention.ms" else limit
-        message = f"{key} is {shown}: tables live longer than its records, and a version that begins later does not see those gone by then; it is partial"
+        message = (
+            f"{key} is {shown}: tables live longer than its records, and a version that begins later does not"
+            " see those gone by then; it is partial"
+        )
         declare = (
             f', or declare retention="{spoken(int(limit))}" if that is meant' if key == "retention.ms" else ""
         )
@@ -211,7 +250,9 @@ def _check_whole(spec: TopicSpec, state: TopicState, policy: str) -> Iterator[To
 
 
 def _check_retention(spec: TopicSpec, state: TopicState) -> Iterator[TopicFinding]:
-    """Yield how a topic differs from its declared retention: an error where records that are folded go earlier."""
+    """Yield how a topic differs from its declared retention: an error where records that are folded go
+    earlier.
+    """
     kept_ms = spec.kept_ms
     if kept_ms is None:
         return
@@ -230,8 +271,14 @@ def _check_retention(spec: TopicSpec, state: TopicState) -> Iterator[TopicFindin
         yield told(spec.name, message, _alter(spec, f"retention.ms={wanted_ms}"))
     elif found_ms != wanted_ms:
         # Nothing of ours shortens it: that deletes records.
-        shorten = f"kafka-configs --alter --entity-type topics --entity-name {spec.name} --add-config retention.ms={wanted_ms}"
-        message = f"retention.ms is {found_ms} ({spoken(found_ms)}), and {declared}: records are kept longer than that"
+        shorten = (
+            f"kafka-configs --alter --entity-type topics --entity-name {spec.name} --add-config"
+            f" retention.ms={wanted_ms}"
+        )
+        message = (
+            f"retention.ms is {found_ms} ({spoken(found_ms)}), and {declared}: records are kept longer than"
+            " that"
+        )
         yield _warning(spec.name, message, f'declare retention="{spoken(found_ms)}", or run {shorten}')
     if (size := state.config.get("retention.bytes", "-1")) != "-1":
         message = f"retention.bytes is {size}, and {lost}"
@@ -242,14 +289,20 @@ def _check_time(spec: TopicSpec, state: TopicState) -> Iterator[TopicFinding]:
     kind = state.config.get("message.timestamp.type")
     stamped = (TopicRole.SOURCE, TopicRole.COORDINATION, TopicRole.BETWEEN, TopicRole.GLOBAL)
     if spec.role in stamped and kind not in (None, "LogAppendTime"):
-        message = f"message.timestamp.type is {kind}: `at_ms` is then the clock of whoever produced the record, which may be wrong or go back"
+        message = (
+            f"message.timestamp.type is {kind}: `at_ms` is then the clock of whoever produced the record,"
+            " which may be wrong or go back"
+        )
         yield _warning(spec.name, message, _alter(spec, "message.timestamp.type=LogAppendTime"))
 
 
 def _check_compression(spec: TopicSpec, state: TopicState) -> Iterator[TopicFinding]:
     wanted, found = spec.config.get("compression.type"), state.config.get("compression.type")
     if wanted is not None and found not in (None, wanted):
-        message = f"compression.type is {found}: whoever may write there can put a batch in it that its readers cannot unpack, and hold them up"
+        message = (
+            f"compression.type is {found}: whoever may write there can put a batch in it that its readers"
+            " cannot unpack, and hold them up"
+        )
         yield _warning(spec.name, message, _alter(spec, f"compression.type={wanted}"))
 
 

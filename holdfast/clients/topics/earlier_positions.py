@@ -1,4 +1,6 @@
-"""Where earlier versions of a table stand in its sources: up to there they have emitted what it would emit."""
+"""Where earlier versions of a table stand in its sources: up to there they have emitted what it would
+emit.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,11 @@ from holdfast.errors import ChangelogError
 def earlier_positions(
     settings: Settings, places: Iterable[tuple[Processor[Any, Any], int]]
 ) -> dict[Place, Position | None]:
-    """Return, by processor's name and partition, the furthest position of all earlier versions, None where they have
-    no changelog.
+    """Return, by processor's name and partition, the furthest position of all earlier versions, None where
+    they have no changelog.
 
-    One that was silent itself has not emitted what the one before it had, so all count. Blocks; raises ChangelogError for a position
-    that says nothing of the processor.
+    One that was silent itself has not emitted what the one before it had, so all count. Blocks; raises
+    ChangelogError for a position that says nothing of the processor.
     """
     wanted, counts = list(places), Admin(settings).partition_counts()
     topics = {processor.name: _earlier(settings.app, processor, counts) for processor, _ in wanted}

@@ -27,8 +27,8 @@ NO_FAUST = FaustTopics()
 
 
 def worker_grants(settings: Settings, processors: Processors, faust: FaustTopics = NO_FAUST) -> list[Grant]:
-    """Return what a worker of these processors needs, and of the agents of *faust*. Its topics must exist: an administrator makes them; Faust makes its own.
-    What agents send to by name is not known here.
+    """Return what a worker of these processors needs, and of the agents of *faust*. Its topics must exist: an
+    administrator makes them; Faust makes its own. What agents send to by name is not known here.
     """
     out: list[Grant] = [*_faust_grants(faust)]
     for processor in processors:
@@ -186,7 +186,8 @@ def administrator_grants(
 ) -> list[Grant]:
     """Return what `holdfast topics create | check`, `holdfast groups` and `holdfast quarantine skip` need.
 
-    *groups* are Kafka's consumer groups, and claim groups that consumed before they claimed, each with its topics.
+    *groups* are Kafka's consumer groups, and claim groups that consumed before they claimed, each with its
+    topics.
     """
     sources = {topic for processor in processors for topic in processor.topics} - {
         settings.coordination_topic

@@ -80,7 +80,8 @@ class GroupOffsets:
         for topic, partitions in scope.topics.items():
             if topic not in known:
                 raise TopicError(
-                    f"group {group} and topic {topic}: no such topic there; see `holdfast groups describe {group}`"
+                    f"group {group} and topic {topic}: no such topic there; see `holdfast groups describe"
+                    f" {group}`"
                 )
             count = counts[data_topic(topic)]
             if beyond := sorted(partition for partition in partitions if partition >= count):

@@ -48,7 +48,9 @@ Never what could delete a record that someone else wrote.
 
 
 def alterable(spec: TopicSpec) -> tuple[str, ...]:
-    """Return what `plan(..., alter=True)` may set of an existing topic; a declared retention is only ever made longer."""
+    """Return what `plan(..., alter=True)` may set of an existing topic; a declared retention is only ever
+    made longer.
+    """
     return (*ALTERABLE[spec.role], *(() if spec.kept_ms is None else ("retention.ms", "retention.bytes")))
 
 
@@ -73,7 +75,8 @@ def _count(spec: TopicSpec) -> int:
     if spec.partitions is None:
         missing = spec.source or spec.name
         raise TopicError(
-            f"topic {missing} does not exist and nothing tells how many partitions it should have: pass --partitions N"
+            f"topic {missing} does not exist and nothing tells how many partitions it should have: pass"
+            " --partitions N"
         )
     return spec.partitions
 

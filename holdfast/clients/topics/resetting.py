@@ -15,8 +15,9 @@ from holdfast.core.engine.declared.streams import Internal
 class ResetTopics:
     """The topics of an application by what a reset does to them.
 
-    *deleted* are holdfast's own that exist, in all versions, with their roles; *outputs* are what folds emit to beside these, *folded_outputs*
-    those of them that the application folds itself, *global_outputs* into a global table; *left* is what no reset touches.
+    *deleted* are holdfast's own that exist, in all versions, with their roles; *outputs* are what folds emit
+    to beside these, *folded_outputs* those of them that the application folds itself, *global_outputs* into a
+    global table; *left* is what no reset touches.
     """
 
     deleted: tuple[tuple[str, TopicRole], ...]
@@ -58,7 +59,9 @@ def reset_topics(settings: Settings, processors: Processors, existing: Iterable[
 
 
 def _patterns(settings: Settings, processors: Processors) -> Iterator[tuple[re.Pattern[str], TopicRole]]:
-    """Yield what the names of holdfast's own topics look like: of every version, for those of earlier ones hold state too."""
+    """Yield what the names of holdfast's own topics look like: of every version, for those of earlier ones
+    hold state too.
+    """
     for each in processors:
         name = re.escape(f"{settings.app}-{each.name}")
         yield re.compile(rf"{name}\.v[0-9]+-changelog"), TopicRole.CHANGELOG
@@ -80,6 +83,9 @@ def under_way(settings: Settings) -> TopicFinding:
     return TopicFinding(
         severity=Severity.ERROR,
         topic=settings.reset_topic,
-        message=f"says that a reset of {settings.app} was begun and has not ended: some of its state may be gone and some not",
+        message=(
+            f"says that a reset of {settings.app} was begun and has not ended: some of its state may be gone"
+            " and some not"
+        ),
         remedy="run `holdfast reset --yes` again, which ends it",
     )

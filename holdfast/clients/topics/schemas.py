@@ -1,4 +1,6 @@
-"""The schemas of an application's topics in their registry: registered when topics are created, compared when they are checked."""
+"""The schemas of an application's topics in their registry: registered when topics are created, compared when
+they are checked.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ class TopicSchema:
 
 
 def written(processors: Processors) -> list[TopicSchema]:
-    """Return what the folds of *processors* write with a schema, once for each subject; raises SchemaError where two differ on one."""
+    """Return what the folds of *processors* write with a schema, once for each subject; raises SchemaError
+    where two differ on one.
+    """
     found: dict[str, TopicSchema] = {}
     for processor in processors:
         for stream in processor.emits:
@@ -39,8 +43,9 @@ def written(processors: Processors) -> list[TopicSchema]:
                     other = found.setdefault(each.serde.subject, each)
                     if other.serde.schema != each.serde.schema:
                         raise SchemaError(
-                            f"subject {each.serde.subject}: topics {other.topic} and {each.topic} write it with two schemas: "
-                            "declare the stream once, or give one of them another subject="
+                            f"subject {each.serde.subject}: topics {other.topic} and {each.topic} write it"
+                            " with two schemas: declare the stream once, or give one of them another"
+                            " subject="
                         )
     return list(found.values())
 
@@ -66,7 +71,9 @@ def _read_by(processor: Processor[Any, Any]) -> Iterator[TopicSchema]:
 
 
 def _behind(decode: object, depth: int = 0) -> Iterator[object]:
-    """Yield the serdes that a decoder is a method of, or that it was made from: steps and windows wrap that of their source."""
+    """Yield the serdes that a decoder is a method of, or that it was made from: steps and windows wrap that
+    of their source.
+    """
     owner = getattr(decode, "__self__", None)
     if owner is not None:
         yield owner
@@ -82,8 +89,8 @@ def _of(topic: str, serde: object, key: object = None) -> Iterator[TopicSchema]:
 
 
 def plan_schemas(settings: SchemaRegistrySettings, processors: Processors) -> list[RegisterSchema]:
-    """Return which schemas are to be registered; raises SchemaError where one does not fit what its subject has, Later where the
-    registry does not answer.
+    """Return which schemas are to be registered; raises SchemaError where one does not fit what its subject
+    has, Later where the registry does not answer.
     """
     wanted = written(processors)
     if not wanted:
@@ -107,7 +114,8 @@ def register_schemas(settings: SchemaRegistrySettings, processors: Processors) -
 def _is_registered(asked: SchemaRegistry, each: TopicSchema) -> bool:
     """Tell whether a schema is registered; raises SchemaError for one that its subject does not take.
 
-    Where a file that it imports is not registered, nothing can be compared before it is: the registry does so as it registers.
+    Where a file that it imports is not registered, nothing can be compared before it is: the registry does so
+    as it registers.
     """
     subject = str(each.serde.subject)
     try:
@@ -121,14 +129,17 @@ def _is_registered(asked: SchemaRegistry, each: TopicSchema) -> bool:
         pass
     if (latest := asked.latest(subject)) is not None and not asked.is_compatible(subject, schema):
         raise SchemaError(
-            f"subject {subject}: the schema of {each.serde} is not compatible with version {latest.version} in {asked.place}: "
-            "change it as the subject's compatibility asks, for one with defaults for new fields, or emit to a new topic"
+            f"subject {subject}: the schema of {each.serde} is not compatible with version {latest.version}"
+            f" in {asked.place}: change it as the subject's compatibility asks, for one with defaults for new"
+            " fields, or emit to a new topic"
         )
     return False
 
 
 def schema_findings(settings: SchemaRegistrySettings, processors: Processors) -> list[TopicFinding]:
-    """Return what is wrong with the schemas of topics. A registry that does not answer is a warning: folds wait for it."""
+    """Return what is wrong with the schemas of topics. A registry that does not answer is a warning: folds
+    wait for it.
+    """
     try:
         wanted = written(processors)
     except SchemaError as error:
@@ -158,8 +169,14 @@ def _of_readers(asked: SchemaRegistry, wanted: list[TopicSchema]) -> Iterator[To
             continue
         schema = asked.schema(latest.schema_id, each.serde.form)
         if (why := each.serde.why_unreadable(schema, asked)) is not None:
-            text = f"version {latest.version} of subject {latest.subject} (schema {latest.schema_id}) cannot be read as {each.serde}: {why}"
-            cure = "records of it go to the quarantine: declare the type that fits, with defaults for what may be missing"
+            text = (
+                f"version {latest.version} of subject {latest.subject} (schema {latest.schema_id}) cannot be"
+                f" read as {each.serde}: {why}"
+            )
+            cure = (
+                "records of it go to the quarantine: declare the type that fits, with defaults for what may"
+                " be missing"
+            )
             yield _warning(each.topic, text, cure)
 
 

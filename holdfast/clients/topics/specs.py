@@ -119,7 +119,9 @@ def specs_for(
 
 
 class _Plan:
-    """The topics of an application, as they are found one after another: each step builds on those before it."""
+    """The topics of an application, as they are found one after another: each step builds on those before
+    it.
+    """
 
     def __init__(
         self, settings: Settings, processors: Processors, cluster: ClusterTopics, partitions: int | None
@@ -133,9 +135,11 @@ class _Plan:
         between = self._between
         for processor in self._processors:
             counts = [
-                between[name].partitions
-                if name in between
-                else self._cluster.partitions(name) or self._planned(name)
+                (
+                    between[name].partitions
+                    if name in between
+                    else self._cluster.partitions(name) or self._planned(name)
+                )
                 for name in processor.topics
             ]
             # Sources of one table that are made now get as many partitions as those that exist.
@@ -189,7 +193,9 @@ class _Plan:
                 self.specs[name] = replace(self._emit(processor, name), takes_bytes=EMIT_BYTES)
 
     def _emit(self, processor: Processor[Any, Any], name: str) -> TopicSpec:
-        """Return how a topic that *processor* emits to must be, which may be in the plan already as something else."""
+        """Return how a topic that *processor* emits to must be, which may be in the plan already as something
+        else.
+        """
         known, first = self.specs.get(name), processor.topics[0]
         wide = self.specs[first].partitions
         if name in self._between:
@@ -237,8 +243,8 @@ class _Plan:
 
 
 def _whole(spec: TopicSpec) -> TopicSpec:
-    """Return *spec* of a topic that tables are folded from, for which no retention is declared: made here it keeps all, for a version that
-    begins later needs all.
+    """Return *spec* of a topic that tables are folded from, for which no retention is declared: made here it
+    keeps all, for a version that begins later needs all.
     """
     if spec.role not in (TopicRole.SOURCE, TopicRole.EMIT):
         return spec
@@ -246,7 +252,9 @@ def _whole(spec: TopicSpec) -> TopicSpec:
 
 
 def _kept(spec: TopicSpec, kept_ms: int) -> TopicSpec:
-    """Return *spec* with a declared retention; a limit of bytes would end it earlier. What holdfast keeps for ever stays so."""
+    """Return *spec* with a declared retention; a limit of bytes would end it earlier. What holdfast keeps for
+    ever stays so.
+    """
     wanted_ms = configured_ms(kept_ms)
     if int(spec.config.get("retention.ms", wanted_ms)) != wanted_ms:
         return spec
@@ -257,10 +265,11 @@ def _kept(spec: TopicSpec, kept_ms: int) -> TopicSpec:
 def _between(
     settings: Settings, processors: Processors, cluster: ClusterTopics, partitions: int | None
 ) -> dict[str, TopicSpec]:
-    """Return how internal topics must be. They are kept until they are trimmed, for without them no table behind them can be folded again.
+    """Return how internal topics must be. They are kept until they are trimmed, for without them no table
+    behind them can be folded again.
 
-    One that exists keeps its partition count. A new one gets as many partitions as its (first) writer's source or, if its records are under other keys, as
-    the topics that it is folded together with.
+    One that exists keeps its partition count. A new one gets as many partitions as its (first) writer's
+    source or, if its records are under other keys, as the topics that it is folded together with.
     """
     writers: dict[str, Processor[Any, Any]] = {}
     for each in processors:
@@ -269,7 +278,9 @@ def _between(
                 writers.setdefault(str(topic), each)
 
     def folded_with(name: str, seen: frozenset[str]) -> set[str]:
-        """Return what a topic is folded together with, or what steps make of it that leave records in their partition."""
+        """Return what a topic is folded together with, or what steps make of it that leave records in their
+        partition.
+        """
         found: set[str] = set()
         for each in processors:
             if name in each.topics:

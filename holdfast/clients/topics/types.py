@@ -53,13 +53,17 @@ class TopicSpec:
     takes_bytes: int = 0
     """How large a record batch it must take at least."""
     source: str | None = None
-    """The topic whose partitions it follows: of a changelog or of choices, and of a topic that a fold emits to in
-    place.
+    """The topic whose partitions it follows: of a changelog or of choices, and of a topic that a fold emits
+    to in place.
     """
     kept_ms: int | None = None
-    """How long its records are declared to be kept; FOREVER_MS for ever, LANDED_MS until they are landed, None where no declaration tells."""
+    """How long its records are declared to be kept; FOREVER_MS for ever, LANDED_MS until they are landed,
+    None where no declaration tells.
+    """
     beside: Mapping[str, str] = field(default_factory=dict)
-    """Topics that must have as many partitions, since a processor folds both, and the names of the processors."""
+    """Topics that must have as many partitions, since a processor folds both, and the names of the
+    processors.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +141,9 @@ class AlterConfig:
 
 @dataclass(frozen=True, slots=True)
 class RegisterSchema:
-    """Register the schema that folds write to *topic* with, under *subject* of the schema registry; *kind* is its type there."""
+    """Register the schema that folds write to *topic* with, under *subject* of the schema registry; *kind* is
+    its type there.
+    """
 
     topic: str
     subject: str
@@ -169,8 +175,9 @@ Processors = Sequence[Processor[Any, Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaustTopics:
-    """The topics of an application's ordinary agents: those that they *read*, those that Faust *keeps* for itself, what the names of those *begin* with
-    that it derives when agents run, and the one whose owner is the *leader*, which nobody writes to.
+    """The topics of an application's ordinary agents: those that they *read*, those that Faust *keeps* for
+    itself, what the names of those *begin* with that it derives when agents run, and the one whose owner is
+    the *leader*, which nobody writes to.
     """
 
     read: tuple[str, ...] = ()

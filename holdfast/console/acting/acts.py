@@ -55,7 +55,9 @@ class Acts:
         }
 
     async def act(self, what: str, on: str, form: Form, *, who: str, address: str) -> ActOutcome:
-        """Note that *who* asks for *what* on *on*, do it, and note what came of it. If the first note cannot be made, nothing is done."""
+        """Note that *who* asks for *what* on *on*, do it, and note what came of it. If the first note cannot
+        be made, nothing is done.
+        """
         do = self._acts.get(what)
         if do is None or self._trail is None:
             raise RequestDenied(404, f"There is no act {what[:40]}.")

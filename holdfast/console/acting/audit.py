@@ -20,8 +20,8 @@ TIMEOUT_S = 5.0
 class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One line of the audit, as JSON; its key is *act*, which the two records of an act share.
 
-    *outcome* is `asked` before anything is done, then `done` or `failed`. *who* is what that person said on signing in, *address* where the
-    request came from.
+    *outcome* is `asked` before anything is done, then `done` or `failed`. *who* is what that person said on
+    signing in, *address* where the request came from.
     """
 
     act: str

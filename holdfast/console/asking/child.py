@@ -1,4 +1,6 @@
-"""The process that answers one question: it reads a call from its standard input, and writes what came of it. It ends with whoever asked."""
+"""The process that answers one question: it reads a call from its standard input, and writes what came of it.
+It ends with whoever asked.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,8 @@ from holdfast.errors import HoldfastError
 
 LENGTH_BYTES = 8
 NICER = 5
-"""By so much the process steps back behind the console and the workers of its machine. By 10 it had too little of two busy
-cores to answer within half a minute.
+"""By so much the process steps back behind the console and the workers of its machine. By 10 it had too
+little of two busy cores to answer within half a minute.
 """
 
 

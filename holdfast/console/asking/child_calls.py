@@ -1,4 +1,6 @@
-"""Calls in processes of their own: one at a time, few waiting, each with a deadline at which its process is killed."""
+"""Calls in processes of their own: one at a time, few waiting, each with a deadline at which its process is
+killed.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ T = TypeVar("T")
 
 LIMIT_WAITING = 4
 ANSWER_S = 120.0
-"""Long for a machine that serves others first (see `NICER` of the child): what the child asks has shorter deadlines of its own."""
+"""Long for a machine that serves others first (see `NICER` of the child): what the child asks has shorter
+deadlines of its own.
+"""
 LIMIT_ANSWER_BYTES = 32 << 20
 LIMIT_TOLD = 300
 LIMIT_MEMORY_BYTES = 1 << 30
@@ -41,7 +45,9 @@ class ChildCalls:
         self._running: Process | None = None
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Return what *work* returns. ChildError when that fails, takes too long or too much memory, BrokerError when too many wait already."""
+        """Return what *work* returns. ChildError when that fails, takes too long or too much memory,
+        BrokerError when too many wait already.
+        """
         if self._waiting >= LIMIT_WAITING:
             raise BrokerError(f"{LIMIT_WAITING} such questions wait already; ask again later")
         self._waiting += 1
@@ -80,7 +86,8 @@ class ChildCalls:
             await _end(child)
         if too_large:
             raise ChildError(
-                f"the answer took more than {self._memory_bytes >> 20} MiB of memory; the command line has no such limit"
+                f"the answer took more than {self._memory_bytes >> 20} MiB of memory; the command line has no"
+                " such limit"
             )
         if not told:
             raise ChildError(
@@ -114,7 +121,9 @@ async def _answer(child: Process, work: bytes) -> bytes:
 
 
 async def _kill_once_grown(child: Process, limit_bytes: int) -> None:
-    """Return once a process has taken more memory, and was killed for it; never where the machine does not tell."""
+    """Return once a process has taken more memory, and was killed for it; never where the machine does not
+    tell.
+    """
     while True:
         if (held_bytes(child.pid) or 0) > limit_bytes:
             _kill(child)
@@ -123,7 +132,9 @@ async def _kill_once_grown(child: Process, limit_bytes: int) -> None:
 
 
 def held_bytes(pid: int) -> int | None:
-    """Return how much memory a process holds for itself alone, files and what it shares left out; None where Linux does not tell."""
+    """Return how much memory a process holds for itself alone, files and what it shares left out; None where
+    Linux does not tell.
+    """
     try:
         _, resident, shared, *_ = Path(f"/proc/{pid}/statm").read_text().split()
     except (OSError, ValueError):

@@ -1,4 +1,6 @@
-"""What a lake holds of topics, and what is wrong with it. Asked in a process of its own: it reads the history of tables."""
+"""What a lake holds of topics, and what is wrong with it. Asked in a process of its own: it reads the history
+of tables.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ LIMIT_TOPICS = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LakePartitionLine:
-    """One partition of a bronze table: its rows are of offsets from *begin* to before *end*; *topic_end* is where the topic ends, None where Kafka did not tell."""
+    """One partition of a bronze table: its rows are of offsets from *begin* to before *end*; *topic_end* is
+    where the topic ends, None where Kafka did not tell.
+    """
 
     partition: int
     begin: int
@@ -35,7 +39,9 @@ class LakePartitionLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LakeTopicLine:
-    """A topic's bronze table; *trouble* is why it could not be read, and *faults* is what is wrong with it, cheaply checked, the first LIMIT_FAULTS of *faults_count*."""
+    """A topic's bronze table; *trouble* is why it could not be read, and *faults* is what is wrong with it,
+    cheaply checked, the first LIMIT_FAULTS of *faults_count*.
+    """
 
     topic: str
     table: str

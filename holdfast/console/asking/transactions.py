@@ -1,4 +1,6 @@
-"""Transactions of a cluster: what each transactional id has come to, and which transactions hang. Asked in a process of its own, since the coordinators' log is folded."""
+"""Transactions of a cluster: what each transactional id has come to, and which transactions hang. Asked in a
+process of its own, since the coordinators' log is folded.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ LIMIT_IDS = 5_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransactionLine:
-    """A transactional id as its coordinator last wrote it: *partitions* are those of its last transaction; times in ms, -1 for none."""
+    """A transactional id as its coordinator last wrote it: *partitions* are those of its last transaction;
+    times in ms, -1 for none.
+    """
 
     transactional_id: str
     state: str
@@ -35,7 +39,9 @@ class TransactionLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HangingLine:
-    """A transaction that nobody will end, from *offset* of a partition on; *decided* is what its coordinator decided, None where that is not known."""
+    """A transaction that nobody will end, from *offset* of a partition on; *decided* is what its coordinator
+    decided, None where that is not known.
+    """
 
     topic: str
     partition: int
@@ -49,7 +55,9 @@ class HangingLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransactionsAnswer:
-    """The first LIMIT_IDS ids that contain what was asked for, those with an ongoing transaction first, of *total*; and what hangs."""
+    """The first LIMIT_IDS ids that contain what was asked for, those with an ongoing transaction first, of
+    *total*; and what hangs.
+    """
 
     ids: Sequence[TransactionLine]
     total: int

@@ -1,4 +1,6 @@
-"""Why a row is as it is: the records that made it so. Asked in a process of its own, since its partition is folded anew."""
+"""Why a row is as it is: the records that made it so. Asked in a process of its own, since its partition is
+folded anew.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ Load = Callable[[], LoadedApplication]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhyQuestion:
-    """Which row: *table* is a named table of *processor*, "" for its own. *at* is a time or an offset, as `--until` takes them. *lake* None: of the topic alone."""
+    """Which row: *table* is a named table of *processor*, "" for its own. *at* is a time or an offset, as
+    `--until` takes them. *lake* None: of the topic alone.
+    """
 
     processor: str
     table: str
@@ -41,8 +45,9 @@ class WhyQuestion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhyChange:
-    """A change of the row, with the record that made it; *topic* None: the passing of time did. *key* and *value* are the beginning of the record's, of *value_bytes*
-    in all; *lies_in* None where it was not found any more. *in_topic*: the topic still holds it.
+    """A change of the row, with the record that made it; *topic* None: the passing of time did. *key* and
+    *value* are the beginning of the record's, of *value_bytes* in all; *lies_in* None where it was not found
+    any more. *in_topic*: the topic still holds it.
     """
 
     partition: int
@@ -60,7 +65,9 @@ class WhyChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhyAnswer:
-    """The last changes, the newest first, of *total*; *rows* has the row by partition, as JSON, and *applied* up to which offset each was folded."""
+    """The last changes, the newest first, of *total*; *rows* has the row by partition, as JSON, and *applied*
+    up to which offset each was folded.
+    """
 
     rows: Sequence[tuple[int, str | None]]
     applied: Sequence[tuple[int, int]]

@@ -16,7 +16,8 @@ Build = Callable[[ConsoleDesk, Query], Coroutine[Any, Any, dict[str, Any]]]
 class ConsolePage:
     """A page: where it is, which entry of the menu it belongs to, its template, and what fills that.
 
-    The template's block `live` is sent anew, at most each *every_s* seconds, to browsers that ask for it, unless the page is not *live*.
+    The template's block `live` is sent anew, at most each *every_s* seconds, to browsers that ask for it,
+    unless the page is not *live*.
     """
 
     path: str

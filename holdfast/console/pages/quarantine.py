@@ -61,7 +61,9 @@ async def build_view(desk: ConsoleDesk, query: Query) -> dict[str, Any]:
 async def _records(
     desk: ConsoleDesk, query: Query, wanted: Any, *, values: bool = False
 ) -> tuple[list[QuarantinedRecord], int]:
-    """Return what is *wanted* of the end of the quarantine, and how many offsets before that were not read."""
+    """Return what is *wanted* of the end of the quarantine, and how many offsets before that were not
+    read.
+    """
     quarantine = Quarantine(desk.settings, timeout_s=TIMEOUT_S, tail=depth_of(query))
     limit = LIMIT_VIEWED if values else LIMIT_RECORDS
     found = await desk.calls.run(lambda: quarantine.records(wanted, values=values, limit=limit))

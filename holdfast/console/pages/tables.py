@@ -157,7 +157,9 @@ def _line(answer: Answer[Any], indent: int = 0) -> AnswerLine:
 
 
 def _explained(desk: ConsoleDesk, query: Query, line: AnswerLine, answer: Answer[Any]) -> AnswerLine:
-    """Return *line* with the address of the page that tells why its row is so, where the application declares what made it."""
+    """Return *line* with the address of the page that tells why its row is so, where the application declares
+    what made it.
+    """
     processor = next((each for each in desk.processors if each.name == query.get("name")), None)
     if processor is None or answer.version != processor.version or answer.partition < 0:
         return line

@@ -13,9 +13,11 @@ from holdfast.core.engine.declared.graph import TopologyGraph
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flow:
-    """An arrow with what flows along it: records a second, and records that wait before its head; None where it is not known.
+    """An arrow with what flows along it: records a second, and records that wait before its head; None where
+    it is not known.
 
-    Of a global table the copy counts that is furthest behind. Nothing waits to be emitted: it is committed with what was folded.
+    Of a global table the copy counts that is furthest behind. Nothing waits to be emitted: it is committed
+    with what was folded.
     """
 
     edge: DrawnEdge

@@ -34,7 +34,7 @@ def aim_of(query: Mapping[str, str], clock: Clock = system_clock) -> Aim:
 
     >>> aim_of({"where": "shift-by", "value": "-3"}), aim_of({"where": "to-datetime", "value": "1970-01-02"}).value
     (Aim(where=<Where.SHIFT: 'shift-by'>, value=-3), 86400000)
-    """
+    """  # noqa: E501
     asked, text = query.get("where", ""), query.get("value", "").strip()
     if asked not in [str(each) for each in Where]:
         raise RequestDenied(400, f"where is {asked[:40]!r}: write one of {', '.join(Where)}.")
@@ -54,7 +54,8 @@ def aim_of(query: Mapping[str, str], clock: Clock = system_clock) -> Aim:
 
 
 def exact_aim(form: Mapping[str, str]) -> Aim:
-    """Return the aim that a previewed form carries: a time in ms, not in words, so that it means what was shown.
+    """Return the aim that a previewed form carries: a time in ms, not in words, so that it means what was
+    shown.
 
     >>> exact_aim({"where": "to-datetime", "value": "86400000"})
     Aim(where=<Where.DATETIME: 'to-datetime'>, value=86400000)

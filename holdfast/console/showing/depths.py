@@ -22,7 +22,9 @@ def depth_of(query: Mapping[str, str]) -> int:
 
 
 def deeper(query: Mapping[str, str], path: str, left_out: int) -> dict[str, Any]:
-    """Return what a page says of the *left_out* offsets that it did not read, with the link that reads more, None where no page does."""
+    """Return what a page says of the *left_out* offsets that it did not read, with the link that reads more,
+    None where no page does.
+    """
     depth = depth_of(query)
     more = next((each for each in DEPTHS if each > depth), None)
     link = (

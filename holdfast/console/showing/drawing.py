@@ -1,4 +1,6 @@
-"""Where the topics and processors of an application stand in a drawing: each to the right of what feeds it."""
+"""Where the topics and processors of an application stand in a drawing: each to the right of what feeds
+it.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ LIMIT_NAME = 22
 LABEL_GAP = 10
 """What stands beside the head of an arrow stands so far from it."""
 LABEL_PULL = 0.352
-"""So much of the height of an arrow's tail it has, as the curve has at six tenths of its way: labels of arrows to one box lie apart."""
+"""So much of the height of an arrow's tail it has, as the curve has at six tenths of its way: labels of
+arrows to one box lie apart.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +42,9 @@ class DrawnBox:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawnEdge:
-    """An arrow. *kind* is folds, reads (a global table) or emits; *processor* and *topic* are its ends, and text ends at *x* and *y*."""
+    """An arrow. *kind* is folds, reads (a global table) or emits; *processor* and *topic* are its ends, and
+    text ends at *x* and *y*.
+    """
 
     kind: str
     processor: str
@@ -104,7 +110,9 @@ def _columns(nodes: Sequence[GraphNode]) -> dict[Box, int]:
 def _places(
     columns: Mapping[Box, int], edges: Sequence[tuple[str, Box, Box]]
 ) -> Iterator[tuple[int, int, Box]]:
-    """Yield (column, line, box): in each column at the height of what feeds a box, as far as there is room."""
+    """Yield (column, line, box): in each column at the height of what feeds a box, as far as there is
+    room.
+    """
     lines: dict[Box, int] = {}
     for column in sorted({*columns.values()}):
         here = [box for box, at in columns.items() if at == column]

@@ -12,12 +12,16 @@ from holdfast.console.access import RequestDenied
 T = TypeVar("T")
 
 PAGE_LINES = 50
-"""A browser needs longer to lay out a table than the console to make it: 100 lines of ten cells took 300 ms on a busy machine."""
+"""A browser needs longer to lay out a table than the console to make it: 100 lines of ten cells took 300 ms
+on a busy machine.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListPage(Generic[T]):
-    """Some of *total* lines. *first* and *last* count from 1; *before* and *behind* are the links of the neighbours."""
+    """Some of *total* lines. *first* and *last* count from 1; *before* and *behind* are the links of the
+    neighbours.
+    """
 
     lines: Sequence[T]
     total: int

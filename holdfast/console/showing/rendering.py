@@ -21,7 +21,9 @@ ASSETS = {
     "uPlot.min.css": "text/css",
     "icon.svg": "image/svg+xml",
 }
-"""What the pages load, all of it from the console itself, with its types. None of it keeps a page from being painted."""
+"""What the pages load, all of it from the console itself, with its types. None of it keeps a page from being
+painted.
+"""
 
 
 @cache
@@ -32,7 +34,9 @@ def asset(name: str) -> bytes:
 
 @cache
 def style() -> Markup:
-    """Return what pages look like, to stand in each: a page is painted once it has come, and waits for no second answer."""
+    """Return what pages look like, to stand in each: a page is painted once it has come, and waits for no
+    second answer.
+    """
     css = asset("console.css").decode()
     assert "</" not in css, "it would end the element that it stands in"
     return Markup(css)

@@ -1,4 +1,6 @@
-"""What lies beside the workers, outbox, quarantine and lake, as of the last look at it: each has a pace of its own, and nobody waits for another."""
+"""What lies beside the workers, outbox, quarantine and lake, as of the last look at it: each has a pace of
+its own, and nobody waits for another.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ T = TypeVar("T")
 class BesideLook(Generic[T]):
     """Keeps what *work* found last, for *every_s*; *judge* says what of that is not well.
 
-    `found` is None until a look has succeeded. `trouble` is why the last one failed, which is a finding of *urgency*; what was found before
-    stays.
+    `found` is None until a look has succeeded. `trouble` is why the last one failed, which is a finding of
+    *urgency*; what was found before stays.
     """
 
     def __init__(
@@ -46,7 +48,9 @@ class BesideLook(Generic[T]):
         return self._looked_s is not None
 
     async def fresh(self) -> None:
-        """Look, unless somebody has within the time that a look holds for; who comes meanwhile waits for the same look."""
+        """Look, unless somebody has within the time that a look holds for; who comes meanwhile waits for the
+        same look.
+        """
         async with self._one:
             now_s = self._clock.monotonic_s()
             if self._looked_s is None or now_s - self._looked_s >= self.every_s:

@@ -20,7 +20,9 @@ class StillRunningError(BrokerError):
 
 
 class BlockingCalls:
-    """Runs calls in *threads* threads, and waits for each up to *wait_s*; what they are about, *subject*, is named in errors."""
+    """Runs calls in *threads* threads, and waits for each up to *wait_s*; what they are about, *subject*, is
+    named in errors.
+    """
 
     def __init__(self, subject: str, threads: int = 1, wait_s: float = WAIT_S) -> None:
         self._subject, self._wait_s = subject, wait_s
@@ -30,7 +32,9 @@ class BlockingCalls:
         self._waiting = 0
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Return what *work* returns; BrokerError when too many wait already, StillRunningError when it takes too long."""
+        """Return what *work* returns; BrokerError when too many wait already, StillRunningError when it takes
+        too long.
+        """
         if self._waiting >= LIMIT_WAITING:
             raise BrokerError(
                 f"{LIMIT_WAITING} questions about {self._subject} wait already; ask again later"
@@ -42,7 +46,8 @@ class BlockingCalls:
             return await asyncio.wait_for(asyncio.shield(asked), self._wait_s)
         except TimeoutError:
             raise StillRunningError(
-                f"no answer about {self._subject} within {self._wait_s:g} s; check bootstrap.servers and the brokers"
+                f"no answer about {self._subject} within {self._wait_s:g} s; check bootstrap.servers and the"
+                " brokers"
             ) from None
 
     def _done(self, asked: asyncio.Future[Any]) -> None:

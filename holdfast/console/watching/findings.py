@@ -45,7 +45,10 @@ _PARTITIONS = {
     PartitionHealth.STANDING: (
         Urgency.CRITICAL,
         "stand still",
-        "The partition's line says why. A batch that cannot be read is skipped with `holdfast quarantine skip`.",
+        (
+            "The partition's line says why. A batch that cannot be read is skipped with `holdfast quarantine"
+            " skip`."
+        ),
     ),
     PartitionHealth.STALLED: (
         Urgency.WARNING,
@@ -119,8 +122,13 @@ def _of_tables(picture: Picture) -> Iterator[HealthFinding]:
         if partial := [each.partition for each in table.partitions if each.partial]:
             yield HealthFinding(
                 urgency=Urgency.NOTE,
-                what=f"{_partitions(table, partial)} are partial: records of their source were deleted before they began",
-                cure="Nothing mends it; keep sources longer, or build from the lake with `holdfast bootstrap`.",
+                what=(
+                    f"{_partitions(table, partial)} are partial: records of their source were deleted before"
+                    " they began"
+                ),
+                cure=(
+                    "Nothing mends it; keep sources longer, or build from the lake with `holdfast bootstrap`."
+                ),
                 page=page,
             )
 
@@ -156,7 +164,13 @@ def _of_groups(groups: Iterable[GroupDescription]) -> Iterator[HealthFinding]:
             free = each.partitions - each.partitions_held
             yield HealthFinding(
                 urgency=Urgency.WARNING,
-                what=f"Claim group {each.group} works on {each.partitions_held} of {each.partitions} partitions: {free} are held by nobody",
-                cure="A member claims them within two heartbeats; if not, start more members or raise their limit.",
+                what=(
+                    f"Claim group {each.group} works on {each.partitions_held} of {each.partitions}"
+                    f" partitions: {free} are held by nobody"
+                ),
+                cure=(
+                    "A member claims them within two heartbeats; if not, start more members or raise their"
+                    " limit."
+                ),
                 page=page,
             )

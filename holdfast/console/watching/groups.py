@@ -19,7 +19,9 @@ TIMEOUT_S = 4.0
 
 
 class GroupDesk:
-    """The groups of the cluster, as of the last `look`; *trouble* is why that look failed, or lacks groups."""
+    """The groups of the cluster, as of the last `look`; *trouble* is why that look failed, or lacks
+    groups.
+    """
 
     def __init__(self, settings: Settings, *, wait_s: float = WAIT_S, clock: Clock = system_clock) -> None:
         """*wait_s* is how long an answer is waited for."""
@@ -43,7 +45,9 @@ class GroupDesk:
     async def page(
         self, group: str, kind: GroupKind, first: int, count: int
     ) -> tuple[GroupDescription, int, tuple[Position, ...]]:
-        """Return a group, how many partitions it has anything to do with, and lines for *count* of these; raises GroupError."""
+        """Return a group, how many partitions it has anything to do with, and lines for *count* of these;
+        raises GroupError.
+        """
 
         def read(admin: GroupAdmin) -> tuple[GroupDescription, int, tuple[Position, ...]]:
             described, places = admin.state(group, kind), admin.places(group, kind)
@@ -53,7 +57,9 @@ class GroupDesk:
         return await self.ask(read)
 
     async def ask(self, work: Callable[[GroupAdmin], T]) -> T:
-        """Return what *work* makes of the groups as they are now; raises BrokerError when Kafka does not answer in time."""
+        """Return what *work* makes of the groups as they are now; raises BrokerError when Kafka does not
+        answer in time.
+        """
         return await self._calls.run(lambda: self._work(work))
 
     def _work(self, work: Callable[[GroupAdmin], T]) -> T:

@@ -11,8 +11,8 @@ KEPT_POINTS = 600
 STALLED_S = 30.0
 
 EdgeId = tuple[str, str, int, str]
-"""What flows along an arrow of the topology: "folds", "reads" or "emits", a processor, its version, a topic. Whoever reads a global table
-has the same copy, so there the processor is "", its version 0.
+"""What flows along an arrow of the topology: "folds", "reads" or "emits", a processor, its version, a topic.
+Whoever reads a global table has the same copy, so there the processor is "", its version 0.
 """
 FlowId = tuple[EdgeId, int, str]
 """An arrow, a partition, and the worker that counts; "" where offsets of the log count."""
@@ -21,7 +21,9 @@ Positions = Mapping[PartitionId, tuple[int, int | None]]
 
 @dataclass(frozen=True, slots=True)
 class ChartPoint:
-    """One moment of the charts: records folded a second since the point before, and records not folded yet."""
+    """One moment of the charts: records folded a second since the point before, and records not folded
+    yet.
+    """
 
     at_s: float
     rate: float | None
@@ -73,7 +75,9 @@ class History:
         return round(moved / seconds, 1)
 
     def learn_flows(self, flows: Mapping[FlowId, int], *, now_s: float) -> None:
-        """Take in how far what flows along each arrow has come. Copies of one global table each take in all of it: the fastest counts."""
+        """Take in how far what flows along each arrow has come. Copies of one global table each take in all
+        of it: the fastest counts.
+        """
         before, seconds = self._flows, now_s - self._flows_s
         rates: dict[EdgeId, float] = {}
         for place, passed in flows.items():
@@ -104,7 +108,9 @@ def positions_of(picture: Picture) -> Positions:
 
 
 def flows_of(picture: Picture) -> dict[FlowId, int]:
-    """Return how far what flows along each arrow of the topology has come: offsets where they are folded or read, counts where they are emitted."""
+    """Return how far what flows along each arrow of the topology has come: offsets where they are folded or
+    read, counts where they are emitted.
+    """
     flows: dict[FlowId, int] = {
         (("reads", "", 0, each.topic), 0, each.url): each.passed for each in picture.copies
     }

@@ -10,14 +10,18 @@ from holdfast.console.watching.findings import HealthFinding, Urgency
 
 
 def judge_landed(found: Sequence[LakeTopicLine]) -> Iterator[HealthFinding]:
-    """Yield a finding for each topic whose table has faults, or cannot be read. How far landing is behind says nothing: it comes in batches."""
+    """Yield a finding for each topic whose table has faults, or cannot be read. How far landing is behind
+    says nothing: it comes in batches.
+    """
     for each in found:
         page = "/lake/view?" + urlencode({"topic": each.topic})
         if each.trouble is not None:
             yield HealthFinding(
                 urgency=Urgency.WARNING,
                 what=f"Topic {each.topic} cannot be read in the lake: {each.trouble}",
-                cure="Land it with `holdfast pipeline land`, or name the lake in console_lake as landing does.",
+                cure=(
+                    "Land it with `holdfast pipeline land`, or name the lake in console_lake as landing does."
+                ),
                 page=page,
             )
         elif each.faults_count:

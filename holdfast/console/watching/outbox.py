@@ -1,4 +1,6 @@
-"""The outbox of a service at one moment: what waits, who leads, what was set aside, and how long rows wait until they are committed."""
+"""The outbox of a service at one moment: what waits, who leads, what was set aside, and how long rows wait
+until they are committed.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ LONG_MS = 60_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardWaits:
-    """How long rows of a shard waited from their creation to the progress record that their transaction commits, in ms; *last_ms* is the last such record."""
+    """How long rows of a shard waited from their creation to the progress record that their transaction
+    commits, in ms; *last_ms* is the last such record.
+    """
 
     shard: int
     rows: int
@@ -49,7 +53,8 @@ class ShardWaits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutboxPicture:
-    """The outbox at one moment; *oldest_age_ms* is how long its first row waits. *leases* are (shard, leader, epoch, when).
+    """The outbox at one moment; *oldest_age_ms* is how long its first row waits. *leases* are (shard, leader,
+    epoch, when).
 
     *waits_trouble* is why *waits* are not known.
     """
@@ -117,7 +122,8 @@ class OutboxLooks:
 
 
 def recent_waits(harvest: HarvestSettings, *, since_ms: int, clock: Clock = system_clock) -> list[ShardWaits]:
-    """Return how long the rows waited that were committed since *since_ms*, by shard; none of a shard that published none.
+    """Return how long the rows waited that were committed since *since_ms*, by shard; none of a shard that
+    published none.
 
     BrokerError where the progress topic cannot be read to its end in time.
     """
@@ -171,15 +177,23 @@ def judge_outbox(found: OutboxPicture) -> Iterator[HealthFinding]:
     if found.oldest_age_ms is not None and found.oldest_age_ms >= LONG_MS:
         yield HealthFinding(
             urgency=Urgency.CRITICAL,
-            what=f"{found.waiting:,} rows of the outbox wait, the first for {found.oldest_age_ms // 1000:,} s",
-            cure="`holdfast outbox harvesters` asks who leads; if nobody does, start `holdfast outbox harvest`.",
+            what=(
+                f"{found.waiting:,} rows of the outbox wait, the first for {found.oldest_age_ms // 1000:,} s"
+            ),
+            cure=(
+                "`holdfast outbox harvesters` asks who leads; if nobody does, start `holdfast outbox"
+                " harvest`."
+            ),
             page="/outbox",
         )
     if found.failing:
         yield HealthFinding(
             urgency=Urgency.WARNING,
             what=f"{found.failing:,} rows of the outbox have failed, and are tried again",
-            cure="`holdfast outbox harvesters` tells the last error; `holdfast outbox flush` tries them at once.",
+            cure=(
+                "`holdfast outbox harvesters` tells the last error; `holdfast outbox flush` tries them at"
+                " once."
+            ),
             page="/outbox",
         )
     if found.quarantined:

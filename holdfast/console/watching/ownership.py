@@ -17,7 +17,9 @@ GroupId = tuple[GroupKind, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnerChange:
-    """A partition that went from one member to another; None is nobody. *at_ms* is when it was seen, up to two looks after it happened."""
+    """A partition that went from one member to another; None is nobody. *at_ms* is when it was seen, up to
+    two looks after it happened.
+    """
 
     at_ms: int
     topic: str
@@ -27,7 +29,8 @@ class OwnerChange:
 
 
 class OwnershipHistory:
-    """Learns from one survey of the groups after another; keeps the last KEPT_CHANGES of each of the first LIMIT_GROUPS groups.
+    """Learns from one survey of the groups after another; keeps the last KEPT_CHANGES of each of the first
+    LIMIT_GROUPS groups.
 
     >>> history, group = OwnershipHistory(), (GroupKind.CLAIM, "billing")
     >>> history.learn({group: {("orders", 0): "anna"}}, at_ms=1)
@@ -42,7 +45,9 @@ class OwnershipHistory:
         self._changes: dict[GroupId, deque[OwnerChange]] = {}
 
     def learn(self, owners: Mapping[GroupId, Mapping[Place, str]], *, at_ms: int) -> None:
-        """Take in who holds what now. What a group had when it was first seen is no change; one that is gone is forgotten."""
+        """Take in who holds what now. What a group had when it was first seen is no change; one that is gone
+        is forgotten.
+        """
         for gone in self._owners.keys() - owners.keys():
             del self._owners[gone], self._since_ms[gone], self._changes[gone]
         for group, held in owners.items():

@@ -1,4 +1,6 @@
-"""The application as a whole at one moment: what workers have announced, and what each tells of itself, put together."""
+"""The application as a whole at one moment: what workers have announced, and what each tells of itself, put
+together.
+"""
 
 from __future__ import annotations
 
@@ -64,9 +66,11 @@ class StandbyLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionLine:
-    """One partition of one version of a table; what is not known is None. *restored* is the share of its changelog that was read.
+    """One partition of one version of a table; what is not known is None. *restored* is the share of its
+    changelog that was read.
 
-    *behind_of* is by source, where there are several; *emitted* is how many records its owner has emitted to which topic since it started.
+    *behind_of* is by source, where there are several; *emitted* is how many records its owner has emitted to
+    which topic since it started.
     """
 
     table: str
@@ -88,7 +92,9 @@ class PartitionLine:
 
 @dataclass(frozen=True, kw_only=True)
 class TableLine:
-    """One version of a table. *declared*: the application that the console was started with has this version."""
+    """One version of a table. *declared*: the application that the console was started with has this
+    version.
+    """
 
     table: str
     version: int
@@ -129,7 +135,9 @@ class TableLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyLine:
-    """A worker's copy of the global table of *topic*: *passed* counts the offsets in it, *behind* those that are not, None where it is not told."""
+    """A worker's copy of the global table of *topic*: *passed* counts the offsets in it, *behind* those that
+    are not, None where it is not told.
+    """
 
     topic: str
     url: str

@@ -1,4 +1,6 @@
-"""How many refused records wait in the quarantine: its end is read again only once something was written to it."""
+"""How many refused records wait in the quarantine: its end is read again only once something was written to
+it.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ RECENT_MS = 24 * 3_600_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefusedCount:
-    """Records among the newest LIMIT_OFFSETS offsets that nobody has tried again: all, and those set aside within RECENT_MS. *more*: there are older offsets."""
+    """Records among the newest LIMIT_OFFSETS offsets that nobody has tried again: all, and those set aside
+    within RECENT_MS. *more*: there are older offsets.
+    """
 
     waiting: int
     recent: int
@@ -57,12 +61,15 @@ def judge_refused(found: RefusedCount) -> Iterator[HealthFinding]:
     if not found.waiting:
         return
     shown = found.recent or found.waiting
-    count = f"{'At least ' if found.more else ''}{shown:,} {'record was' if shown == 1 else 'records were'} refused"
+    count = (
+        f"{'At least ' if found.more else ''}{shown:,} {'record was' if shown == 1 else 'records were'}"
+        " refused"
+    )
     yield HealthFinding(
         urgency=Urgency.WARNING if found.recent else Urgency.NOTE,
-        what=f"{count} within a day, and not tried again"
-        if found.recent
-        else f"{count}, and not tried again",
+        what=(
+            f"{count} within a day, and not tried again" if found.recent else f"{count}, and not tried again"
+        ),
         cure="Each has its reason. Once that is mended, `holdfast quarantine retry` sends it again.",
         page="/quarantine?open=1",
     )

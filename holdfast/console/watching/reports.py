@@ -64,7 +64,9 @@ class TableReport(msgspec.Struct, frozen=True):
 
 
 class GlobalReport(msgspec.Struct, frozen=True):
-    """A worker's copy of a global table of *source*: the last offset of each partition, and how many offsets are not in it."""
+    """A worker's copy of a global table of *source*: the last offset of each partition, and how many offsets
+    are not in it.
+    """
 
     source: str
     position: list[int]
@@ -119,7 +121,9 @@ class WorkerReports:
             await session.close()
 
     async def ask(self, urls: Iterable[str]) -> dict[str, WorkerReport | Silence]:
-        """Return what each worker tells, or why it tells nothing; takes ATTEMPT_S for each LIMIT_AT_ONCE of them at the longest."""
+        """Return what each worker tells, or why it tells nothing; takes ATTEMPT_S for each LIMIT_AT_ONCE of
+        them at the longest.
+        """
         asked = list(urls)
         return dict(zip(asked, await asyncio.gather(*map(self._ask, asked)), strict=True))
 

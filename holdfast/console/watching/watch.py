@@ -25,20 +25,24 @@ logger = logging.getLogger(__name__)
 
 LOOK_S = 1.0
 RESTS = 5.0
-"""How much longer than its picture takes of the processor the console rests after a look: that of 100,000 partitions takes two seconds."""
+"""How much longer than its picture takes of the processor the console rests after a look: that of 100,000
+partitions takes two seconds.
+"""
 IDLE_LOOK_S = 10.0
 GROUPS_S = 2.0
 WATCHED_FOR_S = 15.0
 """How long somebody counts as looking after a page without live updates was asked for."""
 DIRECTORY_S = 2.0
 RESTED_S = 30.0
-"""How long a worker that is gone is not asked, unless it announces itself anew: its host may not even refuse."""
+"""How long a worker that is gone is not asked, unless it announces itself anew: its host may not even refuse.
+"""
 BELIEVED_S = 5.0
 """How long what a worker told last stands for it while it is only late."""
 
 
 def rest_s(used_s: float) -> float:
-    """Return how long to rest after a look whose picture took *used_s* of the processor, so that looks never take more than a fifth of it.
+    """Return how long to rest after a look whose picture took *used_s* of the processor, so that looks never
+    take more than a fifth of it.
 
     >>> rest_s(0.02), rest_s(2.0)
     (1.0, 10.0)
@@ -47,7 +51,9 @@ def rest_s(used_s: float) -> float:
 
 
 class Watch:
-    """Keeps `picture` as of now. Use it with `async with`; the owner of *directory* and *groups* is this object."""
+    """Keeps `picture` as of now. Use it with `async with`; the owner of *directory* and *groups* is this
+    object.
+    """
 
     def __init__(
         self,
@@ -142,7 +148,9 @@ class Watch:
             await self._pause(GROUPS_S)
 
     async def _run_beside(self, look: BesideLook[Any]) -> None:
-        """Look at what lies beside the workers for as long as somebody looks at the console: it may be a database, or a whole lake."""
+        """Look at what lies beside the workers for as long as somebody looks at the console: it may be a
+        database, or a whole lake.
+        """
         while True:
             if self._unwatched():
                 self._wake.clear()
@@ -171,7 +179,8 @@ class Watch:
         asked = await self._reports.ask(workers.urls - resting.keys())
         reports = {**self._believed(asked), **resting}
         now_s = self._clock.monotonic_s()
-        # Beside the event loop: whoever asks for a page meanwhile does not wait until thousands of lines are made.
+        # Beside the event loop: whoever asks for a page meanwhile does not wait until thousands of lines are
+        # made.
         picture = await asyncio.to_thread(self._paint, workers, reports, trouble, now_s)
         self._rest(picture, workers, asked, now_s)
         async with self._looked:

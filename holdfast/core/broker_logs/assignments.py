@@ -1,4 +1,6 @@
-"""Which member of a classic consumer group has which partitions, by what the group's coordinator wrote to `__consumer_offsets`."""
+"""Which member of a classic consumer group has which partitions, by what the group's coordinator wrote to
+`__consumer_offsets`.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ class AssignedMember(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GroupAssignment(msgspec.Struct, frozen=True, array_like=True):
-    """Who has what in one generation of a group; no *members* once it is empty or gone, and *generation* None then if the coordinator has forgotten it."""
+    """Who has what in one generation of a group; no *members* once it is empty or gone, and *generation* None
+    then if the coordinator has forgotten it.
+    """
 
     generation: int | None
     members: tuple[AssignedMember, ...] = ()
@@ -36,7 +40,9 @@ class GroupAssigned(msgspec.Struct, frozen=True):
 
 
 def decode_assignment(key: bytes | None, value: bytes | None) -> GroupAssigned:
-    """Return what one record of `__consumer_offsets` says of a group's assignment; WireError, a DecodeError, when it cannot be read."""
+    """Return what one record of `__consumer_offsets` says of a group's assignment; WireError, a DecodeError,
+    when it cannot be read.
+    """
     group = decode_group_key(key)
     if group is None:
         return GroupAssigned("", None)

@@ -28,7 +28,9 @@ from holdfast.errors import WireError
 TRANSACTION_TOPIC, OFFSETS_TOPIC = "__transaction_state", "__consumer_offsets"
 TRANSACTIONS, COMMITTED = "transactions", "committed"
 GROUP_KIND: Final = 2
-"""The version of a key of `__consumer_offsets` is what its record is about: 0 and 1 an offset, 2 a classic group, others other kinds of groups."""
+"""The version of a key of `__consumer_offsets` is what its record is about: 0 and 1 an offset, 2 a classic
+group, others other kinds of groups.
+"""
 FIRST_FLEXIBLE: Final = {"transaction": 1, "offset": 4, "group": 4}
 """From these versions on, lengths are unsigned varints and fields may be tagged."""
 
@@ -301,7 +303,9 @@ def decode_group(key: bytes | None, value: bytes | None) -> GroupEvent:
 
 
 def decode_group_key(key: bytes | None) -> str | None:
-    """Return which classic group a record of `__consumer_offsets` is about, None for a record about something else."""
+    """Return which classic group a record of `__consumer_offsets` is about, None for a record about something
+    else.
+    """
     if key is None:
         raise WireError("a record of the offsets log has no key", offset=0, reason=WireReason.LENGTH)
     name = _Fields(key, "key of the offsets log", versions=range(64), flexible=64)
@@ -325,7 +329,9 @@ def _committed(value: bytes) -> Committed:
 
 
 def read_generation(value: bytes) -> tuple[Generation, dict[str, bytes]]:
-    """Return a classic group's generation, and what was assigned to each member, by its id, as the group's leader encoded it."""
+    """Return a classic group's generation, and what was assigned to each member, by its id, as the group's
+    leader encoded it.
+    """
     fields = _Fields(value, "group", versions=range(5), flexible=FIRST_FLEXIBLE["group"])
     reader, version = fields.reader, fields.version
     protocol_type, generation = fields.text("protocol type"), reader.int32("generation")

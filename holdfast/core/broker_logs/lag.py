@@ -1,10 +1,11 @@
 """Whether a consumer group keeps up with its partitions, by what it has committed: the rules of Burrow.
 
-A threshold of lag says nothing without the traffic of the topic. These rules look at the last commits of a group in a partition,
-oldest first, with the lag that each left:
+A threshold of lag says nothing without the traffic of the topic. These rules look at the last commits of a
+group in a partition, oldest first, with the lag that each left:
 
 1. No lag now: OK.
-2. Nothing committed for longer than the commits span, nor was the group level a short while ago: STOP. Before the rest, for a group that was
+2. Nothing committed for longer than the commits span, nor was the group level a short while ago: STOP. Before
+   the rest, for a group that was
    level at each commit may have died since.
 3. An offset before the one committed earlier, not reached again since: REWIND.
 4. A lag of 0 at one of them: OK.
@@ -36,7 +37,9 @@ from holdfast.core.engine.state.rows import Rows
 LIMIT_COMMITS = 10
 """How many commits are looked at, as Burrow does by default."""
 RECENT_MS = 120_000
-"""How long ago a group must have been level to count as alive, whatever it commits: an idle group has no reason to commit."""
+"""How long ago a group must have been level to count as alive, whatever it commits: an idle group has no
+reason to commit.
+"""
 RECENT_COMMITS = "recent-commits"
 
 
@@ -77,7 +80,8 @@ class LaggingCommit:
 def standing(
     commits: Sequence[LaggingCommit], *, lag: int, now_ms: int, recently_level: bool = False
 ) -> LagStanding:
-    """Return how a group stands that left these commits, oldest first, and is *lag* records behind at *now_ms*.
+    """Return how a group stands that left these commits, oldest first, and is *lag* records behind at
+    *now_ms*.
 
     *recently_level*: what it committed last was the end of the log RECENT_MS ago.
 
@@ -103,7 +107,9 @@ def standing(
 
 
 def _has_gone_back(commits: Sequence[LaggingCommit]) -> bool:
-    """Tell whether an offset went back, and none since has reached what was committed before: a rebalance may repeat a few."""
+    """Tell whether an offset went back, and none since has reached what was committed before: a rebalance may
+    repeat a few.
+    """
     for number, (before, after) in enumerate(pairwise(commits), 1):
         if after.offset < before.offset:
             return all(commit.offset < before.offset for commit in commits[number:])
@@ -115,7 +121,7 @@ def of_group(standings: Iterable[LagStanding]) -> LagStanding:
 
     >>> of_group([LagStanding.OK, LagStanding.WARN]), of_group([LagStanding.STALL, LagStanding.WARN]), of_group([])
     (<LagStanding.WARN: 'WARN'>, <LagStanding.ERR: 'ERR'>, <LagStanding.OK: 'OK'>)
-    """
+    """  # noqa: E501
     found = set(standings)
     if found - {LagStanding.OK, LagStanding.WARN}:
         return LagStanding.ERR

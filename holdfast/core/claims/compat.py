@@ -1,7 +1,7 @@
 """The compat view of the coordination topic (PROTOCOL.md#the-compat-view).
 
-It holds what the Go library holds, byte for byte, to show where it would part from the guarded view in a mixed
-fleet. It decides nothing, and is as sparse.
+It holds what the Go library holds, byte for byte, to show where it would part from the guarded view in a
+mixed fleet. It decides nothing, and is as sparse.
 """
 
 from __future__ import annotations

@@ -211,7 +211,8 @@ def _decode_carefully(value: bytes | None) -> Frame:
         _refuse(
             value,
             reason,
-            f"{'more than ' if len(parts) > fields else ''}{min(len(parts), fields)} fields, this type has {fields}",
+            f"{'more than ' if len(parts) > fields else ''}{min(len(parts), fields)} fields, this type has"
+            f" {fields}",
         )
     if parts[0] == b"ReleaseGroup" and (parts[6] or partition):
         _refuse(value, FrameReason.RG_TARGET, "topic must be empty and partition 0")
@@ -319,12 +320,13 @@ def check_id(field: str, identifier: str) -> None:
     >>> check_id("client_id", "team/worker")
     Traceback (most recent call last):
     holdfast.errors.FrameError: client_id 'team/worker': '/' is not allowed: a frame with it is unreadable for every member; rename it
-    """
+    """  # noqa: E501
     if not identifier:
         raise FrameError(f"{field} is empty: give it a name", FrameReason.ID)
     if found := _FORBIDDEN.search(identifier):
         raise FrameError(
-            f"{field} {identifier[:80]!r}: {found[0]!r} is not allowed: a frame with it is unreadable for every member; rename it",
+            f"{field} {identifier[:80]!r}: {found[0]!r} is not allowed: a frame with it is unreadable for"
+            " every member; rename it",
             FrameReason.ID,
         )
 

@@ -1,8 +1,8 @@
 """Who owns which partition, as a fold of the coordination topic: the guarded view
 (PROTOCOL.md#the-guarded-view).
 
-Of the two views of that log this one decides: only the log's time counts, and owner and instance are checked on
-every branch. It is sparse: a claim nobody ever held has no row.
+Of the two views of that log this one decides: only the log's time counts, and owner and instance are checked
+on every branch. It is sparse: a claim nobody ever held has no row.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ class Claim(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="c"):
     """A claim as the guarded view holds it. Group, topic and partition are its key.
 
     The identity stays after a release: then it is that of the last owner, and *heartbeat_at_s* is None.
-    Exactly one of
-    *heartbeat_at_s* and *released_at_s* is set. *epoch* counts owners and only grows: a fencing token for what the owner writes.
-    *frame_time_s* is the time of the owner's clock in its last heartbeat. It decides nothing and shows skew.
+    Exactly one of *heartbeat_at_s* and *released_at_s* is set. *epoch* counts owners and only grows: a
+    fencing token for what the owner writes. *frame_time_s* is the time of the owner's clock in its last
+    heartbeat. It decides nothing and shows skew.
     """
 
     client_id: str
@@ -100,7 +100,8 @@ def fold_guarded(rows: Rows[GuardedRow], frame: Frame, at_ms: int, stale_after_s
     """Apply *frame* to the guarded view; *at_ms* is the partition's append time, -1 while it has none. Emits
     nothing.
 
-    *stale_after_s* is twice the fleet's heartbeat interval, None for STALE_AFTER_S: every reader of one log must use the same.
+    *stale_after_s* is twice the fleet's heartbeat interval, None for STALE_AFTER_S: every reader of one log
+    must use the same.
     """
     if isinstance(frame, Heartbeat):
         key = f"{frame.group_id}/{frame.topic}/{frame.partition}"
@@ -116,7 +117,9 @@ def fold_guarded(rows: Rows[GuardedRow], frame: Frame, at_ms: int, stale_after_s
             # The owner renews: nearly every record there is, so it is built directly.
             proposed = claim.proposed_offset
             rows[key] = Claim(
-                claim.client_id,  # equal to the frame's, and kept: a table's rows are many, and each new text is one more cold place
+                # equal to the frame's, and kept: a table's rows are many, and each new text is one more cold
+                # place
+                claim.client_id,
                 claim.instance_id,
                 claim.epoch,
                 at_ms // 1000 if at_ms >= 0 else _log_time_s(claim, frame.time_s, at_ms),
@@ -323,7 +326,9 @@ class ClaimStatus(StrEnum):
 
 
 def is_live(claim: Claim, now_s: int, stale_after_s: int | None = None) -> bool:
-    """Return whether the claim has an owner at *now_s*. At the log's time this is what the fold decides by."""
+    """Return whether the claim has an owner at *now_s*. At the log's time this is what the fold decides
+    by.
+    """
     heartbeat_at_s = claim.heartbeat_at_s
     return heartbeat_at_s is not None and now_s - heartbeat_at_s < (
         STALE_AFTER_S if stale_after_s is None else stale_after_s
@@ -350,7 +355,7 @@ def status(claim: Claim, now_s: int, stale_after_s: int | None = None) -> ClaimS
     >>> claim = Claim("c", "i", 1, heartbeat_at_s=100, released_at_s=None, current_offset=0, proposed_offset=None, frame_time_s=100)
     >>> [status(claim, 100 + age_s).value for age_s in (-5, 59, 60, 119, 120)]
     ['fresh', 'fresh', 'unknown', 'unknown', 'stale']
-    """
+    """  # noqa: E501
     if claim.heartbeat_at_s is None:
         return ClaimStatus.RELEASED
     age_s = now_s - claim.heartbeat_at_s

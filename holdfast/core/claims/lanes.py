@@ -184,7 +184,7 @@ def steer(position: int | None, wanted: Iterable[int]) -> ReadingStep:
     (ReadingStep(seek=50, idle=False), ReadingStep(seek=None, idle=False), ReadingStep(seek=50, idle=False), ReadingStep(seek=9000, idle=False))
     >>> steer(60, []), steer(None, [])
     (ReadingStep(seek=None, idle=True), ReadingStep(seek=None, idle=False))
-    """
+    """  # noqa: E501
     first = min(wanted, default=None)
     if first is None:
         return GO_ON if position is None else ReadingStep(idle=True)

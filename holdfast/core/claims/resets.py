@@ -73,11 +73,12 @@ def encode_decision(decision: Decision) -> bytes:
 
     >>> encode_decision(ResetCommit(reset_id="5e", group="g", client="admin", at_s=7, offsets={"orders": ((0, 40, 0),)}))
     b'{"decision":"commit","reset_id":"5e","group":"g","client":"admin","at_s":7,"offsets":{"orders":[[0,40,0]]}}'
-    """
+    """  # noqa: E501
     value = msgspec.json.encode(decision)
     if len(value) > LIMIT_DECISION_BYTES:
         raise ConfigError(
-            f"a reset of {decision.group} takes {len(value)} bytes, one record holds {LIMIT_DECISION_BYTES}: reset fewer topics"
+            f"a reset of {decision.group} takes {len(value)} bytes, one record holds {LIMIT_DECISION_BYTES}:"
+            " reset fewer topics"
         )
     return value
 
@@ -251,7 +252,7 @@ def parse_scope(texts: Iterable[str]) -> Scope:
 
     >>> parse_scope(["orders:0,2", "orders:5", "clicks"]) == Scope({"orders": frozenset({0, 2, 5}), "clicks": frozenset()})
     True
-    """
+    """  # noqa: E501
     topics: dict[str, frozenset[int]] = {}
     for text in texts:
         topic, colon, numbers = text.partition(":")
@@ -294,7 +295,7 @@ def parse_datetime_ms(text: str) -> int:
 
     >>> [parse_datetime_ms(text) for text in ("1970-01-01T00:00:01.500", "1970-01-01T01:00:00+01:00", "1970-01-02")]
     [1500, 0, 86400000]
-    """
+    """  # noqa: E501
     try:
         at = datetime.fromisoformat(text)
     except ValueError:

@@ -12,7 +12,8 @@ from typing import Any
 class Batch:
     """Consecutive records of one partition as columns of equal length, offsets ascending.
 
-    *columns* are the processor's inputs in its order. *times_ms* are append times as the broker gave them (-1 for none).
+    *columns* are the processor's inputs in its order. *times_ms* are append times as the broker gave them (-1
+    for none).
     """
 
     offsets: Sequence[int]

@@ -54,7 +54,9 @@ class EarlierState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beginning:
-    """What a partition begins with: rows and timers in key order, at a position. *lost* is what they do not tell of."""
+    """What a partition begins with: rows and timers in key order, at a position. *lost* is what they do not
+    tell of.
+    """
 
     base: TableBase
     position: Position
@@ -99,8 +101,9 @@ def taken_up(
     """Return a beginning that was kept; ChangelogError when its rows are not those that its note tells."""
     if len(stored) != base.entries or digest(stored) != base.digest:
         raise ChangelogError(
-            f"what table {processor.table} began with has changed: {len(stored)} rows and timers are there, and the note tells {base.entries} others; its topic "
-            "was written to or trimmed: raise the version"
+            f"what table {processor.table} began with has changed: {len(stored)} rows and timers are there,"
+            f" and the note tells {base.entries} others; its topic was written to or trimmed: raise the"
+            " version"
         )
     position = position_format(processor).decode(base.position)
     return Beginning(base=base, position=position, stored=stored, lost={})
@@ -112,7 +115,9 @@ def told_sources(processor: Processor[Any, Any], position: Position) -> tuple[tu
 
 
 class _Work:
-    """Folds rows of one earlier version: they are the records of a processor that differs in its fold alone."""
+    """Folds rows of one earlier version: they are the records of a processor that differs in its fold
+    alone.
+    """
 
     def __init__(self, processor: Processor[Any, Any], migration: Migration) -> None:
         self._processor, self._migration = processor, migration
@@ -128,7 +133,8 @@ class _Work:
             moved = form.decode(form.encode(replace(earlier, version=self._processor.version)))
         except ChainError as error:
             raise self._wrong(
-                f"it has read another version of {', '.join(self._processor.topics)}, whose offsets mean nothing here: leave the version of its writer as it was, or leave out migrate="
+                f"it has read another version of {', '.join(self._processor.topics)}, whose offsets mean"
+                " nothing here: leave the version of its writer as it was, or leave out migrate="
             ) from error
         except (ChangelogError, AttributeError, TypeError) as error:
             raise self._wrong(
@@ -136,12 +142,15 @@ class _Work:
             ) from error
         if isinstance(moved, VectorMarker) and moved.sources != self._processor.signature:
             raise self._wrong(
-                "its sources, or the globals that it reads, were others or in another order: leave out migrate="
+                "its sources, or the globals that it reads, were others or in another order: leave out"
+                " migrate="
             )
         return moved
 
     def folder(self, store: DictStore, stream_ms: int) -> Folder[Any]:
-        """Return what folds rows into *store*. Time stands still meanwhile, so no timer fires; and a row that fails ends it."""
+        """Return what folds rows into *store*. Time stands still meanwhile, so no timer fires; and a row that
+        fails ends it.
+        """
         declared: Processor[Any, Any] = Processor(
             name=self._processor.name,
             source="rows",
@@ -172,7 +181,8 @@ class _Work:
             elif getattr(self._processor, _HANDLERS[key[:1]]) is None:
                 handler = _HANDLERS[key[:1]]
                 raise self._wrong(
-                    f"it has a timer of key {text_key(key)!r:.200}, and this one has no {handler}=: declare it; it may do nothing"
+                    f"it has a timer of key {text_key(key)!r:.200}, and this one has no {handler}=: declare"
+                    " it; it may do nothing"
                 )
             carried.append((key, value))
         return carried, rows
@@ -181,7 +191,8 @@ class _Work:
         table, name = place_of_row(key)
         if table and table not in self._processor.tables:
             raise self._wrong(
-                f"its table {table} has rows, and this one has no such table: declare it, or write migrate={{{self._migration.version}: "
+                f"its table {table} has rows, and this one has no such table: declare it, or write"
+                f" migrate={{{self._migration.version}: "
                 f'{{"{table}": function}}}} with a function that does nothing'
             )
         codec = RowCodec[Any](self._processor.row_of(table))
@@ -218,10 +229,12 @@ class _Work:
     def _at(self, table: str, key: str, why: str) -> MigrationError:
         where = f"of table {table} " if table else ""
         return self._wrong(
-            f"its row {where}with key {key!r:.200} cannot be migrated: {why}. Mend the function; nothing was written"
+            f"its row {where}with key {key!r:.200} cannot be migrated: {why}. Mend the function; nothing was"
+            " written"
         )
 
     def _wrong(self, text: str) -> MigrationError:
         return MigrationError(
-            f"processor {self._processor.name} version {self._processor.version} migrates from version {self._migration.version}: {text}"
+            f"processor {self._processor.name} version {self._processor.version} migrates from version"
+            f" {self._migration.version}: {text}"
         )

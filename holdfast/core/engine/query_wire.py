@@ -30,7 +30,9 @@ LIMIT_WAIT_MS = 60_000
 WAIT_MS = 10_000
 
 Role = Literal["active", "standby", "earlier"]
-"""What the answering worker is for the partition: it folds it, it keeps a copy, or it keeps what an earlier version left."""
+"""What the answering worker is for the partition: it folds it, it keeps a copy, or it keeps what an earlier
+version left.
+"""
 Reason = Literal[
     "moved",
     "not_ready",
@@ -53,9 +55,10 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What every reply tells: the answer reflects everything in *partition* up to source offset
     *as_of_offset*, perhaps more.
 
-    Of a table of several sources, *as_of* tells the offset of each, and *as_of_offset* how many offsets these are
-    in all, less one. *stream_ms* is the highest append time among those records, -1 for none. *partial* tells of each
-    source whose head was deleted before this version began the first offset that was there: nothing before is reflected.
+    Of a table of several sources, *as_of* tells the offset of each, and *as_of_offset* how many offsets these
+    are in all, less one. *stream_ms* is the highest append time among those records, -1 for none. *partial*
+    tells of each source whose head was deleted before this version began the first offset that was there:
+    nothing before is reflected.
     """
 
     table: str
@@ -89,8 +92,8 @@ class RowsReply(Reply, frozen=True, kw_only=True):
 class PageReply(Reply, frozen=True, kw_only=True):
     """Rows in the order of their keys' UTF-8 bytes.
 
-    *after* continues the scan; None when there is no more. A page of windows may be empty and have an *after*: it ends when so
-    many rows were looked at as a page may hold.
+    *after* continues the scan; None when there is no more. A page of windows may be empty and have an
+    *after*: it ends when so many rows were looked at as a page may hold.
     """
 
     rows: Annotated[list[tuple[str, bytes]], msgspec.Meta(max_length=LIMIT_PAGE_ROWS)]
@@ -98,8 +101,9 @@ class PageReply(Reply, frozen=True, kw_only=True):
 
 
 class GlobalReply(msgspec.Struct, frozen=True, kw_only=True):
-    """What every reply of a worker's copy of a global table tells: its *position*, the last offset in it of each partition of the
-    table's topic (-1 for none), and *stream_ms*, the highest append time among those records, -1 for none.
+    """What every reply of a worker's copy of a global table tells: its *position*, the last offset in it of
+    each partition of the table's topic (-1 for none), and *stream_ms*, the highest append time among those
+    records, -1 for none.
     """
 
     table: str
@@ -122,7 +126,9 @@ class GlobalRowsReply(GlobalReply, frozen=True, kw_only=True):
 
 
 class GlobalPageReply(GlobalReply, frozen=True, kw_only=True):
-    """Rows of all partitions in the order of their keys' UTF-8 bytes; *after* continues, None when there is no more."""
+    """Rows of all partitions in the order of their keys' UTF-8 bytes; *after* continues, None when there is
+    no more.
+    """
 
     rows: Annotated[list[tuple[str, bytes]], msgspec.Meta(max_length=LIMIT_PAGE_ROWS)]
     after: str | None
@@ -143,8 +149,8 @@ class Page(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class WindowsPage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The body that asks for a page of the windows of a table, of one *key* or of all: those that start at or after
-    *since_ms* and before *until_ms*, if given. The reply is a `PageReply`.
+    """The body that asks for a page of the windows of a table, of one *key* or of all: those that start at or
+    after *since_ms* and before *until_ms*, if given. The reply is a `PageReply`.
     """
 
     key: str | None = None
@@ -244,16 +250,19 @@ _UNBOUND = Staleness()
 
 
 class EarlierClaims(msgspec.Struct, frozen=True, kw_only=True):
-    """The partitions of which one worker says that it keeps an earlier version readable; none while it has yet to restore them."""
+    """The partitions of which one worker says that it keeps an earlier version readable; none while it has
+    yet to restore them.
+    """
 
     version: int
     partitions: list[int] = []
 
 
 class TableClaims(msgspec.Struct, frozen=True, kw_only=True):
-    """The partitions of one table that one worker says it holds. Those of *active* that are *building* have not caught up
-    with the version that is current, and do not answer yet; those of these that are *waiting* have folded all that there is, and wait for partitions of
-    their writers that old workers have. *partial* are those which began behind a hole in a source.
+    """The partitions of one table that one worker says it holds. Those of *active* that are *building* have
+    not caught up with the version that is current, and do not answer yet; those of these that are *waiting*
+    have folded all that there is, and wait for partitions of their writers that old workers have. *partial*
+    are those which began behind a hole in a source.
     """
 
     version: int

@@ -1,4 +1,6 @@
-"""W3C trace context in the headers of records: which trace a record belongs to, and whether that is recorded."""
+"""W3C trace context in the headers of records: which trace a record belongs to, and whether that is
+recorded.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ _MEMBER = re.compile(
     rb"=[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e]"
 )
 _ENTRY = re.compile(
-    rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+[ \t]*=[ \t]*[\x21\x23-\x2b\x2d-\x3a\x3c-\x5b\x5d-\x7e]*[ \t]*(?:;[\x20-\x2b\x2d-\x7e]*)?"
+    rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+[ \t]*=[ \t]*[\x21\x23-\x2b\x2d-\x3a\x3c-\x5b\x5d-\x7e]*["
+    rb" \t]*(?:;[\x20-\x2b\x2d-\x7e]*)?"
 )
 _LISTS: Final = {"tracestate": (_MEMBER, 32), "baggage": (_ENTRY, 180)}
 """How the members of the lists are written, and how many W3C allows."""
@@ -38,7 +41,7 @@ def is_readable(name: str, value: bytes) -> bool:
     [True, False, False]
     >>> [is_readable("baggage", value) for value in (b"user=ada;seen, plan=%41", b"user", bytes([97, 61, 13, 10]))]
     [True, False, False]
-    """
+    """  # noqa: E501
     if len(value) > TRACE_LIMITS[name]:
         return False
     if name == TRACEPARENT:
@@ -53,7 +56,7 @@ def is_traceparent(value: bytes | None) -> bool:
 
     >>> is_traceparent(b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"), is_traceparent(b"00-0-0-01")
     (True, False)
-    """
+    """  # noqa: E501
     return value is not None and _TRACEPARENT.fullmatch(value) is not None
 
 
@@ -62,12 +65,13 @@ def is_sampled(value: bytes | None) -> bool:
 
     >>> [is_sampled(b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-" + flags) for flags in (b"01", b"00", b"03", b"zz")]
     [True, False, True, False]
-    """
+    """  # noqa: E501
     return value is not None and is_traceparent(value) and bool(int(value[-2:], 16) & 1)
 
 
 def trace_of(headers: Iterable[tuple[str, bytes | None]]) -> Headers:
-    """Return the trace context among the headers of a record, of each name the first; () where it has none that is valid.
+    """Return the trace context among the headers of a record, of each name the first; () where it has none
+    that is valid.
 
     >>> parent = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     >>> trace_of([("who", b"ada"), ("tracestate", b"a=1"), ("traceparent", parent)])[0][0]

@@ -1,5 +1,6 @@
-"""How a table moves from one version to the next: which version is current, when a later one has caught up, and what
-may make it the current one. Rules alone; `agents/partitions/ownership/upgrading.py` carries them out.
+"""How a table moves from one version to the next: which version is current, when a later one has caught up,
+and what may make it the current one. Rules alone; `agents/partitions/ownership/upgrading.py` carries them
+out.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ LIMIT_SWITCH_BYTES = 4 << 10
 class Switch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The record that says which *version* of a table is current; the last one counts.
 
-    Its key on the workers topic is `switch:TABLE`. *before* is the version that was current until then. *by* tells
-    whether a worker wrote it, since the version had caught up, or a person.
+    Its key on the workers topic is `switch:TABLE`. *before* is the version that was current until then. *by*
+    tells whether a worker wrote it, since the version had caught up, or a person.
     """
 
     table: str
@@ -47,7 +48,9 @@ def switch_key(table: str) -> str:
 
 
 def read_switch(key: str, value: bytes) -> Switch:
-    """Return what a switch record says; raises ValueError for one that neither a worker nor the command writes."""
+    """Return what a switch record says; raises ValueError for one that neither a worker nor the command
+    writes.
+    """
     if len(value) > LIMIT_SWITCH_BYTES:
         raise ValueError(f"{len(value)} bytes, {LIMIT_SWITCH_BYTES} are the limit")
     try:
@@ -62,19 +65,20 @@ def read_switch(key: str, value: bytes) -> Switch:
 
 
 def versions_on(app: str, name: str, topics: Mapping[str, int], partitions: int) -> tuple[int, ...]:
-    """Return the versions of a table that have a changelog of so many *partitions* among *topics* (their partitions by
-    name), ascending.
+    """Return the versions of a table that have a changelog of so many *partitions* among *topics* (their
+    partitions by name), ascending.
 
     >>> versions_on("shop", "totals", {"shop-totals.v1-changelog": 4, "shop-totals.v3-changelog": 4, "shop-totals.v2-changelog": 2}, 4)
     (1, 3)
-    """
+    """  # noqa: E501
     changelog = re.compile(re.escape(f"{app}-{name}.v") + r"([1-9][0-9]{0,8})-changelog")
     found = ((changelog.fullmatch(topic), count) for topic, count in topics.items())
     return tuple(sorted(int(match[1]) for match, count in found if match is not None and count == partitions))
 
 
 def current_version(own: int, known: Collection[int], switch: Switch | None) -> int:
-    """Return which version of a table is the current one, for a worker that runs *own*; *known* have a changelog.
+    """Return which version of a table is the current one, for a worker that runs *own*; *known* have a
+    changelog.
 
     Without a record it is the highest that there was before.
 
@@ -92,8 +96,9 @@ def current_version(own: int, known: Collection[int], switch: Switch | None) -> 
 def kept_version(
     own: int, known: Collection[int], switch: Switch | None, *, now_ms: int, kept_ms: int
 ) -> int | None:
-    """Return which other version a worker that runs *own* keeps readable, None for none: the current one, which may be a later one
-    where old workers come back, and for *kept_ms* after the switch to *own* the one before it.
+    """Return which other version a worker that runs *own* keeps readable, None for none: the current one,
+    which may be a later one where old workers come back, and for *kept_ms* after the switch to *own* the one
+    before it.
     """
     current = current_version(own, known, switch)
     if current != own:
@@ -106,8 +111,9 @@ def kept_version(
 def has_caught_up(
     reached: Mapping[str, int], ends: Mapping[str, int], before: Mapping[str, int] | None
 ) -> bool:
-    """Tell whether a version that folded each source up to *reached* (by topic, -1 for nothing) shows no less than the one
-    *before* it, or all that its sources hold: up to *ends*, the next offset of each, where that is known.
+    """Tell whether a version that folded each source up to *reached* (by topic, -1 for nothing) shows no less
+    than the one *before* it, or all that its sources hold: up to *ends*, the next offset of each, where that
+    is known.
 
     >>> has_caught_up({"orders": 7}, {}, {"orders": 7}), has_caught_up({"orders": 6}, {}, {"orders": 7})
     (True, False)
@@ -124,14 +130,16 @@ def has_caught_up(
 
 
 def writers_of(processor: Processor[Any, Any], processors: Iterable[Processor[Any, Any]]) -> list[str]:
-    """Return the names of those that write the internal topics that *processor* reads: it cannot have caught up before them."""
+    """Return the names of those that write the internal topics that *processor* reads: it cannot have caught
+    up before them.
+    """
     wanted = set(processor.internal)
     return [each.name for each in processors if wanted.intersection(each.emits)]
 
 
 def all_writers_of(processor: Processor[Any, Any], processors: Collection[Processor[Any, Any]]) -> list[str]:
-    """Return the names of those that *processor* has its records from, in however many steps; without those that have theirs from it
-    too, and itself: they would wait for each other.
+    """Return the names of those that *processor* has its records from, in however many steps; without those
+    that have theirs from it too, and itself: they would wait for each other.
     """
     by_name = {each.name: each for each in processors}
     return [
@@ -154,8 +162,8 @@ def _writers_before(processor: Processor[Any, Any], by_name: Mapping[str, Proces
 
 
 def is_complete(owners: Callable[[int], tuple[str, bool] | None], partitions: int) -> bool:
-    """Tell whether every partition of a table in a version is served and not being built any more. *owners* returns the
-    URL and whether it is being built, None where nobody claims it.
+    """Tell whether every partition of a table in a version is served and not being built any more. *owners*
+    returns the URL and whether it is being built, None where nobody claims it.
     """
     found = [owners(partition) for partition in range(partitions)]
     return bool(found) and all(each is not None and not each[1] for each in found)
@@ -164,8 +172,8 @@ def is_complete(owners: Callable[[int], tuple[str, bool] | None], partitions: in
 def next_switch(
     table: str, own: int, current: int, switch: Switch | None, *, complete: bool, now_ms: int
 ) -> Switch | None:
-    """Return the record by which a worker makes its *own* version the current one, None when it may not: while it is not
-    *complete*, and after a person has switched back from it.
+    """Return the record by which a worker makes its *own* version the current one, None when it may not:
+    while it is not *complete*, and after a person has switched back from it.
 
     >>> next_switch("t", 2, 1, None, complete=False, now_ms=9) is None
     True
@@ -174,7 +182,7 @@ def next_switch(
     Switch(table='t', version=2, before=1, at_ms=9, by='worker')
     >>> next_switch("t", 2, 1, msgspec.structs.replace(first, version=1, before=2, by="command"), complete=True, now_ms=9) is None
     True
-    """
+    """  # noqa: E501
     if not complete or current >= own:
         return None
     if switch is not None and switch.by == "command" and switch.before == own:
@@ -191,15 +199,16 @@ def first_switch(
     *,
     now_ms: int,
 ) -> Switch | None:
-    """Return the record that a worker writes that runs *own* and finds none: it tells which version was current until then, so that no later version takes
-    one for it that never caught up. That is the highest before *own* that workers serve or, where they serve none, that has a changelog. None where there
-    is a record, or no version before.
+    """Return the record that a worker writes that runs *own* and finds none: it tells which version was
+    current until then, so that no later version takes one for it that never caught up. That is the highest
+    before *own* that workers serve or, where they serve none, that has a changelog. None where there is a
+    record, or no version before.
 
     >>> first_switch("t", 3, [1, 2, 3], [1], None, now_ms=9)
     Switch(table='t', version=1, before=0, at_ms=9, by='worker')
     >>> first_switch("t", 3, [1, 2, 3], [], None, now_ms=9).version, first_switch("t", 1, [1], [], None, now_ms=9)
     (2, None)
-    """
+    """  # noqa: E501
     before = [version for version in known if version < own]
     if switch is not None or not before:
         return None
@@ -208,8 +217,8 @@ def first_switch(
 
 
 def in_version(processor: Processor[Any, Any], version: int) -> Processor[Any, Any]:
-    """Return what stands in for *processor* in another version, of which no code is here: its names are right, and neither
-    its fold nor its row type may be used.
+    """Return what stands in for *processor* in another version, of which no code is here: its names are
+    right, and neither its fold nor its row type may be used.
     """
     found = copy.copy(processor)
     object.__setattr__(found, "version", version)

@@ -67,8 +67,8 @@ class Announce(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="anno
     """The member is here, wants *topics* and holds *owned*. A member sends this when it joins and when any of
     it changes.
 
-    *counts* are the partition counts it sees. *generation* is that of the target *owned* came from, -1 for none. *assignors* come with
-    the preferred one first.
+    *counts* are the partition counts it sees. *generation* is that of the target *owned* came from, -1 for
+    none. *assignors* come with the preferred one first.
     """
 
     group_id: str

@@ -62,8 +62,13 @@ FIRST_SETTLE_LIMIT_S = 6.0
 STAGGER_SUMMARIES = 0.5
 
 _REFUSED = {
-    GroupCode.FENCED_INSTANCE_ID: "a newer process has taken this member's place: it runs under the same client id or static id; stop one of them",
-    GroupCode.INCONSISTENT_GROUP_PROTOCOL: "the other members support none of this member's assignors; name one that all support",
+    GroupCode.FENCED_INSTANCE_ID: (
+        "a newer process has taken this member's place: it runs under the same client id or static id; stop"
+        " one of them"
+    ),
+    GroupCode.INCONSISTENT_GROUP_PROTOCOL: (
+        "the other members support none of this member's assignors; name one that all support"
+    ),
     GroupCode.GROUP_MAX_SIZE_REACHED: "the group is full; remove members or use a second group",
 }
 
@@ -72,9 +77,10 @@ _REFUSED = {
 class BalancerSettings:
     """How one process takes part in a balanced group.
 
-    *member_id* is new for every process, *client_id* the same after a restart, *static_id* (Kafka's group.instance.id) that of a member
-    that comes back: it says no farewell, and has its partitions again when it returns within *session_s*. *pattern* is shown to others
-    and joins what members of the same pattern find; the shell looks for topics that match.
+    *member_id* is new for every process, *client_id* the same after a restart, *static_id* (Kafka's
+    group.instance.id) that of a member that comes back: it says no farewell, and has its partitions again
+    when it returns within *session_s*. *pattern* is shown to others and joins what members of the same
+    pattern find; the shell looks for topics that match.
     """
 
     group_id: str
@@ -101,7 +107,8 @@ class BalancerSettings:
             assignor_named(name)
         if not SESSION_LOW_MS <= self.session_s * 1_000 <= SESSION_HIGH_MS:
             raise ConfigError(
-                f"session_s is {self.session_s:g}: use {SESSION_LOW_MS / 1_000:g} to {SESSION_HIGH_MS / 1_000:g}"
+                f"session_s is {self.session_s:g}: use {SESSION_LOW_MS / 1_000:g} to"
+                f" {SESSION_HIGH_MS / 1_000:g}"
             )
 
     @property
@@ -111,7 +118,9 @@ class BalancerSettings:
 
     @property
     def lookback_s(self) -> float:
-        """Return how far before the log's end to begin reading: a live group has announced its members there."""
+        """Return how far before the log's end to begin reading: a live group has announced its members
+        there.
+        """
         return LOOKBACK_SUMMARIES * SUMMARY_S
 
 

@@ -45,7 +45,8 @@ def partition_hash(topic_hash: int, partition: int) -> int:
 
 
 def string_order(text: str) -> bytes:
-    """Return a key that sorts as `String.compareTo`: by UTF-16 code units, which differs from Python's order beyond U+FFFF.
+    """Return a key that sorts as `String.compareTo`: by UTF-16 code units, which differs from Python's order
+    beyond U+FFFF.
 
     >>> sorted(["\\uff5e", "\\U0001f600"], key=string_order) == ["\\U0001f600", "\\uff5e"]
     True

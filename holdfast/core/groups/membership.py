@@ -72,8 +72,9 @@ class LastSeen(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="s"):
 class ReadProgress(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="p"):
     """How far a group has been read.
 
-    *complete* is False as long as the beginning is not known: then nobody may act on the group. *look_at_ms* is when the first member
-    can have gone. *pending* holds signs of life of members not known yet, until a summary tells who they are.
+    *complete* is False as long as the beginning is not known: then nobody may act on the group. *look_at_ms*
+    is when the first member can have gone. *pending* holds signs of life of members not known yet, until a
+    summary tells who they are.
     """
 
     first: int

@@ -143,8 +143,8 @@ def aborted_key(marker_offset: int) -> str:
 class Append(msgspec.Struct, frozen=True, kw_only=True, tag="append"):
     """A batch arrives.
 
-    *base_offset* is where it would lie; *verified* says that the writer went through a verification. Of a producer
-    without an id (-1) nothing is checked or kept.
+    *base_offset* is where it would lie; *verified* says that the writer went through a verification. Of a
+    producer without an id (-1) nothing is checked or kept.
     """
 
     producer_id: int

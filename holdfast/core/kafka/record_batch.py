@@ -362,7 +362,10 @@ def _records(reader: WireReader, header: BatchHeader) -> Iterator[Record]:
         at = reader.at
         record = _record(reader, number)
         if not before < record.offset_delta <= header.last_offset_delta:
-            text = f"record {number} has offset +{record.offset_delta} after +{before}, the last is +{header.last_offset_delta}"
+            text = (
+                f"record {number} has offset +{record.offset_delta} after +{before}, the last is"
+                f" +{header.last_offset_delta}"
+            )
             raise reader.error(text, WireReason.ORDER, at)
         before = record.offset_delta
         yield record

@@ -13,8 +13,8 @@ def only_markers(data: bytes, first: int, end: int, aborted: Iterable[tuple[int,
     """Return whether *data*, what lies in a log from the batch of *first* on, shows that no committed record
     does from there to *end*.
 
-    *aborted* are (producer id, first offset) of the transactions in it that were aborted. Only headers are read: however large a batch
-    is unpacked, it is not unpacked here. *data* may end in the middle of a batch.
+    *aborted* are (producer id, first offset) of the transactions in it that were aborted. Only headers are
+    read: however large a batch is unpacked, it is not unpacked here. *data* may end in the middle of a batch.
     """
     ended = sorted(aborted, key=lambda each: each[1])
     at, reached = 0, first

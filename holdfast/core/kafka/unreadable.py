@@ -12,8 +12,9 @@ from dataclasses import dataclass
 class Unreadable:
     """Offsets *first* to *last* of a partition, which lie in one batch that cannot be read.
 
-    *first* is where the reader stands, which may be within the batch; *error* is a class-like name for what is wrong, *reason* a line
-    that tells it. What a broken header does not tell is -1, and then the batch is taken for one record.
+    *first* is where the reader stands, which may be within the batch; *error* is a class-like name for what
+    is wrong, *reason* a line that tells it. What a broken header does not tell is -1, and then the batch is
+    taken for one record.
     """
 
     topic: str
@@ -32,6 +33,6 @@ class Unreadable:
     def __str__(self) -> str:
         where = f"offset {self.first}" if self.first == self.last else f"offsets {self.first} to {self.last}"
         return (
-            f"{self.topic} partition {self.partition} stands before {where}, which cannot be read: {self.reason} "
-            f"({self.codec}, {self.size_bytes} bytes)"
+            f"{self.topic} partition {self.partition} stands before {where}, which cannot be read:"
+            f" {self.reason} ({self.codec}, {self.size_bytes} bytes)"
         )

@@ -28,10 +28,11 @@ class Member:
     """Everything one instance does to claim, keep, measure, commit and release partitions.
 
     Every input takes *now_s*, a monotonic time in seconds, and returns what to do, in order. Nothing in here
-    reads a clock. The shell passes the wall clock by `clock` (at the start, and again before frames are observed and
-    before each tick, since it may have jumped) because frames carry it.
+    reads a clock. The shell passes the wall clock by `clock` (at the start, and again before frames are
+    observed and before each tick, since it may have jumped) because frames carry it.
 
-    *coordination_partitions* is the number of partitions of the coordination topic. Read all of them that `coordination` names.
+    *coordination_partitions* is the number of partitions of the coordination topic. Read all of them that
+    `coordination` names.
     """
 
     def __init__(

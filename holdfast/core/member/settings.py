@@ -44,27 +44,29 @@ class Delivery(StrEnum):
 class MemberSettings:
     """What one instance claims, and how.
 
-    *client_id* is stable over restarts and unique in its group; *instance_id* is new for every process. All times follow from
-    *heartbeat_interval_s*, which must be equal in the whole fleet: 60 s beside Go members, 3 s stand-alone. Twice the interval must be
-    a whole number of seconds, since the protocol knows no fractions.
+    *client_id* is stable over restarts and unique in its group; *instance_id* is new for every process. All
+    times follow from *heartbeat_interval_s*, which must be equal in the whole fleet: 60 s beside Go members,
+    3 s stand-alone. Twice the interval must be a whole number of seconds, since the protocol knows no
+    fractions.
 
-    *maximum_claims* counts partitions, topics with *whole_topic*; 0 is no limit. *drain_s* is how long a release waits for messages in
-    flight (None: a quarter of the interval); never longer than the claim is safe. *maximum_outstanding* bounds delivered and
-    uncommitted messages of one claim. With *balanced*, nothing is claimed but what `aim` names.
-    *skew_limit_s* is how far the clock may be from the broker's at the start (None: half the interval, at
-    least 5 s). With *interop*, only what is free in the Go library's view too is claimed, and what another
-    member holds in either view is given up. Turn *fast_reclaim* off where a process may freeze and be
-    replaced under the same client id (PROTOCOL.md#two-processes-under-one-client-id).
+    *maximum_claims* counts partitions, topics with *whole_topic*; 0 is no limit. *drain_s* is how long a
+    release waits for messages in flight (None: a quarter of the interval); never longer than the claim is
+    safe. *maximum_outstanding* bounds delivered and uncommitted messages of one claim. With *balanced*,
+    nothing is claimed but what `aim` names. *skew_limit_s* is how far the clock may be from the broker's at
+    the start (None: half the interval, at least 5 s). With *interop*, only what is free in the Go library's
+    view too is claimed, and what another member holds in either view is given up. Turn *fast_reclaim* off
+    where a process may freeze and be replaced under the same client id
+    (PROTOCOL.md#two-processes-under-one-client-id).
 
-    *handler_timeout_s* is how long the user may work on one message, or let messages wait, before the claim is given to others (as Kafka's
-    max.poll.interval.ms; 0: for ever); a warning comes at half of it. With *release_if_behind* off and with *balanced* there is the warning
-    only. With *interop* the Go library's rule counts instead: who commits nothing for a heartbeat interval is
-    wedged.
+    *handler_timeout_s* is how long the user may work on one message, or let messages wait, before the claim
+    is given to others (as Kafka's max.poll.interval.ms; 0: for ever); a warning comes at half of it. With
+    *release_if_behind* off and with *balanced* there is the warning only. With *interop* the Go library's
+    rule counts instead: who commits nothing for a heartbeat interval is wedged.
 
     >>> settings = MemberSettings(group_id="g", client_id="c", instance_id="i", topics=("orders",), heartbeat_interval_s=3.0)
     >>> settings.stale_after_s, round(settings.lease_s, 3), settings.drain_within_s
     (6, 4.85, 0.75)
-    """
+    """  # noqa: E501
 
     group_id: str
     client_id: str
@@ -91,7 +93,8 @@ class MemberSettings:
             raise ConfigError(f"topics is {self.topics!r}: name at least one topic, as a tuple")
         if self.instance_id.startswith(RESET_INSTANCE):
             raise ConfigError(
-                f"instance_id is {self.instance_id!r}: {RESET_INSTANCE!r} begins those of resets; choose another"
+                f"instance_id is {self.instance_id!r}: {RESET_INSTANCE!r} begins those of resets; choose"
+                " another"
             )
         for topic in self.topics:
             check_id("topic", topic)
@@ -100,26 +103,30 @@ class MemberSettings:
         interval_s = self.heartbeat_interval_s
         if not 1.0 <= interval_s <= LIMIT_INTERVAL_S or (STALE_INTERVALS * interval_s) % 1:
             raise ConfigError(
-                f"heartbeat_interval_s is {interval_s:g}: use 1 to {LIMIT_INTERVAL_S:g} in steps of 0.5, the same in the whole fleet"
+                f"heartbeat_interval_s is {interval_s:g}: use 1 to {LIMIT_INTERVAL_S:g} in steps of 0.5, the"
+                " same in the whole fleet"
             )
         if self.maximum_claims < 0:
             raise ConfigError(f"maximum_claims is {self.maximum_claims}: use 0 for no limit")
         if self.maximum_outstanding < 1:
             raise ConfigError(
-                f"maximum_outstanding is {self.maximum_outstanding}: at least one message must be allowed in flight"
+                f"maximum_outstanding is {self.maximum_outstanding}: at least one message must be allowed in"
+                " flight"
             )
         if self.drain_s is not None and not 0 <= self.drain_s <= self.lease_s:
             raise ConfigError(
-                f"drain_s is {self.drain_s:g}: a claim is safe for {self.lease_s:g} s; use 0 to {self.lease_s:g}"
+                f"drain_s is {self.drain_s:g}: a claim is safe for {self.lease_s:g} s; use 0 to"
+                f" {self.lease_s:g}"
             )
         if not (self.handler_timeout_s == 0 or 1.0 <= self.handler_timeout_s <= LIMIT_HANDLER_TIMEOUT_S):
             raise ConfigError(
-                f"handler_timeout_s is {self.handler_timeout_s:g}: use 1 to {LIMIT_HANDLER_TIMEOUT_S:g} s, longer than a handler takes, or 0 for "
-                "no deadline"
+                f"handler_timeout_s is {self.handler_timeout_s:g}: use 1 to {LIMIT_HANDLER_TIMEOUT_S:g} s,"
+                " longer than a handler takes, or 0 for no deadline"
             )
         if self.skew_limit_s is not None and not self.skew_limit_s >= LEASE_ROUNDING_S:
             raise ConfigError(
-                f"skew_limit_s is {self.skew_limit_s:g}: times of the protocol are whole seconds, so it is at least 1"
+                f"skew_limit_s is {self.skew_limit_s:g}: times of the protocol are whole seconds, so it is at"
+                " least 1"
             )
 
     @property

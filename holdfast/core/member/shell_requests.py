@@ -51,8 +51,8 @@ class WallClock:
 
 
 class ShellRequests:
-    """Actions in the order in which they were decided, until `take`, and frames until they are `settled` and seen
-    in the log.
+    """Actions in the order in which they were decided, until `take`, and frames until they are `settled` and
+    seen in the log.
     """
 
     def __init__(self, settings: MemberSettings, wall: WallClock) -> None:

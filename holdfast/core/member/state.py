@@ -1,5 +1,5 @@
-"""What all of a member's decisions stand on: its topics and their logs, its claims and when to attend to them,
-what may be claimed, and what it has asked its shell to do.
+"""What all of a member's decisions stand on: its topics and their logs, its claims and when to attend to
+them, what may be claimed, and what it has asked its shell to do.
 """
 
 from __future__ import annotations

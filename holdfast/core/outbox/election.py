@@ -2,10 +2,9 @@
 moves its bytes.
 
 Role *j* belongs to partition *j* of the leader topic. The group gives the partition to one process; that
-alone makes it a
-*candidate*. It becomes *leader* when it reads its own claim back from the partition, and stays leader while it reads its own
-heartbeats back in time (docs/PROTOCOL.md, "Election"). The offset of the claim is the epoch of the leadership: it only grows, and
-everybody who reads the partition agrees on it.
+alone makes it a *candidate*. It becomes *leader* when it reads its own claim back from the partition, and
+stays leader while it reads its own heartbeats back in time (docs/PROTOCOL.md, "Election"). The offset of the
+claim is the epoch of the leadership: it only grows, and everybody who reads the partition agrees on it.
 
 No clock and no randomness in here: times are monotonic seconds handed in, the nonce comes from the shell.
 """
@@ -161,12 +160,14 @@ class ElectionSettings:
                 raise ConfigError(f"{what} is {value!r}; use 1 to 249 letters, digits, '.', '_' or '-'")
         if self.leader_topic.startswith("__"):
             raise ConfigError(
-                f"leader_topic is {self.leader_topic!r}: brokers refuse writes to internal topics, so its leader would fence itself; choose another name"
+                f"leader_topic is {self.leader_topic!r}: brokers refuse writes to internal topics, so its"
+                " leader would fence itself; choose another name"
             )
         for what, given in (("name", self.name), ("instance_id", self.instance_id)):
             if given is not None and not _NAME.fullmatch(given):
                 raise ConfigError(
-                    f"{what} is {given!r}; use 1 to 200 characters, none of them {SEPARATOR!r} or a control character"
+                    f"{what} is {given!r}; use 1 to 200 characters, none of them {SEPARATOR!r} or a control"
+                    " character"
                 )
         if not 1 <= self.roles <= 1000:
             raise ConfigError(f"roles is {self.roles}; an election has 1 to 1000")
@@ -176,13 +177,14 @@ class ElectionSettings:
             )
         if not MINIMUM_TIMEOUT_S <= self.heartbeat_timeout_s <= MAXIMUM_TIMEOUT_S:
             raise ConfigError(
-                f"heartbeat_timeout_s is {self.heartbeat_timeout_s:g}; use {MINIMUM_TIMEOUT_S:g} to {MAXIMUM_TIMEOUT_S:g}, since the session, "
-                f"{SESSIONS_PER_TIMEOUT} times as long, must lie within the broker's limits of 6 and 1800 s"
+                f"heartbeat_timeout_s is {self.heartbeat_timeout_s:g}; use {MINIMUM_TIMEOUT_S:g} to"
+                f" {MAXIMUM_TIMEOUT_S:g}, since the session, {SESSIONS_PER_TIMEOUT} times as long, must lie"
+                " within the broker's limits of 6 and 1800 s"
             )
         if not 0 <= self.drain_s <= self.heartbeat_timeout_s / 2:
             raise ConfigError(
-                f"drain_s is {self.drain_s:g}; use at most half of heartbeat_timeout_s ({self.heartbeat_timeout_s:g}): while one role drains, "
-                f"no heartbeat is sent for the others"
+                f"drain_s is {self.drain_s:g}; use at most half of heartbeat_timeout_s"
+                f" ({self.heartbeat_timeout_s:g}): while one role drains, no heartbeat is sent for the others"
             )
         for properties, forced in ((self.consumer, FORCED_CONSUMER), (self.producer, FORCED_PRODUCER)):
             for name in properties:

@@ -28,7 +28,7 @@ class TransactionPacing:
     >>> pace.ended(10.0, 10.025, records=3)
     >>> round(pace.rest_s(10.026, records=5), 3), pace.rest_s(10.026, records=20_000), pace.rest_s(10.030, records=5)
     (0.001, 0.0, 0.0)
-    """
+    """  # noqa: E501
 
     __slots__ = ("_markers_s", "_rested_s")
 

@@ -1,8 +1,8 @@
 """How far each outbox says it is: the last sequence of every producer in every partition, from its leaders'
 own progress records.
 
-Beside the ledger of a destination topic, this shows what a leader believes to have published, and what readers
-really found.
+Beside the ledger of a destination topic, this shows what a leader believes to have published, and what
+readers really found.
 """
 
 from __future__ import annotations

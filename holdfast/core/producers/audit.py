@@ -70,9 +70,10 @@ class FindingKind(StrEnum):
 class Rules(msgspec.Struct, frozen=True, kw_only=True):
     """What is audited. *outbox* None takes every producer that stamps its records for one.
 
-    *number* names a header by which the writing service numbers the rows of each key, ascending: then rows are proved as well, not only
-    what harvesters say of them, and records without a stamp too (strategy mark). *at_least_once* takes repetitions of a row as allowed.
-    *partitions* says that each key belongs to its partition by murmur2 among so many, for records whose digest does not tell.
+    *number* names a header by which the writing service numbers the rows of each key, ascending: then rows
+    are proved as well, not only what harvesters say of them, and records without a stamp too (strategy mark).
+    *at_least_once* takes repetitions of a row as allowed. *partitions* says that each key belongs to its
+    partition by murmur2 among so many, for records whose digest does not tell.
     """
 
     outbox: str | None = None
@@ -85,7 +86,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
 
         >>> [Rules(outbox="shop").covers(name) for name in ("shop-0", "shop-12", "shop", "shop-eu-0", "other-0")]
         [True, True, False, False, False]
-        """
+        """  # noqa: E501
         if self.outbox is None:
             return True
         name, _, shard = producer.rpartition("-")
@@ -112,8 +113,8 @@ class AuditFinding(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="
     """One thing that is wrong in a partition. *offset* is that of the record to blame, and for lost ones of
     the first record behind them.
 
-    *after* is the offset of the record that should not, or does not directly, precede it; -1 for none. *first* and *last* are the numbers
-    concerned, -1 when none can be read.
+    *after* is the offset of the record that should not, or does not directly, precede it; -1 for none.
+    *first* and *last* are the numbers concerned, -1 when none can be read.
     """
 
     kind: FindingKind
@@ -290,7 +291,10 @@ def _reason(kind: FindingKind, stamp: Stamp, before: Book, first: int, last: int
         case FindingKind.ZOMBIE:
             return f"epoch {stamp.epoch} was replaced by {before.epoch}"
         case FindingKind.DOUBTFUL:
-            return f"number {stamp.sequence} may have come before: more than {ledger.LIMIT_HOLES} ranges of numbers are missing"
+            return (
+                f"number {stamp.sequence} may have come before: more than {ledger.LIMIT_HOLES} ranges of"
+                " numbers are missing"
+            )
         case FindingKind.INVERSION:
             return f"number {stamp.sequence} came behind a later one of its key"
         case _:
@@ -359,7 +363,8 @@ def _note(rows: Rows[AuditRow], finding: AuditFinding, about: str = "") -> None:
 
 
 def key_text(key: bytes) -> str:
-    """Return a record's key as text: itself when it can be printed, `0x` and its bytes else, a digest when it is long.
+    """Return a record's key as text: itself when it can be printed, `0x` and its bytes else, a digest when it
+    is long.
 
     >>> key_text(b"order-1"), key_text(b"\\xff\\x00"), key_text(b"0x41"), key_text(b"x" * 600)[:12]
     ('order-1', '0xff00', '0x30783431', 'blake2b:dedb')

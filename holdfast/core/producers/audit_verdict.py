@@ -27,9 +27,10 @@ from holdfast.core.producers.ledger import Book, Totals
 class PartitionAudit(msgspec.Struct, frozen=True, kw_only=True):
     """What was found in one partition.
 
-    *records* were read, *audited* of them are the outbox's; *first_offset* is where the log begins: what was deleted before it is not
-    proved. *repeated* are repetitions that are allowed, *undigested* those of the outbox's records that tell no digest. *ends* says whether the last numbers were compared with what the leaders say.
-    *findings* are in the order of offsets, *untold* more were found.
+    *records* were read, *audited* of them are the outbox's; *first_offset* is where the log begins: what was
+    deleted before it is not proved. *repeated* are repetitions that are allowed, *undigested* those of the
+    outbox's records that tell no digest. *ends* says whether the last numbers were compared with what the
+    leaders say. *findings* are in the order of offsets, *untold* more were found.
     """
 
     topic: str
@@ -62,8 +63,8 @@ def conclude(
 ) -> PartitionAudit:
     """Return what is wrong with a partition, from the rows that `fold` made of all of it.
 
-    *expected* holds the last number of each producer as its leaders tell it, None when that is not known or not to be compared. *rows*
-    may lack those of keys.
+    *expected* holds the last number of each producer as its leaders tell it, None when that is not known or
+    not to be compared. *rows* may lack those of keys.
     """
     whole = first_offset == 0
     kept = _books(rows)

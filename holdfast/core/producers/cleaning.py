@@ -1,7 +1,7 @@
 """The fold that cleans a stamped topic by its books.
 
-New records go on to a clean topic, the others with their reason to a topic of verdicts, in the same transaction as
-the books (docs/producers.md, The books).
+New records go on to a clean topic, the others with their reason to a topic of verdicts, in the same
+transaction as the books (docs/producers.md, The books).
 """
 
 from __future__ import annotations
@@ -84,7 +84,10 @@ def _verdict_of(book: Book, whole: Whole, judgement: Judgement, at_ms: int, sour
         Judgement.GAP: f"numbers {expected} to {advance(stamp.sequence, -1)} have not come",
         Judgement.LATE: f"number {stamp.sequence} came after {book.last_sequence}",
         Judgement.DUPLICATE: f"number {stamp.sequence} has come before, the next is {expected}",
-        Judgement.DOUBTFUL: f"number {stamp.sequence} may have come before: more than {LIMIT_HOLES} ranges of numbers are missing",
+        Judgement.DOUBTFUL: (
+            f"number {stamp.sequence} may have come before: more than {LIMIT_HOLES} ranges of numbers are"
+            " missing"
+        ),
         Judgement.ZOMBIE: f"epoch {stamp.epoch} was replaced by {book.epoch}",
     }
     return LedgerVerdict(

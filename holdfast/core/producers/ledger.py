@@ -1,8 +1,8 @@
 """The books of stamped records: for each producer and partition, what came, what came twice, late, or from a
 zombie, and what is missing.
 
-Every stamped topic may be folded into such a table (`decode`, `fold`). The same books decide what goes on to a
-clean topic (cleaning.py; docs/producers.md, The books).
+Every stamped topic may be folded into such a table (`decode`, `fold`). The same books decide what goes on to
+a clean topic (cleaning.py; docs/producers.md, The books).
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ class LedgerTrouble(msgspec.Struct, frozen=True, gc=False, array_like=True):
 class Faults(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """What was not as it should be with one producer on one partition; most have none.
 
-    *holes* are the numbers still missing, at most 64 ranges; numbers up to *forgotten* may be missing without being listed there.
+    *holes* are the numbers still missing, at most 64 ranges; numbers up to *forgotten* may be missing without
+    being listed there.
     """
 
     restarts: int = 0
@@ -146,7 +147,7 @@ def judge(book: Book | None, stamp: Stamp) -> Judgement:
     >>> book = Book(epoch=2, last_sequence=9, last_offset=9, last_at_ms=0, records=10, first_sequence=0, first_offset=0)
     >>> [judge(book, Stamp("p", *pair)).value for pair in ((2, 10), (3, 10), (2, 12), (2, 9), (3, 9), (1, 10), (3, 0, 0))]
     ['new', 'new', 'gap', 'duplicate', 'duplicate', 'zombie', 'new']
-    """
+    """  # noqa: E501
     if book is None:
         return Judgement.NEW
     if stamp.epoch < book.epoch:

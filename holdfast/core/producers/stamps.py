@@ -94,7 +94,8 @@ def read_stamp(headers: Headers) -> Stamp | None:
         return None
     if not producer or len(producer) > LIMIT_NAME_BYTES:
         raise DecodeError(
-            f"{PRODUCER} {(producer or b'')[:80]!r}: a stamp names its producer in 1 to {LIMIT_NAME_BYTES} bytes"
+            f"{PRODUCER} {(producer or b'')[:80]!r}: a stamp names its producer in 1 to {LIMIT_NAME_BYTES}"
+            " bytes"
         )
     # isdigit() is what the fields must be, and much cheaper than int() on bytes that are something else
     if epoch is None or not epoch.isdigit() or len(epoch) > 18:

@@ -69,10 +69,11 @@ def aggregate(
     """Return a processor that keeps one aggregate of the records of each *key*: the general one; the others
     below are short forms.
 
-    *source* is a `Source`, which tells what lies in the topic, or the name of one with *decode*, which makes an event of the *inputs* of a record.
-    *fold* gets the aggregate so far, None at first, and the event, and returns the aggregate with it, of type *row*, or None, which removes it.
-    *emits* is a topic, a `Stream`, or `updates(topic, encode=...)`: each change of a row is sent there with its key, and a removal as a tombstone; a record that
-    leaves the aggregate equal sends nothing.
+    *source* is a `Source`, which tells what lies in the topic, or the name of one with *decode*, which makes
+    an event of the *inputs* of a record. *fold* gets the aggregate so far, None at first, and the event, and
+    returns the aggregate with it, of type *row*, or None, which removes it. *emits* is a topic, a `Stream`,
+    or `updates(topic, encode=...)`: each change of a row is sent there with its key, and a removal as a
+    tombstone; a record that leaves the aggregate equal sends nothing.
 
     ConfigError for what cannot be, when the declaration is made.
 
@@ -194,7 +195,9 @@ def minimum(
     row: Any = int,
     **declared: Any,
 ) -> Processor[E, Any]:
-    """Return a processor that keeps the lowest *value* of each key's events; *row* is its type. Of equal ones, the first."""
+    """Return a processor that keeps the lowest *value* of each key's events; *row* is its type. Of equal
+    ones, the first.
+    """
     return _reduced("minimum", declared, decode=decode, key=key, value=value, by=min, row=row)
 
 
@@ -206,7 +209,9 @@ def maximum(
     row: Any = int,
     **declared: Any,
 ) -> Processor[E, Any]:
-    """Return a processor that keeps the highest *value* of each key's events; *row* is its type. Of equal ones, the first."""
+    """Return a processor that keeps the highest *value* of each key's events; *row* is its type. Of equal
+    ones, the first.
+    """
     return _reduced("maximum", declared, decode=decode, key=key, value=value, by=max, row=row)
 
 
@@ -238,7 +243,8 @@ def reduce(
     row: Any,
     **declared: Any,
 ) -> Processor[E, V]:
-    """Return a processor that combines the *value*s of each key's events: the first as it is, then *by(so far, value)*.
+    """Return a processor that combines the *value*s of each key's events: the first as it is, then *by(so
+    far, value)*.
 
     *row* is the type of the values. The other parameters are those of `aggregate`.
     """
@@ -273,8 +279,8 @@ def top(
     """Return a processor that keeps, for each key, the *k* items with the highest scores; its rows are tuples
     of `Ranked`.
 
-    Each item stands with the highest *score* it has had, so a score that falls later changes nothing; counts and totals only grow. The
-    highest comes first, and of equal ones the item that is first in the alphabet.
+    Each item stands with the highest *score* it has had, so a score that falls later changes nothing; counts
+    and totals only grow. The highest comes first, and of equal ones the item that is first in the alphabet.
 
     >>> from holdfast.testing import Topology
     >>> best = top(2, name="best", source="scores", decode=msgspec.json.decode, key=lambda e: "all",
@@ -324,8 +330,9 @@ def dedupe(
 ) -> Processor[Any, int]:
     """Return a processor that passes the first record of each id on to the topic *to*, and drops its repeats.
 
-    *key* gives an event's id. The record goes on as it came: key, value and headers. Ids are forgotten *ttl* (a duration such as "1h", or
-    ms) after the append time of the record passed on, by timers; a repeat does not prolong that. Rows are those append times.
+    *key* gives an event's id. The record goes on as it came: key, value and headers. Ids are forgotten *ttl*
+    (a duration such as "1h", or ms) after the append time of the record passed on, by timers; a repeat does
+    not prolong that. Rows are those append times.
 
     Repeats are found within a partition: records of one id must be in one.
     """
@@ -371,7 +378,9 @@ _MORE = ("name", "source", "version", "inputs", "route", "emits", "on_error", "e
 
 
 def _short(what: str, declared: dict[str, Any], **given: Any) -> Processor[Any, Any]:
-    """Return the aggregate of which *what* is a short form; ConfigError for parameters that it does not have or lacks."""
+    """Return the aggregate of which *what* is a short form; ConfigError for parameters that it does not have
+    or lacks.
+    """
     whose = f"processor {declared.get('name')}"
     if wrong := sorted(set(declared) - set(_MORE)):
         raise ConfigError(f"{whose}: {what} takes no {', '.join(wrong)}; it takes besides {', '.join(_MORE)}")

@@ -32,7 +32,8 @@ def _sketches() -> ModuleType:
         import datasketches
     except ImportError as error:
         raise ConfigError(
-            f"approximate distinct counts need {error.name or error}, which is not installed: pip install 'holdfast[sketches]'"
+            f"approximate distinct counts need {error.name or error}, which is not installed: pip install"
+            " 'holdfast[sketches]'"
         ) from error
     library: ModuleType = datasketches
     return library
@@ -41,8 +42,9 @@ def _sketches() -> ModuleType:
 class Distinct(msgspec.Struct, frozen=True, array_like=True):
     """A sketch of the items seen: `estimate` tells how many different ones there were.
 
-    *sketch* is in the compact form of DataSketches (HLL_4), which its libraries for Java, C++ and others read. It is
-    read and written for each item, so the same items in the same order give the same bytes, restarts or not.
+    *sketch* is in the compact form of DataSketches (HLL_4), which its libraries for Java, C++ and others
+    read. It is read and written for each item, so the same items in the same order give the same bytes,
+    restarts or not.
 
     >>> seen = Distinct.of(["ann", "bob", "ann"])
     >>> round(seen.estimate), round(seen.merged(Distinct.of(["cy"])).estimate)
@@ -61,7 +63,9 @@ class Distinct(msgspec.Struct, frozen=True, array_like=True):
         return made
 
     def with_item(self, item: str) -> Self:
-        """Return the sketch with one more item; an empty one counts for nothing, as in all of DataSketches."""
+        """Return the sketch with one more item; an empty one counts for nothing, as in all of
+        DataSketches.
+        """
         read = _read(self.sketch)
         before = read.get_estimate()
         read.update(_text(item))
@@ -114,11 +118,11 @@ def _read(sketch: bytes) -> Any:
 def distinct_fold(
     item: Callable[[E], str], precision: int = PRECISION
 ) -> Callable[[Distinct | None, E], Distinct]:
-    """Return a fold that takes each event's *item* into a sketch: for `aggregate` and, with `merge=Distinct.merged`
-    where sessions need it, for `Windowed`.
+    """Return a fold that takes each event's *item* into a sketch: for `aggregate` and, with
+    `merge=Distinct.merged` where sessions need it, for `Windowed`.
 
-    *precision* p, from 4 to 18, keeps 2**p counters: a row takes up to half as many bytes, and the standard error is
-    about 0.83 / sqrt(2**p), or of merged sketches 1.04: with 12, 2 KB and 1.3 %.
+    *precision* p, from 4 to 18, keeps 2**p counters: a row takes up to half as many bytes, and the standard
+    error is about 0.83 / sqrt(2**p), or of merged sketches 1.04: with 12, 2 KB and 1.3 %.
     """
     _sketches()
     if type(precision) is not int or not LEAST_PRECISION <= precision <= MOST_PRECISION:
@@ -145,8 +149,8 @@ def distinct(
     """Return a processor that tells about how many different *item*s each key's events have had; its rows are
     `Distinct`. For *precision* see `distinct_fold`.
 
-    To a topic in *emits* goes the estimate, rounded, whenever the sketch changes; `updates(topic, encode=...)` gets
-    the `Distinct`. The other parameters are those of `aggregate`, without fold and row.
+    To a topic in *emits* goes the estimate, rounded, whenever the sketch changes; `updates(topic,
+    encode=...)` gets the `Distinct`. The other parameters are those of `aggregate`, without fold and row.
 
     >>> from holdfast.testing import Topology
     >>> visitors = distinct(name="visitors", source="visits", decode=msgspec.json.decode, key=lambda visit: visit[0],
@@ -156,7 +160,7 @@ def distinct(
     ...         _ = topology.pipe("visits", visit, key="home")
     ...     [each.value for each in topology.read("visitors")]
     [b'1', b'2']
-    """
+    """  # noqa: E501
     try:
         fold = distinct_fold(item, precision)
     except ConfigError as error:

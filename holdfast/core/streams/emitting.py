@@ -40,9 +40,9 @@ def updates(
 ) -> Updates:
     """Send a result to *topic* at each change, with the row's key as its key.
 
-    *encode* makes its value: of a `WindowResult` for windows, of the row for other aggregations. Without it, the serde of a
-    `Stream` does, or JSON. With *every*, of
-    windows only, a window's results are at least so much stream time apart; the last one is always sent.
+    *encode* makes its value: of a `WindowResult` for windows, of the row for other aggregations. Without it,
+    the serde of a `Stream` does, or JSON. With *every*, of windows only, a window's results are at least so
+    much stream time apart; the last one is always sent.
     """
     made = _encoder(topic, encode)
     return Updates(topic, made, 0 if every is None else duration_ms(every, "every of updates"))
@@ -51,9 +51,10 @@ def updates(
 def final(topic: str, *, encode: Callable[[Any], bytes | None] | None = None) -> Final:
     """Send exactly one result of each window to *topic*, when it is closed, with the row's key as its key.
 
-    *encode* makes its value of a `WindowResult`; without it, the serde of a `Stream` does, or JSON. It is called at each change too: a record is refused if it makes a result that cannot be sent.
-    A window is closed by a later record of its partition, whatever its key: a partition without traffic closes nothing, unless the windows are
-    declared with `idle=`. Those closed by one record are sent by end, then by row key.
+    *encode* makes its value of a `WindowResult`; without it, the serde of a `Stream` does, or JSON. It is
+    called at each change too: a record is refused if it makes a result that cannot be sent. A window is
+    closed by a later record of its partition, whatever its key: a partition without traffic closes nothing,
+    unless the windows are declared with `idle=`. Those closed by one record are sent by end, then by row key.
     """
     return Final(topic, _encoder(topic, encode))
 
@@ -74,12 +75,15 @@ def _encoder(topic: str, encode: Callable[[Any], bytes | None] | None) -> Callab
 
 
 def check_topics(whose: str, sources: Collection[str], *topics: str | None) -> None:
-    """Raise ConfigError where a topic that is emitted to is also read, or stands for two things; None is none."""
+    """Raise ConfigError where a topic that is emitted to is also read, or stands for two things; None is
+    none.
+    """
     named = [str(topic) for topic in topics if topic is not None]
     for at, topic in enumerate(named):
         if topic in sources:
             raise ConfigError(
-                f"{whose}: it emits to {topic!r}, which it reads: it would feed itself without end; emit to another topic"
+                f"{whose}: it emits to {topic!r}, which it reads: it would feed itself without end; emit to"
+                " another topic"
             )
         if topic in named[:at]:
             raise ConfigError(

@@ -19,12 +19,14 @@ def reading(
     if not isinstance(source, Source):
         if decode is None:
             raise ConfigError(
-                f"{whose}: nothing decodes {source!r:.200}: write source=Source(topic, serde), or give decode="
+                f"{whose}: nothing decodes {source!r:.200}: write source=Source(topic, serde), or give"
+                " decode="
             )
         return source, decode
     if decode is not None or tuple(inputs) != ("value",):
         what = "inputs=" if decode is None else "decode="
         raise ConfigError(
-            f"{whose}: Source({str(source.topic)!r}, ...) tells what lies in its values: leave out {what}, or name the topic as text"
+            f"{whose}: Source({str(source.topic)!r}, ...) tells what lies in its values: leave out {what}, or"
+            " name the topic as text"
         )
     return source.topic, source.serde.decode

@@ -33,9 +33,11 @@ _INPUTS: tuple[Input, ...] = ("value", "key", "headers", "partition")
 
 
 class Step(Processor[Any, NoRow], Generic[T]):
-    """A processor that keeps no rows: it sends records on, exactly once, and its changelog holds its position alone.
+    """A processor that keeps no rows: it sends records on, exactly once, and its changelog holds its position
+    alone.
 
-    `to` is where it sends them: the topic it was given or else an internal one, named by the step and its version.
+    `to` is where it sends them: the topic it was given or else an internal one, named by the step and its
+    version.
     """
 
     __slots__ = ()
@@ -67,10 +69,12 @@ class Step(Processor[Any, NoRow], Generic[T]):
 
 
 class Map(Step[T], Generic[S, T]):
-    """Each record of *source* with another value: what *each* makes of the event, as *serde* or *to* writes it.
+    """Each record of *source* with another value: what *each* makes of the event, as *serde* or *to* writes
+    it.
 
-    Key and headers stay, and so does the partition if the topic is internal: without *to*, the records go to the internal topic `<name>.v<version>`, which
-    `holdfast topics create` makes with as many partitions as the source. What *each* raises for is quarantined.
+    Key and headers stay, and so does the partition if the topic is internal: without *to*, the records go to
+    the internal topic `<name>.v<version>`, which `holdfast topics create` makes with as many partitions as
+    the source. What *each* raises for is quarantined.
 
     >>> from holdfast import Json, Source
     >>> from holdfast.testing import Topology
@@ -79,7 +83,7 @@ class Map(Step[T], Generic[S, T]):
     ...     _ = topology.pipe("cents", 250, key="ada")
     ...     topology.values(euros.to)
     [('ada', 2.5)]
-    """
+    """  # noqa: E501
 
     __slots__ = ()
 
@@ -116,7 +120,8 @@ class Map(Step[T], Generic[S, T]):
 
 
 class Filter(Step[T]):
-    """The records of *source* for whose event *keep* is true, as they are: value, key and headers, byte for byte.
+    """The records of *source* for whose event *keep* is true, as they are: value, key and headers, byte for
+    byte.
 
     Without *to*, they go to the internal topic `<name>.v<version>`, into the partition they came by.
 
@@ -164,8 +169,9 @@ class Filter(Step[T]):
 class Branch(Step[T]):
     """Each record of *source* to the first of the branches *into* whose test is true of its event, as it is.
 
-    *into* names branches: `into={"paid": is_paid, "open": lambda order: True}` sends to the internal topics `<name>-paid.v<version>` and so on, which
-    `branch["paid"]` gives. A `Stream` in place of a name is a topic of yours. A record of which no test is true goes nowhere.
+    *into* names branches: `into={"paid": is_paid, "open": lambda order: True}` sends to the internal topics
+    `<name>-paid.v<version>` and so on, which `branch["paid"]` gives. A `Stream` in place of a name is a topic
+    of yours. A record of which no test is true goes nowhere.
 
     >>> from holdfast import Json, Source
     >>> from holdfast.testing import Topology
@@ -176,7 +182,7 @@ class Branch(Step[T]):
     ...         _ = topology.pipe("cents", cents, key="ada")
     ...     topology.values(sizes["large"]), topology.values(sizes["small"])
     ([('ada', 250)], [('ada', 99)])
-    """
+    """  # noqa: E501
 
     __slots__ = ()
 
@@ -233,8 +239,8 @@ class Branch(Step[T]):
 class Merge(Step[T]):
     """The records of several co-partitioned *sources* in one topic, as they are.
 
-    Their order is that of any processor of several sources: by append time, and recorded where a worker took another. Without *to*, they go to the internal topic
-    `<name>.v<version>`, into the partition they came by.
+    Their order is that of any processor of several sources: by append time, and recorded where a worker took
+    another. Without *to*, they go to the internal topic `<name>.v<version>`, into the partition they came by.
 
     >>> from holdfast import Json, Source
     >>> from holdfast.testing import Topology
@@ -292,10 +298,12 @@ class Merge(Step[T]):
 class Rekey(Step[T], Generic[S, T]):
     """The records of *source* under other keys, so that those of one key lie in one partition of `to`.
 
-    With *by* each record goes on as it is under the key that *by* gives; for None it goes nowhere. With *pairs* each gives any number
-    of records: pairs of a key and a value, which *serde* or *to* writes. Headers go on.
+    With *by* each record goes on as it is under the key that *by* gives; for None it goes nowhere. With
+    *pairs* each gives any number of records: pairs of a key and a value, which *serde* or *to* writes.
+    Headers go on.
 
-    Without *to*, they go to the internal topic `<name>.v<version>`; `holdfast topics create` makes it with as many partitions as the source, or as those it is joined with.
+    Without *to*, they go to the internal topic `<name>.v<version>`; `holdfast topics create` makes it with as
+    many partitions as the source, or as those it is joined with.
 
     >>> from holdfast import Source, Text
     >>> from holdfast.testing import Topology
@@ -305,7 +313,7 @@ class Rekey(Step[T], Generic[S, T]):
     ...     _ = topology.pipe("lines", "to be")
     ...     topology.values(words.to)
     [('to', 'to'), ('be', 'be')]
-    """
+    """  # noqa: E501
 
     __slots__ = ()
 
@@ -493,5 +501,6 @@ def _check_alike(whose: str, source: Source[Any], serde: Serde[Any], where: str)
     of = source.serde
     if type(of) is not type(serde) or getattr(of, "of", None) != getattr(serde, "of", None):
         raise ConfigError(
-            f"{whose}: records go on as they are, but {source.topic!r} holds {of!r} and {where} {serde!r}: declare them alike, or use Map"
+            f"{whose}: records go on as they are, but {source.topic!r} holds {of!r} and {where} {serde!r}:"
+            " declare them alike, or use Map"
         )

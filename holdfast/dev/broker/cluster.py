@@ -60,11 +60,11 @@ class Cluster:
     ) -> None:
         """Describe a cluster.
 
-        *port* is that of the first node, the other nodes take the next ones (free ports otherwise). *properties* are Kafka server
-        properties and win over the defaults; a folder remembers them for later starts. *sasl* puts SASL/SCRAM over TLS in front of
-        every client, for the user given or, for True, for one with a random password (see `client_config`).
-        Nodes that are *short_lived*, as those of a test session, take two thirds of the processor time and
-        serve less at their best.
+        *port* is that of the first node, the other nodes take the next ones (free ports otherwise).
+        *properties* are Kafka server properties and win over the defaults; a folder remembers them for later
+        starts. *sasl* puts SASL/SCRAM over TLS in front of every client, for the user given or, for True, for
+        one with a random password (see `client_config`). Nodes that are *short_lived*, as those of a test
+        session, take two thirds of the processor time and serve less at their best.
         """
         if nodes not in (1, 3):
             raise DevBrokerError(f"a cluster of {nodes} nodes: choose 1, or 3 so that one of them may die")
@@ -106,7 +106,7 @@ class Cluster:
             )
         return cluster
 
-    # --- what it is ------------------------------------------------------------------------------------------------------
+    # --- what it is -----------------------------------------------------------------------------------------
 
     @property
     def bootstrap(self) -> str:
@@ -152,7 +152,7 @@ class Cluster:
                 return each
         raise DevBrokerError(f"there is no node {node_id} in {self.folder}; its nodes are {self.node_ids}")
 
-    # --- start and stop ----------------------------------------------------------------------------------------------------
+    # --- start and stop -------------------------------------------------------------------------------------
 
     def start(self, *, deadline_s: float = START_DEADLINE_S) -> Self:
         """Start every node and return when each of them answers for all; about 3 s for one, 5 s for three.
@@ -191,7 +191,8 @@ class Cluster:
             )
         if alive := [each.node_id for each in known.nodes if node.is_up(each)]:
             raise DevBrokerError(
-                f"nodes {alive} in {self.folder} run already; use Cluster.attach, or `holdfast dev down` first"
+                f"nodes {alive} in {self.folder} run already; use Cluster.attach, or `holdfast dev down`"
+                " first"
             )
         if self._sasl and (known.credentials is None or self._sasl not in (True, known.credentials)):
             raise DevBrokerError(
@@ -355,7 +356,7 @@ class Cluster:
     ) -> None:
         self.stop()
 
-    # --- trouble on demand -----------------------------------------------------------------------------------------------------
+    # --- trouble on demand ----------------------------------------------------------------------------------
 
     def kill(self, node_id: int) -> None:
         """End one node by SIGKILL, as a power cut would; returns when its process is gone."""

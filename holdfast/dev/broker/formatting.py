@@ -1,4 +1,5 @@
-"""Formats the storage of new nodes: gives each data folder the cluster's id, the node's id and an id of its own.
+"""Formats the storage of new nodes: gives each data folder the cluster's id, the node's id and an id of its
+own.
 
 Kafka's tool is a JVM of its own, half a second of processor time for each node. What it writes for a node
 without users and properties of its own holds nothing of that node but these ids, so it formats one, and the
@@ -29,8 +30,8 @@ _META_VERSION = "1"
 
 
 def format_storage(cluster: ClusterState, folder: Path, java: Java) -> None:
-    """Format every new data folder of *cluster*, with its SCRAM user if it has one; a formatted one stays as it
-    is.
+    """Format every new data folder of *cluster*, with its SCRAM user if it has one; a formatted one stays as
+    it is.
     """
     fresh = [node for node in cluster.nodes if not (_data_of(folder, node) / _META).exists()]
     if not fresh:

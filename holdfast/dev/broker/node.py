@@ -69,7 +69,8 @@ def write_settings(cluster: ClusterState, node: NodeState, folder: Path) -> None
 
 
 def command_line(home: Path, java: Java, *, heap_max_mb: int, bound: bool, optimised: bool) -> list[str]:
-    """Return the command that runs a node; *bound*, it ends with the thread that forks it (see `parent_death`).
+    """Return the command that runs a node; *bound*, it ends with the thread that forks it (see
+    `parent_death`).
 
     A node that is not *optimised* compiles quickly rather than well: it starts with two thirds of the
     processor time (2.1 s for 3.1 s), and in the minutes of a test session it never earns back what the
@@ -142,7 +143,8 @@ def _wait_for(
             raise DevBrokerError(f"node {node.node_id} ended; its last words:\n{last_words(folder, node)}")
         if system_clock.monotonic_s() > until_s:
             raise DevBrokerError(
-                f"node {node.node_id} was not ready in time ({reason}); its last words:\n{last_words(folder, node)}"
+                f"node {node.node_id} was not ready in time ({reason}); its last"
+                f" words:\n{last_words(folder, node)}"
             )
 
 

@@ -36,7 +36,8 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True):
                 # Kafka's storage tool reads both from one argument, [name=…,password=…], which has no way to
                 # quote.
                 raise DevBrokerError(
-                    f"the {name} of a development broker may hold letters, digits and ._~+/@%!?:;*#&|(){{}}<>^$- only"
+                    f"the {name} of a development broker may hold letters, digits and"
+                    " ._~+/@%!?:;*#&|(){}<>^$- only"
                 )
 
 
@@ -79,7 +80,8 @@ def load(folder: Path) -> ClusterState | None:
         ) from error
     if state.format != FORMAT:
         raise DevBrokerError(
-            f"{path} has format {state.format}, this holdfast reads {FORMAT}; remove the folder {folder} to start anew"
+            f"{path} has format {state.format}, this holdfast reads {FORMAT}; remove the folder {folder} to"
+            " start anew"
         )
     return state
 

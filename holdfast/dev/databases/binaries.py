@@ -1,5 +1,5 @@
-"""Where the programs of databases and of the schema registry are: the distribution's, or verified archives from
-Maven's central repository.
+"""Where the programs of databases and of the schema registry are: the distribution's, or verified archives
+from Maven's central repository.
 
 The archives are those that embedded database test kits of the JVM world use. They are fetched, checked and
 kept as jars are (`holdfast.jars`), and unpacked once per user.
@@ -155,5 +155,6 @@ def _unpacked(archive: Path, unpack: Callable[[Path], None]) -> Path:
 def _only_linux(what: str, package: str) -> None:
     if sys.platform != "linux" or platform.machine() != "x86_64":
         raise DevBrokerError(
-            f"{what} is not installed, and holdfast can fetch it for Linux on x86_64 only; install it (Debian: apt-get install {package})"
+            f"{what} is not installed, and holdfast can fetch it for Linux on x86_64 only; install it"
+            f" (Debian: apt-get install {package})"
         )

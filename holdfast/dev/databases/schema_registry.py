@@ -1,9 +1,11 @@
-"""A real schema registry on this machine, for development and tests: Apicurio Registry, which speaks Confluent's API.
+"""A real schema registry on this machine, for development and tests: Apicurio Registry, which speaks
+Confluent's API.
 
     with SchemaRegistryServer() as server:
         settings = Settings(schema_registry_url=server.url)
 
-It lives, dies and is frozen as the databases beside it. What is registered lies in its folder and outlives a kill.
+It lives, dies and is frozen as the databases beside it. What is registered lies in its folder and outlives a
+kill.
 """
 
 from __future__ import annotations
@@ -56,7 +58,9 @@ class SchemaRegistryServer(DatabaseServer):
         return socket.create_connection(("127.0.0.1", self.port), timeout_s)
 
     def start(self, *, deadline_s: float = START_DEADLINE_S) -> Self:
-        """Start it as any server; the first one of a user takes 10 s longer, for the archive of its classes."""
+        """Start it as any server; the first one of a user takes 10 s longer, for the archive of its
+        classes.
+        """
         if self._sharing is None:
             self._sharing = _sharing()
         return super().start(deadline_s=deadline_s)
@@ -82,7 +86,8 @@ def _program() -> Path:
 
 
 def _sharing() -> tuple[str, ...]:
-    """Return the flags of the archive of its classes: from one they cost 2.5 s of processor time in place of 4.4 s.
+    """Return the flags of the archive of its classes: from one they cost 2.5 s of processor time in place of
+    4.4 s.
 
     A registry starts without an archive too, only more slowly, so a failure to make one is only logged.
     """

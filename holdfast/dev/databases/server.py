@@ -57,7 +57,7 @@ class DatabaseServer(ABC):
         self._forker: ThreadPoolExecutor | None = None
         self._child: subprocess.Popen[bytes] | None = None
 
-    # --- what it is ------------------------------------------------------------------------------------------------------------
+    # --- what it is -----------------------------------------------------------------------------------------
 
     @property
     @abstractmethod
@@ -82,7 +82,7 @@ class DatabaseServer(ABC):
         """Whether its process lives, frozen or not."""
         return self._child is not None and self._child.poll() is None
 
-    # --- start and stop ----------------------------------------------------------------------------------------------------------
+    # --- start and stop -------------------------------------------------------------------------------------
 
     def start(self, *, deadline_s: float = START_DEADLINE_S) -> Self:
         """Start the server, on the data of its folder or on new data, and return when it answers.
@@ -124,7 +124,8 @@ class DatabaseServer(ABC):
             return
         if (self.folder / "data").exists() and not self.sets_password:
             raise DevBrokerError(
-                f"{self.folder} has data of {self.kind} and no file {PASSWORD_FILE} with their password; remove the folder"
+                f"{self.folder} has data of {self.kind} and no file {PASSWORD_FILE} with their password;"
+                " remove the folder"
             )
         descriptor = os.open(self.folder / PASSWORD_FILE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w") as file:
@@ -158,7 +159,8 @@ class DatabaseServer(ABC):
             raise DevBrokerError(f"{command[0]} did not run: {error}") from error
         if done.returncode != 0:
             raise DevBrokerError(
-                f"{command[0]} exited with {done.returncode}: {' | '.join(done.stdout.splitlines()[-_LOG_LINES:])}"
+                f"{command[0]} exited with {done.returncode}:"
+                f" {' | '.join(done.stdout.splitlines()[-_LOG_LINES:])}"
             )
 
     def _launch(self) -> None:
@@ -240,7 +242,7 @@ class DatabaseServer(ABC):
     ) -> None:
         self.stop()
 
-    # --- trouble on demand ---------------------------------------------------------------------------------------------------------
+    # --- trouble on demand ----------------------------------------------------------------------------------
 
     def kill(self) -> None:
         """End the server by SIGKILL, as a crash would; returns when all of it is gone.

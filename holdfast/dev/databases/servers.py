@@ -153,7 +153,8 @@ class MariaDB(DatabaseServer):
             password=self.password,
             database=DATABASE,
             charset="utf8mb4",
-            ssl_disabled=True,  # the server has none, and the client would read all of the machine's authorities first
+            # the server has none, and the client would read all of the machine's authorities first
+            ssl_disabled=True,
             connect_timeout=s,
             read_timeout=s,
         )
@@ -203,7 +204,8 @@ class MariaDB(DatabaseServer):
             *self._user(),
             *([] if base is None else [f"--basedir={base}"]),
             f"--datadir={self.folder / 'data'}",
-            f"--tmpdir={self.folder}",  # a server that starts removes the temporary tables of all whose folder it shares
+            # a server that starts removes the temporary tables of all whose folder it shares
+            f"--tmpdir={self.folder}",
             f"--port={self.port}",
             "--bind-address=127.0.0.1",
             "--skip-name-resolve",
@@ -287,7 +289,8 @@ def _other_user() -> pwd.struct_passwd | None:
         with contextlib.suppress(KeyError):
             return pwd.getpwnam(name)
     raise DevBrokerError(
-        "PostgreSQL refuses to run as root, and this machine has neither a user postgres nor nobody; run this as another user"
+        "PostgreSQL refuses to run as root, and this machine has neither a user postgres nor nobody; run this"
+        " as another user"
     )
 
 

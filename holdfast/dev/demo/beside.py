@@ -1,4 +1,6 @@
-"""Threads of the demo that work beside its scenes: they write, or ask, while workers are killed and replaced."""
+"""Threads of the demo that work beside its scenes: they write, or ask, while workers are killed and
+replaced.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from holdfast.errors import DemoError
 
 
 class Beside(ABC):
-    """A thread that works as long as the block lasts, or until it is stopped; *what* it does is told where it fails.
+    """A thread that works as long as the block lasts, or until it is stopped; *what* it does is told where it
+    fails.
 
     Each kind has a `work` that ends soon after `stopping` is set. *within_s* is how long that may take.
     """

@@ -79,7 +79,8 @@ class DemoEnvironment:
             if self.folder.exists() and any(self.folder.iterdir()):
                 where = "" if self.is_default else f" --dir {self.folder}"
                 raise DemoError(
-                    f"{self.folder} is not empty: end the demo there with `holdfast demo down{where}`, or choose another --dir"
+                    f"{self.folder} is not empty: end the demo there with `holdfast demo down{where}`, or"
+                    " choose another --dir"
                 )
             self.folder.mkdir(parents=True, exist_ok=True)
         made = EmbeddedBroker if embedded else ApacheBroker.within
@@ -207,7 +208,8 @@ class DemoEnvironment:
             ) from error
         if done.returncode:
             raise DemoError(
-                f"`holdfast {' '.join(arguments)}` ended with code {done.returncode}: {(done.stdout + done.stderr).strip()[-800:]}"
+                f"`holdfast {' '.join(arguments)}` ended with code {done.returncode}:"
+                f" {(done.stdout + done.stderr).strip()[-800:]}"
             )
         return done.stdout
 

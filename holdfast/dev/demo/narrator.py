@@ -156,8 +156,8 @@ class JoinFindings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpgradeFindings:
-    """What the steps of the upgrade measured: of *visits* the new version began with *begun*; *pause_s* is the longest time without
-    an answer.
+    """What the steps of the upgrade measured: of *visits* the new version began with *begun*; *pause_s* is
+    the longest time without an answer.
     """
 
     visits: int
@@ -203,7 +203,8 @@ def require_one_hash(ways: Sequence[Way]) -> None:
     if len({way.digest for way in ways}) != 1:
         digests = ", ".join(f"{way.name} {way.digest[:HASH_SHOWN]}" for way in ways)
         raise DemoError(
-            f"the same log gave different states: {digests}; with --keep, `holdfast verify claims` names the first row that differs"
+            f"the same log gave different states: {digests}; with --keep, `holdfast verify claims` names the"
+            " first row that differs"
         )
 
 
@@ -220,7 +221,8 @@ def summary(found: Measurements, pointers: Sequence[tuple[str, str]]) -> list[Li
         Line(),
         Line(
             "records",
-            f"{found.records:,} frames became {found.rows:,} rows, exactly once, with one of two workers killed",
+            f"{found.records:,} frames became {found.rows:,} rows, exactly once, with one of two workers"
+            " killed",
         ),
         Line("rate", f"{found.live_rate:,.0f} frames a second while the fleet was watched"),
         Line(
@@ -229,32 +231,36 @@ def summary(found: Measurements, pointers: Sequence[tuple[str, str]]) -> list[Li
         ),
         Line(
             "takeover",
-            f"{found.takeover_s:.1f} s from SIGKILL to the survivor's answer; the session timeout is {found.session_timeout_s:g} s",
+            f"{found.takeover_s:.1f} s from SIGKILL to the survivor's answer; the session timeout is"
+            f" {found.session_timeout_s:g} s",
         ),
         Line(
             "fleet",
-            f"{found.clients:,} clients, {found.claims:,} claims, {found.handovers:,} hand-overs, {found.restarts:,} restarts",
+            f"{found.clients:,} clients, {found.claims:,} claims, {found.handovers:,} hand-overs,"
+            f" {found.restarts:,} restarts",
         ),
         Line("refused", f"{found.refused:,} heartbeats of instances that had been replaced"),
         Line(
             "join",
-            f"{found.joined.results:,} impressions told once, with their click or without, past a SIGKILL; folded again from logs and choices: "
-            f"{found.joined.digest[:HASH_SHOWN]}",
+            f"{found.joined.results:,} impressions told once, with their click or without, past a SIGKILL;"
+            f" folded again from logs and choices: {found.joined.digest[:HASH_SHOWN]}",
         ),
         Line(
             "upgrade",
-            f"{found.upgraded.visits:,} visits counted once by a new version of their table, begun with {found.upgraded.begun:,} of them from the lake and "
-            f"rolled out worker by worker; {found.upgraded.answers:,} answers meanwhile, at most {found.upgraded.pause_s:.1f} s apart",
+            f"{found.upgraded.visits:,} visits counted once by a new version of their table, begun with"
+            f" {found.upgraded.begun:,} of them from the lake and rolled out worker by worker;"
+            f" {found.upgraded.answers:,} answers meanwhile, at most {found.upgraded.pause_s:.1f} s apart",
         ),
         Line(
             "services",
-            f"{claimed.messages:,} letters, each handled, {claimed.again:,} of them twice; {claimed.takeover_s:.1f} s from SIGKILL to the heirs, "
-            f"{claimed.bound_s:g} s are promised",
+            f"{claimed.messages:,} letters, each handled, {claimed.again:,} of them twice;"
+            f" {claimed.takeover_s:.1f} s from SIGKILL to the heirs, {claimed.bound_s:g} s are promised",
         ),
         Line(
             "outbox",
-            f"{outbox.orders:,} orders published once and in order, {outbox.rolled_back:,} rolled back and never seen; {outbox.takeover_s:.1f} s from "
-            f"SIGKILL to the next harvester's first, the session is {outbox.session_s:g} s",
+            f"{outbox.orders:,} orders published once and in order, {outbox.rolled_back:,} rolled back and"
+            f" never seen; {outbox.takeover_s:.1f} s from SIGKILL to the next harvester's first, the session"
+            f" is {outbox.session_s:g} s",
         ),
         Line(),
         Line(words="One log, three ways, one state", style="bold"),

@@ -106,16 +106,18 @@ def _introduce(teller: Teller, options: DemoOptions, stage: DemoEnvironment) -> 
     fate = "goes on afterwards, until `holdfast demo down`" if options.keep else "is gone afterwards"
     kafka = "an embedded Kafka" if options.embedded else "a real Kafka"
     again = (
-        "the same log is folded again from the topic and from a Delta table (on Spark too in the full demo, which needs a JDK)"
+        "the same log is folded again from the topic and from a Delta table (on Spark too in the full demo,"
+        " which needs a JDK)"
         if options.embedded
         else "Spark folds the same log again"
     )
     teller.open(
         "holdfast demo",
-        f"{options.clients:,} clients share {options.claims:,} partitions through {kafka}. Two workers fold what they write into a table, one "
-        f"of them is killed, and {again}. Then two streams are joined, a table goes to its next version while it is asked, three services claim the partitions of a topic, and an outbox in SQLite is "
-        "published; all but the table lose a process to SIGKILL in the middle. All of it runs on this machine, reachable from nowhere else, in "
-        f"{stage.folder}, and {fate}.",
+        f"{options.clients:,} clients share {options.claims:,} partitions through {kafka}. Two workers fold"
+        f" what they write into a table, one of them is killed, and {again}. Then two streams are joined, a"
+        " table goes to its next version while it is asked, three services claim the partitions of a topic,"
+        " and an outbox in SQLite is published; all but the table lose a process to SIGKILL in the middle."
+        f" All of it runs on this machine, reachable from nowhere else, in {stage.folder}, and {fate}.",
     )
 
 
@@ -140,18 +142,22 @@ def _end(teller: Teller, stage: DemoEnvironment) -> Pointers:
         left += stage.broker.running()
         if left or stage.folder.exists():
             raise DemoError(
-                f"still there: {', '.join([*left, *([str(stage.folder)] if stage.folder.exists() else [])])}; end or remove it yourself"
+                f"still there: {', '.join([*left, *([str(stage.folder)] if stage.folder.exists() else [])])};"
+                " end or remove it yourself"
             )
         teller.say(
-            f"{len(stage.workers)} workers, {len(stage.actors)} services and harvesters, {len(nodes)} broker node"
-            f"{spark} and {stage.folder} are gone."
+            f"{len(stage.workers)} workers, {len(stage.actors)} services and harvesters, {len(nodes)} broker"
+            f" node{spark} and {stage.folder} are gone."
         )
     return [
         ("look around", f"{_program()} demo --keep    the same, left running, with its addresses"),
         ("your own", "examples/counting.py    a whole application: one decode, one fold, one table"),
         (
             "services",
-            "examples/services/billing.py, examples/services/ordering.py    a service that claims; an outbox in ten lines",
+            (
+                "examples/services/billing.py, examples/services/ordering.py    a service that claims; an"
+                " outbox in ten lines"
+            ),
         ),
         ("the rules", "docs/PROTOCOL.md    what the workers made of the frames, and why"),
     ]

@@ -20,8 +20,8 @@ class HangUp(Exception):
 
 @dataclass(slots=True)
 class Call:
-    """One request: *fields* by the table of messages, of *version*; *node_id* is the broker that was asked, *principal*
-    who asks.
+    """One request: *fields* by the table of messages, of *version*; *node_id* is the broker that was asked,
+    *principal* who asks.
     """
 
     cluster: EmbeddedCluster
@@ -33,7 +33,9 @@ class Call:
     principal: str = ANONYMOUS
 
     def may(self, operation: AclOperation, resource: AclResource, name: str) -> bool:
-        """Return whether who asks may do *operation* to a resource; everybody may on a broker without an authorizer."""
+        """Return whether who asks may do *operation* to a resource; everybody may on a broker without an
+        authorizer.
+        """
         authorizer = self.cluster.authorizer
         return authorizer is None or authorizer.may(self.principal, self._address, operation, resource, name)
 

@@ -1,4 +1,6 @@
-"""Who coordinates a group or a transactional id: FindCoordinator, and the check that one has asked the right broker."""
+"""Who coordinates a group or a transactional id: FindCoordinator, and the check that one has asked the right
+broker.
+"""
 
 from __future__ import annotations
 

@@ -115,7 +115,10 @@ def troubles(configs: Mapping[str, str | None]) -> Iterator[str]:
         elif value is None:
             yield f"Null value not supported for topic configs: {name}"
         elif (found := _trouble(setting, value)) is not None:
-            yield f"Invalid value {value if found[0] is None else found[0]} for configuration {name}: {found[1]}"
+            yield (
+                f"Invalid value {value if found[0] is None else found[0]} for configuration {name}:"
+                f" {found[1]}"
+            )
 
 
 def _trouble(setting: TopicSetting, value: str) -> tuple[str | None, str] | None:

@@ -1,1 +1,3 @@
-"""The embedded broker's group coordinator: holdfast.models.group_coordinator and consumer_group, with requests that wait."""
+"""The embedded broker's group coordinator: holdfast.models.group_coordinator and consumer_group, with
+requests that wait.
+"""

@@ -106,7 +106,9 @@ class EmbeddedGroups:
         return waiting
 
     def _tell(self, reply: GroupReply) -> None:
-        """Let one have its reply who waits for it, if it still does: the model answers the last request of a member alone."""
+        """Let one have its reply who waits for it, if it still does: the model answers the last request of a
+        member alone.
+        """
         waiting = self._waiting.pop(reply.request, None)
         if waiting is not None and not waiting.done():
             waiting.set_result(reply)
@@ -217,8 +219,8 @@ class EmbeddedGroups:
     def commit_later(
         self, group: EmbeddedGroup, offsets: Mapping[Place, CommittedOffset], producer: tuple[int, int]
     ) -> bool:
-        """Keep *offsets* until the transaction of *producer* (id, epoch) has an outcome; False where the log refuses
-        them.
+        """Keep *offsets* until the transaction of *producer* (id, epoch) has an outcome; False where the log
+        refuses them.
         """
         notes = [self._offset(group, place, each) for place, each in offsets.items()]
         home = home_of(self._topics, OFFSETS, group.group_id)

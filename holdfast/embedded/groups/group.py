@@ -64,7 +64,9 @@ class EmbeddedGroup:
     matched: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """By pattern of modern members: the topics that it means."""
     since: dict[str, dict[TopicPartition, int]] = field(default_factory=dict)
-    """By modern member: the epoch in which it was given each partition that it has; 0 since it was away, as Kafka has it."""
+    """By modern member: the epoch in which it was given each partition that it has; 0 since it was away, as
+    Kafka has it.
+    """
     written: dict[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
     """What the log says of the modern group (holdfast.embedded.groups.modern_records)."""
     offsets: dict[Place, CommittedOffset] = field(default_factory=dict)
@@ -137,8 +139,8 @@ class EmbeddedGroup:
         kept[place] = offset._replace(number=self.commits)
 
     def decide(self, producer_id: int, *, commit: bool) -> None:
-        """Take or drop the offsets of a producer's transaction. What was committed after one of them stays, as in Kafka:
-        what counts is when an offset was written, not when it was decided.
+        """Take or drop the offsets of a producer's transaction. What was committed after one of them stays,
+        as in Kafka: what counts is when an offset was written, not when it was decided.
         """
         found = self.pending.pop(producer_id, {})
         for place, offset in found.items() if commit else ():
@@ -147,7 +149,9 @@ class EmbeddedGroup:
                 self.offsets[place] = offset
 
     def forget(self, place: Place) -> bool:
-        """Forget what is committed for *place*, in transactions without an outcome too; return whether anything was."""
+        """Forget what is committed for *place*, in transactions without an outcome too; return whether
+        anything was.
+        """
         had = self.offsets.pop(place, None) is not None
         for producer_id, found in list(self.pending.items()):
             had = found.pop(place, None) is not None or had

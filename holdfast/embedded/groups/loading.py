@@ -1,4 +1,6 @@
-"""Groups as `__consumer_offsets` has them, for a coordinator that starts: Kafka's GroupMetadataManager.replay."""
+"""Groups as `__consumer_offsets` has them, for a coordinator that starts: Kafka's
+GroupMetadataManager.replay.
+"""
 
 from __future__ import annotations
 

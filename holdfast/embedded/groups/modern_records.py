@@ -1,7 +1,9 @@
-"""KIP-848's groups as `__consumer_offsets` has them: records of kinds 3 to 8 and 16, and groups made of them again.
+"""KIP-848's groups as `__consumer_offsets` has them: records of kinds 3 to 8 and 16, and groups made of them
+again.
 
-What the log says of a group is an image: a value for each key. A change of the group is the difference of two images,
-and a coordinator that starts folds the records to the image that it had (Kafka's GroupCoordinatorRecordHelpers).
+What the log says of a group is an image: a value for each key. A change of the group is the difference of two
+images, and a coordinator that starts folds the records to the image that it had (Kafka's
+GroupCoordinatorRecordHelpers).
 """
 
 from __future__ import annotations
@@ -114,8 +116,8 @@ def _places(
 
 
 def _hash(modern: ModernGroup, topics: TopicRegistry) -> int:
-    """Return a number that changes with the topics that members want. Kafka's is another function; a coordinator compares
-    its own with its own.
+    """Return a number that changes with the topics that members want. Kafka's is another function; a
+    coordinator compares its own with its own.
     """
     wanted = sorted({topic for member in modern.members.values() for topic in member.topics})
     found = [
@@ -128,7 +130,9 @@ def _hash(modern: ModernGroup, topics: TopicRegistry) -> int:
 
 
 def changes(group_id: str, before: ModernImage, after: ModernImage) -> Iterator[Note]:
-    """Yield the records that make *after* of *before*: what is gone first, then what is new, as Kafka orders them."""
+    """Yield the records that make *after* of *before*: what is gone first, then what is new, as Kafka orders
+    them.
+    """
     for kind in _GONE_FIRST:
         for key in sorted(key for key in before.keys() - after.keys() if key[0] == kind):
             yield _note(group_id, key, None)
@@ -158,7 +162,9 @@ def take(image: ModernImage, note: Note) -> None:
 
 
 def restore(group: EmbeddedGroup, image: ModernImage, topics: TopicRegistry, steady_ms: int) -> None:
-    """Have *group* be as *image* says, its members heard of at *steady_ms*: they could not say anything before."""
+    """Have *group* be as *image* says, its members heard of at *steady_ms*: they could not say anything
+    before.
+    """
     group.written = image
     if (GROUP, "") not in image:
         return

@@ -1,5 +1,5 @@
-"""What a leader checks of a batch before its place in the log is looked at: Kafka's LogValidator, for what is not
-about producers.
+"""What a leader checks of a batch before its place in the log is looked at: Kafka's LogValidator, for what is
+not about producers.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _SHOWN_ERRORS = 3
 
 
 class BatchRefusal(NamedTuple):
-    """Why a batch is not taken. *text* None where Kafka says no more than the code; *records* are the numbers of the
-    records to blame, each with its own text.
+    """Why a batch is not taken. *text* None where Kafka says no more than the code; *records* are the numbers
+    of the records to blame, each with its own text.
     """
 
     code: KafkaCode
@@ -44,7 +44,9 @@ class BatchRefusal(NamedTuple):
 def checked(
     data: memoryview | None, version: int, configs: TopicConfigs, where: str, now_ms: int
 ) -> BatchHeader | BatchRefusal:
-    """Return the header of the one batch in *data*, or why a Produce request of *version* may not bring it."""
+    """Return the header of the one batch in *data*, or why a Produce request of *version* may not bring
+    it.
+    """
     if not data:
         return BatchRefusal(KafkaCode.INVALID_RECORD)
     try:
@@ -62,7 +64,9 @@ def checked(
 def recoded(
     data: memoryview, header: BatchHeader, configs: TopicConfigs
 ) -> tuple[bytes | memoryview, BatchHeader] | BatchRefusal:
-    """Return the batch packed as the topic wants it (``compression.type``), and its header; most want it as it came."""
+    """Return the batch packed as the topic wants it (``compression.type``), and its header; most want it as
+    it came.
+    """
     wanted = configs.codec
     if wanted is None or wanted is header.compression:
         return data, header
@@ -124,7 +128,10 @@ def _of_time(data: memoryview, configs: TopicConfigs, now_ms: int) -> BatchRefus
     for number, each in enumerate(batch.records):
         at_ms = batch.timestamp_ms(each)
         if not low <= at_ms <= high:
-            text = f"Timestamp {at_ms} of message with offset {number} is out of range. The timestamp should be within [{low}, {high}]"
+            text = (
+                f"Timestamp {at_ms} of message with offset {number} is out of range. The timestamp should be"
+                f" within [{low}, {high}]"
+            )
             wrong.append((number, text))
     return _blamed(KafkaCode.INVALID_TIMESTAMP, wrong) if wrong else None
 
@@ -134,7 +141,7 @@ def _blamed(code: KafkaCode, records: list[tuple[int, str]]) -> BatchRefusal:
         f"RecordError(batchIndex={number}, message='{text}')" for number, text in records[:_SHOWN_ERRORS]
     )
     text = (
-        f"One or more records have been rejected due to {len(records)} record errors in total, and only showing the first"
-        f" three errors at most: [{shown}]"
+        f"One or more records have been rejected due to {len(records)} record errors in total, and only"
+        f" showing the first three errors at most: [{shown}]"
     )
     return BatchRefusal(code, text, tuple(records), in_log=True)

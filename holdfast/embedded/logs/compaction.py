@@ -1,4 +1,6 @@
-"""What compaction leaves of the batches of a log: the rules of Kafka's Cleaner and of MemoryRecords.filterTo."""
+"""What compaction leaves of the batches of a log: the rules of Kafka's Cleaner and of
+MemoryRecords.filterTo.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from holdfast.core.kafka.record_batch import (
 from holdfast.embedded.logs.stored_batch import LogBatch, StoredBatch
 
 DELETE_HORIZON_BIT = 0x40
-"""Of a batch's attributes: its base timestamp is the time from which on its tombstones, or its marker, may go."""
+"""Of a batch's attributes: its base timestamp is the time from which on its tombstones, or its marker, may
+go.
+"""
 _NO_TIME = -1
 _TURN_BATCHES, _TURN_BYTES = 32, 64 * 1024
 """How much of a log is looked at before others have their turn: a few milliseconds of work."""
@@ -46,7 +50,9 @@ class Compacted(NamedTuple):
 
 
 def is_due(clean: int, dirty: Sequence[LogBatch], rules: CompactionRules) -> bool:
-    """Return whether a log is compacted that has *clean* bytes compacted before, and *dirty* batches after them."""
+    """Return whether a log is compacted that has *clean* bytes compacted before, and *dirty* batches after
+    them.
+    """
     size = sum(each.size for each in dirty)
     late = any(0 <= each.max_timestamp_ms < rules.now_ms - rules.max_lag_ms for each in dirty)
     return size > 0 and (late or size / (clean + size) > rules.dirty_ratio)
@@ -58,11 +64,11 @@ def compacting(
     is_last: Callable[[RecordBatch], bool],
     rules: CompactionRules,
 ) -> Generator[None, None, Compacted]:
-    """Return what is left of *stored*, a log from its start up to where it may be compacted. Yield where others may have
-    their turn.
+    """Return what is left of *stored*, a log from its start up to where it may be compacted. Yield where
+    others may have their turn.
 
-    *is_last* tells the batch by which a producer that is still known wrote last: it stays, if need be empty. Raises
-    WireError for a damaged batch.
+    *is_last* tells the batch by which a producer that is still known wrote last: it stays, if need be empty.
+    Raises WireError for a damaged batch.
     """
     transactions = _Transactions(aborted)
     batches: list[tuple[RecordBatch, bool]] = []
@@ -108,7 +114,9 @@ class _Transactions:
         self._seen: set[int] = set()
 
     def may_go(self, batch: RecordBatch) -> bool:
-        """Return whether a batch has aborted records, or is the marker of a transaction of which none are left."""
+        """Return whether a batch has aborted records, or is the marker of a transaction of which none are
+        left.
+        """
         while self._coming and self._coming[0].first_offset <= batch.last_offset:
             begun = self._coming.pop(0)
             self._aborted[begun.producer_id] = begun
@@ -130,7 +138,9 @@ class _Transactions:
         return not had_records
 
     def left(self) -> list[AbortedTransaction]:
-        """Return the aborted transactions that readers must still know of, those whose markers come later among them."""
+        """Return the aborted transactions that readers must still know of, those whose markers come later
+        among them.
+        """
         return [*self._with_records, *self._aborted.values(), *self._coming]
 
 
@@ -167,8 +177,8 @@ def _rebuilt(
     *,
     empties: bool,
 ) -> LogBatch:
-    """Return the batch with *records*, and with the time from which on a tombstone or an empty transaction's marker may
-    go, if there is one and it has none.
+    """Return the batch with *records*, and with the time from which on a tombstone or an empty transaction's
+    marker may go, if there is one and it has none.
     """
     horizon_ms = _horizon_ms(batch)
     wants = (batch.is_control and empties) or any(each.value is None for each in records)

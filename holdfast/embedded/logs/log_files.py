@@ -22,8 +22,8 @@ class LogFiles(Protocol):
     """Segments of one partition, with what else is kept about it."""
 
     def load(self, rows: Rows[LeaderRow]) -> Iterator[LoadedBatch]:
-        """Put into *rows* what was known where the log begins, and yield what is in it; to be exhausted before
-        anything else.
+        """Put into *rows* what was known where the log begins, and yield what is in it; to be exhausted
+        before anything else.
         """
 
     @property
@@ -57,8 +57,8 @@ class LogFiles(Protocol):
         """Flip the last bit of a batch."""
 
     def kept_from(self, *, since_ms: int | None, size: int | None, stable: int) -> int:
-        """Return from which offset on whole segments stay that have a record of *since_ms* or later, or are among the last
-        *size* bytes; None keeps all. What reaches to *stable* stays too.
+        """Return from which offset on whole segments stay that have a record of *since_ms* or later, or are
+        among the last *size* bytes; None keeps all. What reaches to *stable* stays too.
         """
 
     def delete_before(
@@ -72,10 +72,14 @@ class LogFiles(Protocol):
     def replace(
         self, upper: int, kept: Iterable[LogBatch], aborted: Sequence[AbortedTransaction]
     ) -> list[LogBatch]:
-        """Have *kept* be all that is left before *upper*, where a segment ends; return them as they lie now."""
+        """Have *kept* be all that is left before *upper*, where a segment ends; return them as they lie
+        now.
+        """
 
     def keep_epochs(self, epochs: Sequence[tuple[int, int]]) -> None:
         """Write the leader epochs."""
 
     def complete(self, rows: Rows[LeaderRow], aborted: Sequence[AbortedTransaction]) -> None:
-        """Write what stands beside a segment that nothing more is written to, for a broker that ends in order."""
+        """Write what stands beside a segment that nothing more is written to, for a broker that ends in
+        order.
+        """

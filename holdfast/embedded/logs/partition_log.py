@@ -240,8 +240,8 @@ class PartitionLog:
         lead(self.rows, Sweep(now_ms=now_ms))
 
     def kept_from(self, *, since_ms: int | None, size: int | None) -> int:
-        """Return from which offset on records stay that are of *since_ms* or later, or among the last *size* bytes; None
-        keeps all. What is not yet stable stays too.
+        """Return from which offset on records stay that are of *since_ms* or later, or among the last *size*
+        bytes; None keeps all. What is not yet stable stays too.
         """
         kept, left, stable = self.start_offset, self.size_bytes, self.last_stable_offset
         if self._files is not None:
@@ -260,7 +260,9 @@ class PartitionLog:
         return kept
 
     def delete_before(self, offset: int) -> None:
-        """Delete the records before *offset*; batches that reach beyond it stay, but are not read from their start."""
+        """Delete the records before *offset*; batches that reach beyond it stay, but are not read from their
+        start.
+        """
         self._changes += 1
         self.start_offset = max(self.start_offset, offset)
         gone = bisect_right(
@@ -287,11 +289,12 @@ class PartitionLog:
                 return bool(ended.value)
 
     def compaction(self, rules: CompactionRules) -> Generator[None, None, bool]:
-        """Compact, if that is due, what is stable, old enough, and not in the newest batch; return whether it was. Yield where
-        others may have their turn with the log.
+        """Compact, if that is due, what is stable, old enough, and not in the newest batch; return whether it
+        was. Yield where others may have their turn with the log.
 
-        What is compacted takes the place of what was there at once, at the end; where that has changed meanwhile (records
-        were deleted), nothing does. Raises WireError for a damaged batch, and then changes nothing.
+        What is compacted takes the place of what was there at once, at the end; where that has changed
+        meanwhile (records were deleted), nothing does. Raises WireError for a damaged batch, and then changes
+        nothing.
         """
         end = self._compactable(rules)
         dirty = bisect_left(self._firsts, self.compacted_to, hi=end)
@@ -313,7 +316,9 @@ class PartitionLog:
     def _replace(
         self, before: Sequence[LogBatch], left: Compacted, aborted: Sequence[AbortedTransaction]
     ) -> None:
-        """Put what is left where the log has *before*, its first batches, and *aborted*, its first aborted transactions."""
+        """Put what is left where the log has *before*, its first batches, and *aborted*, its first aborted
+        transactions.
+        """
         self._changes += 1
         upper, batches = before[-1].last_offset + 1, left.batches
         later = self._aborted[len(aborted) :]
@@ -327,7 +332,9 @@ class PartitionLog:
         self._aborted, self.compacted_to = [*left.aborted, *later], upper
 
     def _compactable(self, rules: CompactionRules) -> int:
-        """Return how many batches may be compacted: those of complete segments, and in memory all but the newest batch."""
+        """Return how many batches may be compacted: those of complete segments, and in memory all but the
+        newest batch.
+        """
         stable, end = self.last_stable_offset, max(0, len(self._batches) - 1)
         for number, each in enumerate(self._batches[:-1]):
             young = rules.min_lag_ms > 0 and each.max_timestamp_ms > rules.now_ms - rules.min_lag_ms
@@ -380,8 +387,8 @@ class PartitionLog:
     def read(
         self, offset: int, limit: int, max_bytes: int, *, committed: bool, one_at_least: bool
     ) -> LogRead:
-        """Return the batches from the one of *offset* on that begin before *limit*, up to *max_bytes*; with *one_at_least*
-        the first whatever its size.
+        """Return the batches from the one of *offset* on that begin before *limit*, up to *max_bytes*; with
+        *one_at_least* the first whatever its size.
         """
         at = max(0, bisect_right(self._firsts, offset) - 1)
         if at < len(self._batches) and self._batches[at].last_offset < offset:

@@ -20,10 +20,11 @@ from holdfast.models.partition_leader import lead
 
 
 class LogReplay:
-    """Applies batches that were accepted before to *rows*, one after the other; `finish` when there are no more.
+    """Applies batches that were accepted before to *rows*, one after the other; `finish` when there are no
+    more.
 
-    Of what has no producer nothing is kept, and of a producer outside of transactions only its last batches count, so
-    the others are passed over.
+    Of what has no producer nothing is kept, and of a producer outside of transactions only its last batches
+    count, so the others are passed over.
     """
 
     def __init__(self, rows: Rows[LeaderRow]) -> None:

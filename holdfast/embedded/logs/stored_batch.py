@@ -1,4 +1,6 @@
-"""A batch as the leader stores it: a client's bytes, with the leader's offset, epoch and perhaps time put in."""
+"""A batch as the leader stores it: a client's bytes, with the leader's offset, epoch and perhaps time put
+in.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,8 @@ class StoredBatch(NamedTuple):
 def stored_batch(
     data: bytes | memoryview, header: BatchHeader, *, offset: int, leader_epoch: int, append_ms: int | None
 ) -> StoredBatch:
-    """Return the batch *data* as it lies at *offset*; *append_ms* is the leader's time, None where the client's counts.
+    """Return the batch *data* as it lies at *offset*; *append_ms* is the leader's time, None where the
+    client's counts.
 
     The records are not touched. Only a batch whose kind of time changes gets another checksum.
     """

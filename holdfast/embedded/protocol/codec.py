@@ -36,8 +36,8 @@ _LENGTH16, _LENGTH32 = Struct(">h"), Struct(">i")
 def decode(name: str, version: int, data: bytes | memoryview, at: int = 0) -> Fields:
     """Return the fields of the message *name* in *data* from *at* on; WireError where they do not fit.
 
-    Records are views of *data*. What follows the message is not looked at: Kafka does not, and librdkafka's Metadata
-    requests end in bytes that their version has not.
+    Records are views of *data*. What follows the message is not looked at: Kafka does not, and librdkafka's
+    Metadata requests end in bytes that their version has not.
     """
     fields: Fields = _reader(name, version)(WireReader(data, at))
     return fields
@@ -77,7 +77,9 @@ def _checked(name: str, version: int) -> Message:
 def _runs(
     fields: tuple[MessageField, ...], version: int
 ) -> Iterator[tuple[Struct | None, list[MessageField]]]:
-    """Yield the fields of a version in their order, those of fixed size together with the struct that takes them."""
+    """Yield the fields of a version in their order, those of fixed size together with the struct that takes
+    them.
+    """
     there = [each for each in fields if version in each.versions and version not in each.tagged]
     for fixed, run in groupby(there, lambda each: not each.is_array and each.kind in _FIXED):
         found = list(run)

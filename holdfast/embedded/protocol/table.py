@@ -1,8 +1,8 @@
 """The fields of Kafka's messages, read from messages.txt.
 
-A line there is a message (name, key of its api, versions, flexible versions) or, deeper by one space than what holds
-it, a field: name, type, versions, then `null` versions, `tag` number versions, `= default`. tests/embedded draws the
-file from the definitions in Kafka's archives.
+A line there is a message (name, key of its api, versions, flexible versions) or, deeper by one space than
+what holds it, a field: name, type, versions, then `null` versions, `tag` number versions, `= default`.
+tests/embedded draws the file from the definitions in Kafka's archives.
 """
 
 from __future__ import annotations

@@ -1,1 +1,3 @@
-"""Who may connect to the embedded broker, and what each principal may do there: SASL, TLS, and access control lists."""
+"""Who may connect to the embedded broker, and what each principal may do there: SASL, TLS, and access control
+lists.
+"""

@@ -1,4 +1,6 @@
-"""Rules as arguments of Kafka's own `kafka-acls`, a line each: what `holdfast acls ROLE --principal` prints."""
+"""Rules as arguments of Kafka's own `kafka-acls`, a line each: what `holdfast acls ROLE --principal`
+prints.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +33,12 @@ _EXAMPLE = "--add --allow-principal User:shop --operation Read --topic orders"
 
 
 def rules_of_lines(lines: Iterable[str]) -> list[AclRule]:
-    """Return the rules that *lines* add; empty ones, and those that begin with #, say nothing. DevBrokerError names what
-    cannot be read.
+    """Return the rules that *lines* add; empty ones, and those that begin with #, say nothing. DevBrokerError
+    names what cannot be read.
 
     >>> [each.operation.name for each in rules_of_lines(["--add --allow-principal User:a --operation Read --topic t"])]
     ['READ']
-    """
+    """  # noqa: E501
     found: list[AclRule] = []
     for number, line in enumerate(lines, 1):
         if line.strip() and not line.lstrip().startswith("#"):

@@ -1,4 +1,6 @@
-"""Access control lists as Kafka keeps them: rules, and filters that find some of them (org.apache.kafka.common.acl)."""
+"""Access control lists as Kafka keeps them: rules, and filters that find some of them
+(org.apache.kafka.common.acl).
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ class AclResource(IntEnum):
 
 
 class AclPattern(IntEnum):
-    """Whether a rule's name is one resource's or how the names of many begin; ANY and MATCH are of filters."""
+    """Whether a rule's name is one resource's or how the names of many begin; ANY and MATCH are of
+    filters.
+    """
 
     UNKNOWN = 0
     ANY = 1
@@ -67,7 +71,9 @@ class AclPermission(IntEnum):
 
 
 class AclRule(NamedTuple):
-    """One rule: *principal* (``User:alice``), from *host*, may or may not do *operation* to the resources of *name*."""
+    """One rule: *principal* (``User:alice``), from *host*, may or may not do *operation* to the resources of
+    *name*.
+    """
 
     resource: AclResource
     name: str
@@ -125,7 +131,8 @@ class AclFilter(NamedTuple):
 
 
 def known(kind: type[_Known], number: int) -> _Known:
-    """Return the member of *kind* with a number of the protocol; UNKNOWN for one that Kafka does not know either.
+    """Return the member of *kind* with a number of the protocol; UNKNOWN for one that Kafka does not know
+    either.
 
     >>> known(AclPermission, 3), known(AclPermission, 99)
     (<AclPermission.ALLOW: 3>, <AclPermission.UNKNOWN: 0>)

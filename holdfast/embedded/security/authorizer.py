@@ -1,4 +1,6 @@
-"""Decides what a principal may do, as Kafka's StandardAuthorizer does (org.apache.kafka.metadata.authorizer)."""
+"""Decides what a principal may do, as Kafka's StandardAuthorizer does
+(org.apache.kafka.metadata.authorizer).
+"""
 
 from __future__ import annotations
 
@@ -48,8 +50,8 @@ LIMIT_REMEMBERED = 10_000
 
 
 class EmbeddedAuthorizer:
-    """The rules in force. *super_users* are principals (``User:root``) who may do everything; without any rule about a
-    resource, others may touch it only where *allow_if_no_rule*.
+    """The rules in force. *super_users* are principals (``User:root``) who may do everything; without any
+    rule about a resource, others may touch it only where *allow_if_no_rule*.
     """
 
     def __init__(
@@ -102,8 +104,8 @@ class EmbeddedAuthorizer:
     def may_somewhere(
         self, principal: str, host: str, operation: AclOperation, resource: AclResource
     ) -> bool:
-        """Return whether there can be a resource of that kind to which *principal* may do *operation*: one that a rule
-        allows, and that no wider rule denies (Authorizer.authorizeByResourceType).
+        """Return whether there can be a resource of that kind to which *principal* may do *operation*: one
+        that a rule allows, and that no wider rule denies (Authorizer.authorizeByResourceType).
         """
         if self.may(principal, host, operation, resource, "hardcode"):
             return True

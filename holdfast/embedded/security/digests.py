@@ -1,7 +1,7 @@
 """Hashes and signatures, each by the name of its hash: ``sha256``.
 
-hashlib and hmac bring most of OpenSSL, nearly a megabyte that a broker without users does not need, so they are imported where
-they are asked for.
+hashlib and hmac bring most of OpenSSL, nearly a megabyte that a broker without users does not need, so they
+are imported where they are asked for.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The subject of a certificate as a principal's name, written as Java's X500Principal writes it (RFC 2253)."""
+"""The subject of a certificate as a principal's name, written as Java's X500Principal writes it (RFC
+2253).
+"""
 
 from __future__ import annotations
 

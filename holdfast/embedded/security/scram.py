@@ -1,4 +1,6 @@
-"""SASL/SCRAM (RFC 5802), as Kafka's ScramSaslServer does it: no channel binding, names and passwords as UTF-8."""
+"""SASL/SCRAM (RFC 5802), as Kafka's ScramSaslServer does it: no channel binding, names and passwords as
+UTF-8.
+"""
 
 from __future__ import annotations
 

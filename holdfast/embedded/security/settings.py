@@ -15,9 +15,10 @@ from holdfast.errors import DevBrokerError
 
 
 class SecuritySettings(msgspec.Struct, frozen=True, kw_only=True):
-    """With *users* (names and passwords) each client must show who it is by one of *mechanisms*. With *acls* a principal
-    may do only what these rules, and those that clients add, allow; *super_users* (``User:root``) may do everything. With
-    *reauth_ms* a connection must log in again within that time (``connections.max.reauth.ms``), 0: never.
+    """With *users* (names and passwords) each client must show who it is by one of *mechanisms*. With *acls*
+    a principal may do only what these rules, and those that clients add, allow; *super_users* (``User:root``)
+    may do everything. With *reauth_ms* a connection must log in again within that time
+    (``connections.max.reauth.ms``), 0: never.
     """
 
     users: Mapping[str, str] = msgspec.field(default_factory=dict)
@@ -32,7 +33,8 @@ class SecuritySettings(msgspec.Struct, frozen=True, kw_only=True):
         unknown = [each for each in self.mechanisms if each not in ALL_MECHANISMS]
         if unknown or not self.mechanisms:
             raise DevBrokerError(
-                f"mechanisms {', '.join(unknown) or 'none'}: the embedded Kafka has {', '.join(ALL_MECHANISMS)}"
+                f"mechanisms {', '.join(unknown) or 'none'}: the embedded Kafka has"
+                f" {', '.join(ALL_MECHANISMS)}"
             )
         if "" in self.users or "" in self.users.values():
             raise DevBrokerError("a user of the embedded Kafka needs a name and a password")
@@ -49,8 +51,8 @@ class SecuritySettings(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     def client_config(self, user: str | None = None) -> dict[str, str]:
-        """Return what a client needs beside the broker's address, under Kafka's names: as *user*, or as the first one.
-        DevBrokerError for a user that there is not.
+        """Return what a client needs beside the broker's address, under Kafka's names: as *user*, or as the
+        first one. DevBrokerError for a user that there is not.
         """
         if user is not None and user not in self.users:
             known = ", ".join(self.users) or "none"

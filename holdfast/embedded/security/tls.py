@@ -18,8 +18,8 @@ _VALID_DAYS, _DAY_MS = 365, 86_400_000
 
 
 class EmbeddedTls(msgspec.Struct, frozen=True, kw_only=True):
-    """PEM files: the broker's *certificate* (with what leads to its authority) and *key*, the *authority* that clients
-    trust, and that of clients' own certificates.
+    """PEM files: the broker's *certificate* (with what leads to its authority) and *key*, the *authority*
+    that clients trust, and that of clients' own certificates.
 
     With *clients*, a client that shows a certificate is the principal that it names; it must show one unless
     *clients_may_be_unknown*.
@@ -33,8 +33,9 @@ class EmbeddedTls(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def made_in(cls, folder: Path) -> EmbeddedTls:
-        """Return one with a certificate of its own in *folder*, made if there is none: it is its own authority and names
-        this machine's loopback only, so it is worthless elsewhere. DevBrokerError without the package cryptography.
+        """Return one with a certificate of its own in *folder*, made if there is none: it is its own
+        authority and names this machine's loopback only, so it is worthless elsewhere. DevBrokerError without
+        the package cryptography.
         """
         certificate, key = folder / CA_FILE, folder / KEY_FILE
         if not (key.exists() and _is_young(certificate)):
@@ -84,8 +85,8 @@ def _self_signed() -> _Pair:
         from cryptography.hazmat.primitives.asymmetric import ec
     except ImportError:
         raise DevBrokerError(
-            "a certificate cannot be made without the package cryptography: pip install 'holdfast[tls]', or give a certificate"
-            " of your own"
+            "a certificate cannot be made without the package cryptography: pip install 'holdfast[tls]', or"
+            " give a certificate of your own"
         ) from None
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "holdfast embedded")])

@@ -220,8 +220,8 @@ class KafkaConnection(asyncio.Protocol):
         return SaslGate(self._cluster.users, lifetime_ms=lifetime_ms, before=before)
 
     def _must_log_in(self, passed: SaslGate, asked: _Asked, frame: bytes) -> bool:
-        """Return whether *asked*, which is dealt with then, begins to log in again; SaslRefusal where that comes too late.
-        It may once a second.
+        """Return whether *asked*, which is dealt with then, begins to log in again; SaslRefusal where that
+        comes too late. It may once a second.
         """
         now_ms = self._cluster.steady_ms()
         begins = asked.api == HANDSHAKE and now_ms - self._session_begun_ms >= LEAST_REAUTH_MS

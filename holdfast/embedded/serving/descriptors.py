@@ -9,8 +9,8 @@ RESERVED = 256
 
 
 def is_crowded(descriptor: int) -> bool:
-    """Return whether a connection of this *descriptor* is one too many. A new file gets the lowest number that is free, so that
-    tells how many are open.
+    """Return whether a connection of this *descriptor* is one too many. A new file gets the lowest number
+    that is free, so that tells how many are open.
     """
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return allowed != resource.RLIM_INFINITY and descriptor >= allowed - min(RESERVED, allowed // 2)

@@ -29,9 +29,11 @@ class GateState(Enum):
 
 
 class SaslGate:
-    """One connection's way in, for *lifetime_ms* (0: for ever). *principal* is None until it has shown who it is.
+    """One connection's way in, for *lifetime_ms* (0: for ever). *principal* is None until it has shown who it
+    is.
 
-    The gate *before* is that by which the connection came in, where it logs in again: as the same, by the same mechanism.
+    The gate *before* is that by which the connection came in, where it logs in again: as the same, by the
+    same mechanism.
     """
 
     def __init__(self, users: SaslUsers, *, lifetime_ms: int = 0, before: SaslGate | None = None) -> None:
@@ -86,7 +88,8 @@ class SaslGate:
             return {"error_code": KafkaCode.NONE, "auth_bytes": answer, "session_lifetime_ms": lifetime_ms}
         except SaslRefusal as refusal:
             text = refusal.text or (
-                f"Authentication failed during authentication due to invalid credentials with SASL mechanism {self.mechanism}"
+                "Authentication failed during authentication due to invalid credentials with SASL mechanism"
+                f" {self.mechanism}"
             )
             return {"error_code": KafkaCode.SASL_AUTHENTICATION_FAILED, "error_message": text}
 

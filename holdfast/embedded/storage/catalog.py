@@ -1,4 +1,6 @@
-"""What a folder says of the cluster as a whole, in ``embedded-topics.json``: its topics, and which producer ids are taken."""
+"""What a folder says of the cluster as a whole, in ``embedded-topics.json``: its topics, and which producer
+ids are taken.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ _Brokers: TypeAlias = Annotated[list[int], msgspec.Meta(min_length=1)]
 
 
 class CatalogTopic(msgspec.Struct, frozen=True, kw_only=True):
-    """A topic: *topic_id* in hexadecimal, *replicas* the brokers of each partition, *configs* what is set on it."""
+    """A topic: *topic_id* in hexadecimal, *replicas* the brokers of each partition, *configs* what is set on
+    it.
+    """
 
     name: str
     topic_id: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
@@ -32,8 +36,8 @@ class CatalogTopic(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Catalog(msgspec.Struct, frozen=True, kw_only=True):
-    """All of it. *starts* is how often a broker has opened the folder; *producer_ids* is the first that no producer was
-    promised; *leaving* are folders of partitions that were deleted.
+    """All of it. *starts* is how often a broker has opened the folder; *producer_ids* is the first that no
+    producer was promised; *leaving* are folders of partitions that were deleted.
     """
 
     version: int = VERSION
@@ -45,8 +49,8 @@ class Catalog(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_catalog(folder: Path, nodes: int) -> Catalog | None:
-    """Return what *folder* says, None where it has no such file; BrokerFolderError for what cannot be read, or is of a
-    cluster of another size than *nodes*.
+    """Return what *folder* says, None where it has no such file; BrokerFolderError for what cannot be read,
+    or is of a cluster of another size than *nodes*.
     """
     path = folder / NAME
     try:
@@ -61,17 +65,19 @@ def read_catalog(folder: Path, nodes: int) -> Catalog | None:
         ) from error
     if found.version != VERSION:
         raise BrokerFolderError(
-            f"{path} has version {found.version}, this holdfast reads {VERSION}: open it with the release that wrote it"
+            f"{path} has version {found.version}, this holdfast reads {VERSION}: open it with the release"
+            " that wrote it"
         )
     if found.nodes != nodes:
         raise BrokerFolderError(
-            f"{folder} is that of {found.nodes} brokers, not of {nodes}: start {found.nodes}, or take another folder"
+            f"{folder} is that of {found.nodes} brokers, not of {nodes}: start {found.nodes}, or take another"
+            " folder"
         )
     for each in found.topics:
         if strangers := {broker for brokers in each.replicas for broker in brokers} - {*range(1, nodes + 1)}:
             raise BrokerFolderError(
-                f"{path} cannot be read (topic {each.name} lies on broker {min(strangers)}, and there are {nodes}); restore it,"
-                " or take another folder"
+                f"{path} cannot be read (topic {each.name} lies on broker {min(strangers)}, and there are"
+                f" {nodes}); restore it, or take another folder"
             )
     return found
 

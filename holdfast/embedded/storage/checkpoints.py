@@ -22,8 +22,8 @@ def checkpoint_text(entries: Iterable[tuple[object, ...]]) -> bytes:
 
 
 def checkpoint_entries(path: Path, fields: int) -> list[list[str]]:
-    """Return the entries of a checkpoint file, none where there is no file or an empty one, as Kafka makes it before there
-    is anything to say; BrokerFolderError for what is no checkpoint.
+    """Return the entries of a checkpoint file, none where there is no file or an empty one, as Kafka makes it
+    before there is anything to say; BrokerFolderError for what is no checkpoint.
     """
     try:
         lines = path.read_text("utf-8").splitlines()
@@ -37,8 +37,8 @@ def checkpoint_entries(path: Path, fields: int) -> list[list[str]]:
         sound and all(len(each) == fields and all(map(_NUMBER.fullmatch, each[-2:])) for each in entries)
     ):
         raise BrokerFolderError(
-            f"{path} is no checkpoint of Kafka's; if it was damaged, remove it: all but where logs start is worked out again from"
-            " the segments"
+            f"{path} is no checkpoint of Kafka's; if it was damaged, remove it: all but where logs start is"
+            " worked out again from the segments"
         )
     return entries
 

@@ -1,5 +1,5 @@
-"""The files of a broker's folder: few are open at a time, what is not synced yet is known, and the first write that
-fails is the last one.
+"""The files of a broker's folder: few are open at a time, what is not synced yet is known, and the first
+write that fails is the last one.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ def folder_error(doing: str, path: Path, error: OSError) -> BrokerFolderError:
 class Disk:
     """Reads and writes whole files and their ends. Whoever makes it calls `close`.
 
-    A write goes to the system at once, so it outlives the process; with *fsync* it is noted as unsynced until `sync`, so
-    that answers can wait for it. After a failure nothing is written any more: what is in memory is then ahead of the files,
-    and a broker must start from these again. `on_failure` is called once.
-    A read that fails is such a failure too.
+    A write goes to the system at once, so it outlives the process; with *fsync* it is noted as unsynced until
+    `sync`, so that answers can wait for it. After a failure nothing is written any more: what is in memory is
+    then ahead of the files, and a broker must start from these again. `on_failure` is called once. A read
+    that fails is such a failure too.
     """
 
     def __init__(self, *, fsync: bool, limit_open: int = LIMIT_OPEN) -> None:
@@ -49,7 +49,9 @@ class Disk:
         self._open: OrderedDict[Path, int] = OrderedDict()
         self._unsynced: set[Path] = set()
         self._unflushed: set[Path] = set()
-        """Without *fsync*: the files, with their folders, in which something was written that is nowhere else, for `flush`."""
+        """Without *fsync*: the files, with their folders, in which something was written that is nowhere
+        else, for `flush`.
+        """
         self._syncing: set[Path] = set()
         """What a thread syncs now: nobody knows yet whether it is on the disk."""
 
@@ -100,8 +102,8 @@ class Disk:
         if len(data) < size:
             raise self.fail(
                 BrokerFolderError(
-                    f"{path} ends at byte {at + len(data)}, though {at + size} were written: was it changed by another program?"
-                    " Start the embedded Kafka again"
+                    f"{path} ends at byte {at + len(data)}, though {at + size} were written: was it changed"
+                    " by another program? Start the embedded Kafka again"
                 )
             )
         return data
@@ -182,7 +184,9 @@ class Disk:
         return bool(self._unsynced)
 
     def take_unsynced(self) -> set[Path]:
-        """Return what `sync_files` is to sync in a thread; whoever calls it says by `synced` when that was done."""
+        """Return what `sync_files` is to sync in a thread; whoever calls it says by `synced` when that was
+        done.
+        """
         self._syncing, self._unsynced = self._unsynced, set()
         return self._syncing
 
@@ -191,7 +195,9 @@ class Disk:
         self._syncing = set()
 
     def sync_files(self, paths: Iterable[Path]) -> None:
-        """Have files and folders be on the disk; one that is gone needs it no more. May be called in another thread."""
+        """Have files and folders be on the disk; one that is gone needs it no more. May be called in another
+        thread.
+        """
         for path in paths:
             try:
                 descriptor = os.open(path, os.O_RDONLY)
@@ -207,7 +213,9 @@ class Disk:
                 os.close(descriptor)
 
     def sync(self) -> None:
-        """Have all that was written be on the disk, if that is asked for at all: what a thread syncs now, too."""
+        """Have all that was written be on the disk, if that is asked for at all: what a thread syncs now,
+        too.
+        """
         wanted = self._unsynced | self._syncing
         if wanted:
             self._unsynced = set()

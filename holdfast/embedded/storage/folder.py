@@ -1,4 +1,6 @@
-"""A folder as Apache Kafka lays it out: a folder for each partition, Kafka's checkpoints, and a catalog of the topics."""
+"""A folder as Apache Kafka lays it out: a folder for each partition, Kafka's checkpoints, and a catalog of
+the topics.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def kafka_uuid(data: bytes) -> str:
 
 
 class FolderStorage:
-    """Keeps a cluster in *path*, from `open` to `close`. With *fsync*, what was answered outlives a power cut."""
+    """Keeps a cluster in *path*, from `open` to `close`. With *fsync*, what was answered outlives a power
+    cut.
+    """
 
     def __init__(
         self,
@@ -149,7 +153,8 @@ class FolderStorage:
             self.disk.replace(path, told.encode())
         elif found.split() != told.split():
             raise BrokerFolderError(
-                f"{path.parent} is of another topic of that name ({' '.join(found.split())}): move it away, or restore the folder"
+                f"{path.parent} is of another topic of that name ({' '.join(found.split())}): move it away,"
+                " or restore the folder"
             )
 
     # -- producer ids

@@ -1,4 +1,6 @@
-"""One process at a time has a folder: Kafka's ``.lock``, held for as long as the broker runs, however it ends."""
+"""One process at a time has a folder: Kafka's ``.lock``, held for as long as the broker runs, however it
+ends.
+"""
 
 from __future__ import annotations
 

@@ -17,7 +17,9 @@ class BrokerStorage(Protocol):
     """What the cluster asks of it, on its event loop."""
 
     def open(self, on_failure: Callable[[BrokerFolderError], None]) -> None:
-        """Begin; *on_failure* hears of the first write that fails, after which nothing is written any more."""
+        """Begin; *on_failure* hears of the first write that fails, after which nothing is written any
+        more.
+        """
 
     def cluster_id(self, made: str) -> str:
         """Return the id of the cluster: *made* for one that is new."""
@@ -46,7 +48,9 @@ class BrokerStorage(Protocol):
         """Return how many bytes its disk has, and how many of them are free; -1 each where there is none."""
 
     def settle(self) -> None:
-        """Have all that was written outlive a power cut, if that is asked for, before anything else is written."""
+        """Have all that was written outlive a power cut, if that is asked for, before anything else is
+        written.
+        """
 
     @property
     def syncs(self) -> Disk | None:

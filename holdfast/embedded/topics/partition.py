@@ -11,7 +11,9 @@ NO_LEADER = -1
 
 
 class EmbeddedPartition:
-    """One partition. Its replicas lie in one process and share one log: what is appended is replicated at once."""
+    """One partition. Its replicas lie in one process and share one log: what is appended is replicated at
+    once.
+    """
 
     def __init__(self, topic: str, index: int, replicas: list[int], log: PartitionLog) -> None:
         self.topic, self.index = topic, index
@@ -28,7 +30,9 @@ class EmbeddedPartition:
         return f"{self.topic}-{self.index}"
 
     def trouble(self, node_id: int, epoch: int) -> KafkaCode | None:
-        """Return why *node_id* cannot answer for it to a client that knows of the leader's *epoch* (-1: of none)."""
+        """Return why *node_id* cannot answer for it to a client that knows of the leader's *epoch* (-1: of
+        none).
+        """
         if epoch >= 0 and epoch < self.leader_epoch:
             return KafkaCode.FENCED_LEADER_EPOCH
         if epoch > self.leader_epoch:
@@ -36,8 +40,8 @@ class EmbeddedPartition:
         return KafkaCode.NOT_LEADER_OR_FOLLOWER if self.leader != node_id else None
 
     def elect(self, alive: list[int]) -> None:
-        """Choose a leader among the replicas that are *alive* and in sync, where the one there was is not; none of them
-        leaves it without one, and who was in sync last is remembered.
+        """Choose a leader among the replicas that are *alive* and in sync, where the one there was is not;
+        none of them leaves it without one, and who was in sync last is remembered.
         """
         in_sync = [each for each in self.in_sync if each in alive]
         self.in_sync = in_sync or self.in_sync
@@ -52,7 +56,9 @@ class EmbeddedPartition:
                 self.log.lead(self.leader_epoch)
 
     def elect_anyone(self, alive: list[int]) -> None:
-        """Have the first replica that is *alive* lead, in sync or not, where nobody leads (an unclean election)."""
+        """Have the first replica that is *alive* lead, in sync or not, where nobody leads (an unclean
+        election).
+        """
         found = [each for each in self.replicas if each in alive]
         if self.leader == NO_LEADER and found:
             self.in_sync = found[:1]
@@ -69,7 +75,9 @@ class EmbeddedPartition:
         return True
 
     def rejoin(self, node_id: int) -> None:
-        """Have a replica that is back catch up with the leader, if there is one: at once, for the log is shared."""
+        """Have a replica that is back catch up with the leader, if there is one: at once, for the log is
+        shared.
+        """
         if self.leader != NO_LEADER and node_id in self.replicas and node_id not in self.in_sync:
             self.in_sync.append(node_id)
 

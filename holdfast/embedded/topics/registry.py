@@ -53,7 +53,9 @@ def name_trouble(name: str) -> str | None:
 
 
 class TopicRegistry:
-    """All topics. *nodes* are the ids of the brokers that may hold replicas, *storage* keeps what they hold."""
+    """All topics. *nodes* are the ids of the brokers that may hold replicas, *storage* keeps what they
+    hold.
+    """
 
     def __init__(
         self, settings: EmbeddedSettings, nodes: list[int], chance: Random, storage: BrokerStorage
@@ -153,9 +155,9 @@ class TopicRegistry:
         nodes = self._nodes
         if copies > len(nodes):
             text = (
-                f"Unable to replicate the partition {copies} time(s): The target replication factor of {copies} cannot be"
-                f" reached because only {len(nodes)} broker(s) are registered or some brokers have all their log"
-                " directories cordoned."
+                f"Unable to replicate the partition {copies} time(s): The target replication factor of"
+                f" {copies} cannot be reached because only {len(nodes)} broker(s) are registered or some"
+                " brokers have all their log directories cordoned."
             )
             return TopicRefusal(KafkaCode.INVALID_REPLICATION_FACTOR, text)
         first = self._next_node
@@ -189,7 +191,10 @@ class TopicRegistry:
             return TopicRefusal(code, "The manual partition assignment includes an empty replica list.")
         for each in nodes:
             if each not in self._nodes:
-                text = f"The manual partition assignment includes broker {each}, but no such broker is registered."
+                text = (
+                    f"The manual partition assignment includes broker {each}, but no such broker is"
+                    " registered."
+                )
                 return TopicRefusal(code, text)
         if len(set(nodes)) < len(nodes):
             twice = next(each for each in sorted(nodes) if nodes.count(each) > 1)

@@ -1,1 +1,3 @@
-"""The embedded broker's transaction coordinator: holdfast.models.transaction_coordinator, with markers into logs."""
+"""The embedded broker's transaction coordinator: holdfast.models.transaction_coordinator, with markers into
+logs.
+"""

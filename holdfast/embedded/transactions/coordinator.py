@@ -1,4 +1,6 @@
-"""Transactions of the embedded cluster: the model decides, its decisions are logged, and markers go into the partitions."""
+"""Transactions of the embedded cluster: the model decides, its decisions are logged, and markers go into the
+partitions.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +35,15 @@ from holdfast.models.transaction_coordinator import coordinate, transaction_of
 
 _EXPIRY_S = 3_600.0
 _SETTLED = PREPARED | {TransactionState.ONGOING}
-"""What must be on the disk before anything else is written of it: a batch of a transaction that nobody knows of would hang,
-and markers without their decision might contradict each other."""
+"""What must be on the disk before anything else is written of it: a batch of a transaction that nobody knows
+of would hang, and markers without their decision might contradict each other.
+"""
 
 
 class EmbeddedTransactions:
-    """All transactional ids of a cluster. What is decided is complete, markers and all, before it is answered."""
+    """All transactional ids of a cluster. What is decided is complete, markers and all, before it is
+    answered.
+    """
 
     def __init__(
         self,
@@ -157,8 +162,8 @@ class EmbeddedTransactions:
         self._expiring.start()
 
     def abort_timed_out(self) -> None:
-        """Abort what is open for too long, and complete what was decided before, but failed to be carried out: nobody else
-        would, and its producer would be told for ever to wait.
+        """Abort what is open for too long, and complete what was decided before, but failed to be carried
+        out: nobody else would, and its producer would be told for ever to wait.
         """
         self._decide(AbortTimedOut())
         for transactional_id in [name for name, known in self.every() if known.state in PREPARED]:

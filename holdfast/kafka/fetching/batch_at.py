@@ -27,8 +27,8 @@ class BatchAt:
     """The batch that holds an offset. *header* is what it says of itself, None when nothing can be made of
     it.
 
-    *records* can be read, of a transaction that was aborted none; *record* is the one that was asked for. *unreadable* tells what cannot be
-    read, and *error* why.
+    *records* can be read, of a transaction that was aborted none; *record* is the one that was asked for.
+    *unreadable* tells what cannot be read, and *error* why.
     """
 
     fetched: RawFetch
@@ -76,8 +76,8 @@ async def _held(
             return fetched, data[at:]
         if committed and fetched.last_stable <= offset < fetched.high_watermark:
             raise TopicError(
-                f"{topic} partition {partition}: offset {offset} lies behind a transaction that is open from {fetched.last_stable} on: no "
-                "reader has come to it; look again when that has ended"
+                f"{topic} partition {partition}: offset {offset} lies behind a transaction that is open from"
+                f" {fetched.last_stable} on: no reader has come to it; look again when that has ended"
             )
         if not len(data) or max_bytes >= LIMIT_BATCH_BYTES:
             raise _absent(topic, partition, offset, fetched, "")
@@ -102,8 +102,8 @@ def _begin(data: memoryview, offset: int) -> int:
 
 def _absent(topic: str, partition: int, offset: int, fetched: RawFetch, more: str) -> TopicError:
     return TopicError(
-        f"{topic} partition {partition}: offset {offset} is not in the log (it holds {fetched.log_start} to {fetched.high_watermark - 1}), "
-        f"or compaction has removed it{more}"
+        f"{topic} partition {partition}: offset {offset} is not in the log (it holds {fetched.log_start} to"
+        f" {fetched.high_watermark - 1}), or compaction has removed it{more}"
     )
 
 

@@ -33,8 +33,8 @@ class Chunk:
 class FetchedPartition:
     """A partition that is fetched:
 
-    *following* is the next offset to ask for, *queued_bytes* what waits to be taken. *head* is the offset at which the log
-    began when it was to be read from 0 and did not reach back to there any more; else 0.
+    *following* is the next offset to ask for, *queued_bytes* what waits to be taken. *head* is the offset at
+    which the log began when it was to be read from 0 and did not reach back to there any more; else 0.
     """
 
     __slots__ = (

@@ -256,7 +256,8 @@ class Fetcher:
         if topic in self._client.cluster.unauthorized_topics:
             self._fail(
                 TopicError(
-                    f"{source}: not authorized to read the topic; give this worker's user Read and Describe on it"
+                    f"{source}: not authorized to read the topic; give this worker's user Read and Describe"
+                    " on it"
                 )
             )
         if partition in (self._client.cluster.partitions_for_topic(topic) or ()):
@@ -385,7 +386,8 @@ class Fetcher:
             if not code and self._sources.get(source.place) is source:
                 if offset and not source.advised:
                     logger.warning(
-                        "%(source)s begins at offset %(offset)d, what was before was deleted: tables that begin now are partial",
+                        "%(source)s begins at offset %(offset)d, what was before was deleted: tables that"
+                        " begin now are partial",
                         {"source": source, "offset": offset},
                     )
                     source.head = offset
@@ -471,8 +473,9 @@ class Fetcher:
             return
         self._fail(
             OutOfRangeError(
-                f"{source}: offset {source.following} is not in the log any more (retention, or the topic was made again): records "
-                f"between the state's position and the log's start are lost. Delete the table's changelog and stores to fold what is left"
+                f"{source}: offset {source.following} is not in the log any more (retention, or the topic was"
+                " made again): records between the state's position and the log's start are lost. Delete the"
+                " table's changelog and stores to fold what is left"
             )
         )
 

@@ -23,7 +23,9 @@ class FetchedRecord:
 
 
 class BatchOrigin(NamedTuple):
-    """What the batch of a record tells of it: whose clock its time is from, and the epoch of the leader that took it."""
+    """What the batch of a record tells of it: whose clock its time is from, and the epoch of the leader that
+    took it.
+    """
 
     broker_time: bool
     leader_epoch: int
@@ -34,8 +36,8 @@ UNTOLD = BatchOrigin(broker_time=False, leader_epoch=-1)
 
 @dataclass(slots=True)
 class Records:
-    """Consecutive records of one partition as columns of equal length, offsets ascending. *origins* has for each run of
-    records of one origin how many of all there are with it, and the origin.
+    """Consecutive records of one partition as columns of equal length, offsets ascending. *origins* has for
+    each run of records of one origin how many of all there are with it, and the origin.
 
     What is read is taken apart a handful at a time and then let go: the next handful is made in the same
     memory, which the processor's cache still has.
@@ -60,8 +62,8 @@ class Records:
         headers: Sequence[Headers] | None,
         origin: BatchOrigin = UNTOLD,
     ) -> None:
-        """Append columns of records, at least one, of one *origin* that follow those taken before; *headers* None
-        stands for none at all.
+        """Append columns of records, at least one, of one *origin* that follow those taken before; *headers*
+        None stands for none at all.
         """
         self._append_offsets(offsets)
         self.times_ms += times_ms

@@ -134,8 +134,8 @@ class SourceFetcher:
         """Read from *positions* (the next offset of each partition; 0 means from the beginning) and nothing
         else.
 
-        *advised* are positions that no state depends on: one that the log no longer holds moves to the log's beginning. *skips* tells
-        what of a partition is left out, whether it can be read or not.
+        *advised* are positions that no state depends on: one that the log no longer holds moves to the log's
+        beginning. *skips* tells what of a partition is left out, whether it can be read or not.
         """
         advised = advised or {}
         self._assigned += 1
@@ -319,7 +319,9 @@ class SourceFetcher:
         return self._readings[place].position
 
     def head(self, place: Place) -> int:
-        """Return where the log of a partition began that was to be read from 0 and had lost its head, else 0."""
+        """Return where the log of a partition began that was to be read from 0 and had lost its head, else
+        0.
+        """
         reading = self._readings.get(place)
         return 0 if reading is None else reading.source.head
 

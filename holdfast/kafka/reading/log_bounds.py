@@ -18,8 +18,9 @@ def log_bounds(
 ) -> tuple[int, int]:
     """Return the first offset of a partition, and the next one to be written.
 
-    The leader of a partition that was just made, or that moves, refuses for a moment: it is asked again for up to
-    *timeout_s* seconds. Raises KafkaException for any other refusal, and for the last one when time is over.
+    The leader of a partition that was just made, or that moves, refuses for a moment: it is asked again for
+    up to *timeout_s* seconds. Raises KafkaException for any other refusal, and for the last one when time is
+    over.
     """
     until_s = clock.monotonic_s() + timeout_s
     for wait_s in BACKOFF.waits_s():

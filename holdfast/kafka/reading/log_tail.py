@@ -31,8 +31,8 @@ def following(settings: Settings, name: str, wait_ms: int) -> dict[str, Any]:
 
 
 class EndOfLog:
-    """Where one partition ended at some moment after *reader* began to read it, and whether it has been read so
-    far.
+    """Where one partition ended at some moment after *reader* began to read it, and whether it has been read
+    so far.
 
     librdkafka reports an end by an answer without records (PARTITION_EOF), since an offset cannot: control
     records and holes may close a log. But in a log that is written to all the time every answer has records.

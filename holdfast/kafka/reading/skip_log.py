@@ -52,7 +52,8 @@ def read_skips(settings: Settings, *, timeout_s: float | None = None, clock: Clo
 
 def _failure(settings: Settings, why: str) -> BrokerError:
     return BrokerError(
-        f"cannot read {settings.skips_topic} at {settings.bootstrap_servers}: {why}; without it nobody knows what is skipped; check the broker, and what `holdfast acls` grants"
+        f"cannot read {settings.skips_topic} at {settings.bootstrap_servers}: {why}; without it nobody knows"
+        " what is skipped; check the broker, and what `holdfast acls` grants"
     )
 
 

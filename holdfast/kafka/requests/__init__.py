@@ -1,1 +1,3 @@
-"""Requests to brokers over aiokafka's connections, in words of their own: raw batches, markers, bearer tokens."""
+"""Requests to brokers over aiokafka's connections, in words of their own: raw batches, markers, bearer
+tokens.
+"""

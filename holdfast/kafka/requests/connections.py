@@ -30,8 +30,8 @@ def connector(settings: Settings, *, timeout_s: float) -> Callable[[], AIOKafkaC
 
 
 async def log_in_refused(settings: Settings, *, timeout_s: float) -> str | None:
-    """Return why a broker does not let this client in, None where none says so: aiokafka's `bootstrap` tells only
-    that it cannot connect.
+    """Return why a broker does not let this client in, None where none says so: aiokafka's `bootstrap` tells
+    only that it cannot connect.
     """
     how = _connections(settings, timeout_s)
     for host, port, _ in collect_hosts(settings.bootstrap_servers.split(",")):

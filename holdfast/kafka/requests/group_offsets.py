@@ -1,7 +1,8 @@
 """All that a group has committed, asked of its coordinator over aiokafka's connections.
 
-librdkafka's admin client, which has the same question, ends the process by a segmentation fault when the broker
-that it asks is not the coordinator any more (confluentinc/librdkafka#5040); its consumer has to name each partition.
+librdkafka's admin client, which has the same question, ends the process by a segmentation fault when the
+broker that it asks is not the coordinator any more (confluentinc/librdkafka#5040); its consumer has to name
+each partition.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from holdfast.kafka.codes import NO_GROUP, name_of, retriable
 from holdfast.kafka.requests.connections import connector, log_in_refused
 
 ATTEMPT_S = 3.0
-"""How long the first attempt may take. Each further one may take twice as long, for a coordinator that is slow."""
+"""How long the first attempt may take. Each further one may take twice as long, for a coordinator that is
+slow.
+"""
 _GROUP_COORDINATOR = 0
 _BACKOFF = Backoff(0.05, 1.0)
 
@@ -27,10 +30,11 @@ _BACKOFF = Backoff(0.05, 1.0)
 async def committed_offsets(
     settings: Settings, group: str, *, timeout_s: float, clock: Clock = system_clock
 ) -> dict[Place, int]:
-    """Return what *group* has committed, of the topics that this principal may see; nothing for one that does not exist.
+    """Return what *group* has committed, of the topics that this principal may see; nothing for one that does
+    not exist.
 
-    Asked again while the coordinator moves, loads its log or does not answer. BrokerError at the deadline, and at
-    once for credentials that are refused; GroupError for what else no patience mends.
+    Asked again while the coordinator moves, loads its log or does not answer. BrokerError at the deadline,
+    and at once for credentials that are refused; GroupError for what else no patience mends.
     """
     asked = f"offsets of group {group}"
     until_s, waits_s, why = clock.monotonic_s() + timeout_s, _BACKOFF.waits_s(), "no answer"
@@ -69,12 +73,15 @@ async def _require_log_in(settings: Settings, wait_s: float) -> None:
         return
     if refused is not None:
         raise BrokerError(
-            f"cannot log in to Kafka at {settings.bootstrap_servers}: {refused}; check the sasl.* and ssl.* properties"
+            f"cannot log in to Kafka at {settings.bootstrap_servers}: {refused}; check the sasl.* and ssl.*"
+            " properties"
         )
 
 
 async def _ask(settings: Settings, group: str, timeout_s: float) -> tuple[int, dict[Place, int]]:
-    """Return an error code, 0 for none, and what is committed. Each attempt has connections of its own, which find out who is there."""
+    """Return an error code, 0 for none, and what is committed. Each attempt has connections of its own, which
+    find out who is there.
+    """
     client = connector(settings, timeout_s=timeout_s)()
     try:
         await client.bootstrap()

@@ -78,11 +78,13 @@ class OidcTokens(AbstractTokenProvider):  # type: ignore[misc]  # aiokafka is un
                 status = answer.status
         except (aiohttp.ClientError, TimeoutError) as error:
             raise BrokerError(
-                f"no token from {url} within {self._timeout_s:g} s: {str(error) or type(error).__name__}; check sasl.oauthbearer.token.endpoint.url"
+                f"no token from {url} within {self._timeout_s:g} s: {str(error) or type(error).__name__};"
+                " check sasl.oauthbearer.token.endpoint.url"
             ) from error
         if status != 200:
             raise BrokerError(
-                f"no token: {url} answered {status}; check sasl.oauthbearer.client.id, client.secret and scope"
+                f"no token: {url} answered {status}; check sasl.oauthbearer.client.id, client.secret and"
+                " scope"
             )
         return _read_token(body, url)
 

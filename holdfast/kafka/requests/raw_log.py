@@ -68,7 +68,8 @@ class RawLog:
         except (KafkaError, TimeoutError, OSError) as error:
             await self._client.close()
             raise BrokerError(
-                f"no broker at {settings.bootstrap_servers} within {self._timeout_s:g} s: {error}; check the address"
+                f"no broker at {settings.bootstrap_servers} within {self._timeout_s:g} s: {error}; check the"
+                " address"
             ) from error
         return self
 
@@ -153,7 +154,8 @@ class RawLog:
             await asyncio.sleep(RETRY_S)
             self._client.force_metadata_update()
         raise BrokerError(
-            f"{topic} partition {partition} did not answer within {self._timeout_s:g} s ({why}); check the broker"
+            f"{topic} partition {partition} did not answer within {self._timeout_s:g} s ({why}); check the"
+            " broker"
         )
 
     async def _leader(self, topic: str, partition: int) -> int | None:
@@ -237,7 +239,9 @@ class RawLog:
             found = False
             for header, data in _split(memoryview(fetched.data)):
                 if header.last_offset < offset:
-                    continue  # a fetch begins with the batch that holds the offset, or with what compaction left before it
+                    # a fetch begins with the batch that holds the offset, or with what compaction left before
+                    # it
+                    continue
                 found = True
                 offset = header.last_offset + 1
                 yield header, data

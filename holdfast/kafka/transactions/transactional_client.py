@@ -43,8 +43,8 @@ Connect: TypeAlias = Callable[[], Any]
 _UNFINISHED = {KafkaError.CONCURRENT_TRANSACTIONS}
 """The coordinator still ends the transaction before: it takes milliseconds."""
 UNKNOWN_TOPIC_S = 5.0
-"""How long brokers may say that a topic is unknown before it is taken for missing: one just made, or of a broker just
-started, is not known at once. While no broker answers, nobody says so.
+"""How long brokers may say that a topic is unknown before it is taken for missing: one just made, or of a
+broker just started, is not known at once. While no broker answers, nobody says so.
 """
 BATCH_BYTES = 500_000
 BATCH_RECORDS = 2_000
@@ -134,7 +134,8 @@ class TransactionalClient:
         self._second_version = version >= _SECOND_VERSION
         if code := await self._initialize(wire.NOBODY):
             raise BrokerError(
-                f"cannot fence {self.transactional_id}: {name_of(code)}; check that this principal may use transactional ids"
+                f"cannot fence {self.transactional_id}: {name_of(code)}; check that this principal may use"
+                " transactional ids"
             )
 
     async def _initialize(self, known: Identity) -> int:
@@ -336,8 +337,8 @@ class TransactionalClient:
         why = name_of(code)
         if fences(code):
             raise FencedError(
-                f"{self.transactional_id}: the broker refused this owner ({why}): there is a newer one, or a transaction took longer "
-                f"than transaction_timeout_s"
+                f"{self.transactional_id}: the broker refused this owner ({why}): there is a newer one, or a"
+                " transaction took longer than transaction_timeout_s"
             )
         if code in ABORTABLE:
             raise AbortableError(why)
@@ -361,7 +362,9 @@ class Pauses:
 
 
 class _TimeUnknown:
-    """For how long brokers have said that a topic is unknown, without a word from them between that says otherwise."""
+    """For how long brokers have said that a topic is unknown, without a word from them between that says
+    otherwise.
+    """
 
     def __init__(self) -> None:
         self._since_s: float | None = None
@@ -398,5 +401,6 @@ def _first_refused(answer: bytes) -> tuple[int, str | None]:
 
 def _too_old(error: Exception) -> BrokerError:
     return BrokerError(
-        f"the broker is too old for transactions as holdfast writes them; this needs Kafka 2.8 or newer: {error}"
+        "the broker is too old for transactions as holdfast writes them; this needs Kafka 2.8 or newer:"
+        f" {error}"
     )

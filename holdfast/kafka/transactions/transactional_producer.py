@@ -32,8 +32,8 @@ class TransactionalProducer(Protocol):
     """The producer of one transactional id. Its calls follow each other, on one event loop.
 
     Each asks until it is answered: the caller limits the time, and `why` holds the last answer. They raise
-    FencedError when a newer owner exists, UndeliverableError when a topic refuses a record, AbortableError when
-    the transaction has to be made anew, and BrokerError for anything else.
+    FencedError when a newer owner exists, UndeliverableError when a topic refuses a record, AbortableError
+    when the transaction has to be made anew, and BrokerError for anything else.
     """
 
     transactional_id: str

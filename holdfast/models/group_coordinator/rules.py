@@ -446,7 +446,9 @@ class TransitionContext:
         return GroupCode.NONE
 
     def _commit(self, said: OffsetCommit, at_ms: int) -> GroupCode:
-        """ClassicGroup.validateOffsetCommit: transactions may commit without a member, and while a group rebalances."""
+        """ClassicGroup.validateOffsetCommit: transactions may commit without a member, and while a group
+        rebalances.
+        """
         if self.group.state is GroupState.DEAD:
             return GroupCode.COORDINATOR_NOT_AVAILABLE
         if said.generation == NO_GENERATION and self.group.state is GroupState.EMPTY:

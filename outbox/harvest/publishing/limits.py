@@ -174,7 +174,10 @@ class TopicLimits:
         limit = self.fresh(row.topic)
         if limit is None or size <= limit:
             return None
-        return f"MSG_SIZE_TOO_LARGE: the record is too large: it has {size} bytes, and topic {row.topic} takes {limit} ({CONFIG})"
+        return (
+            f"MSG_SIZE_TOO_LARGE: the record is too large: it has {size} bytes, and topic {row.topic} takes"
+            f" {limit} ({CONFIG})"
+        )
 
     def cut(self, topics: Iterable[str]) -> dict[str, int]:
         """Return how large a batch may be for those of *topics* that take less than the client would put

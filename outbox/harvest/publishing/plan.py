@@ -48,7 +48,7 @@ class Plan:
         >>> rows = [OutboxRow(id, "t", b"k", b"v", [], None, None, 0, 0, None) for id in range(4)]
         >>> [[row.id for row in part.rows] for part in Plan((Part(rows),)).first([], rows[:1], rows[1:]).parts]
         [[0], [1, 2, 3]]
-        """
+        """  # noqa: E501
         return replace(self, parts=(*(Part(rows) for rows in parts if rows), *self.parts[1:]))
 
     def kept(self, keep: Callable[[OutboxRow], bool]) -> Plan:
@@ -58,7 +58,8 @@ class Plan:
 
 
 def plan_for(rows: Iterable[OutboxRow], destinations: Destinations) -> Plan:
-    """Return the plan for *rows* in their order: a row that failed before is alone, and so is one with a flaw.
+    """Return the plan for *rows* in their order: a row that failed before is alone, and so is one with a
+    flaw.
 
     A row that failed before is likely to fail again, and would take the others of its part with it.
     """

@@ -154,14 +154,15 @@ class Publisher:
                     raise PublishStopped from error
                 if self._clock.monotonic_s() >= deadline_s:
                     raise BrokerError(
-                        f"{self.transactional_id} could not {what} within {timeout_s:.0f} s: {why.str()}; check that the broker is "
-                        f"reachable and that this principal may use transactional ids"
+                        f"{self.transactional_id} could not {what} within {timeout_s:.0f} s: {why.str()};"
+                        " check that the broker is reachable and that this principal may use"
+                        " transactional ids"
                     ) from error
 
     def _fenced(self, why: KafkaError) -> FencedError:
         return FencedError(
-            f"{self.transactional_id}: the broker refused this leader ({why.name()}): there is a newer one, or a transaction took longer "
-            f"than its timeout"
+            f"{self.transactional_id}: the broker refused this leader ({why.name()}): there is a newer one,"
+            " or a transaction took longer than its timeout"
         )
 
     # -- publishing
@@ -359,8 +360,8 @@ def read_progress(
     stopping: Callable[[], bool],
     timeout_s: float,
 ) -> int:
-    """Read all partitions of the progress topic to their ends into *progress*, and return how many records there
-    were.
+    """Read all partitions of the progress topic to their ends into *progress*, and return how many records
+    there were.
 
     Call it after the fence: then everything that any leader before this one committed is there, and nothing
     more will come. Raises BrokerError when nothing has come for *timeout_s*, also where a transaction stays
@@ -387,7 +388,8 @@ def read_progress(
         found = consumer.list_topics(topic, timeout=timeout_s).topics[topic]
         if found.error is not None:
             raise BrokerError(
-                f"progress topic {topic}: {found.error.str()}; `holdfast outbox harvest` creates it when it may"
+                f"progress topic {topic}: {found.error.str()}; `holdfast outbox harvest` creates it when"
+                " it may"
             )
         todo.update((topic, partition) for partition in found.partitions)
         reader.assign(dict.fromkeys(todo, 0))
@@ -416,8 +418,9 @@ def _log_end(consumer: Consumer, place: Place) -> int:
 def _unread(topic: str, todo: set[Place], reached: Mapping[Place, int], timeout_s: float) -> BrokerError:
     if begun := sorted(todo & reached.keys()):
         return BrokerError(
-            f"progress topic {topic} partition {begun[0][1]}: from {reached[begun[0]]} on a transaction is open, for more than {timeout_s:.0f} s "
-            "and though every leader before is fenced: the brokers have lost how it ended. Stop the harvesters and run "
-            '`holdfast producers hanging --end`; see docs/operating.md, "A transaction that never ends"'
+            f"progress topic {topic} partition {begun[0][1]}: from {reached[begun[0]]} on a transaction is"
+            f" open, for more than {timeout_s:.0f} s and though every leader before is fenced: the brokers"
+            " have lost how it ended. Stop the harvesters and run `holdfast producers hanging --end`; see"
+            ' docs/operating.md, "A transaction that never ends"'
         )
     return BrokerError(f"progress topic {topic}: nothing read for {timeout_s:.0f} s; check the broker")

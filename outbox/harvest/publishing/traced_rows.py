@@ -9,7 +9,9 @@ from holdfast.tracing.spans import MetTraces, Told, is_on, tell
 
 
 def tell_published(outbox: str, rows: Sequence[OutboxRow], began_ms: int, ended_ms: int) -> None:
-    """Make the span of *rows*, which were published between these times of the wall clock; none if they carry no trace."""
+    """Make the span of *rows*, which were published between these times of the wall clock; none if they carry
+    no trace.
+    """
     if not is_on():
         return
     topics = {row.topic for row in rows}

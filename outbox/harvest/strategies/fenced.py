@@ -204,7 +204,9 @@ class FencedTerm:
         return found
 
     def _harvest(self, rows: Sequence[OutboxRow], full: bool) -> None:
-        """Publish what can be published of *rows*, and have it deleted; what Kafka refuses is found and held."""
+        """Publish what can be published of *rows*, and have it deleted; what Kafka refuses is found and
+        held.
+        """
         last_id, destinations = rows[-1].id, self._require_publisher().destinations
         plan = self._refusals.plan(rows, destinations)
         expecting = len(plan.rows)  # a row that has just failed is not taken, nor what waits for it
@@ -226,7 +228,8 @@ class FencedTerm:
                 self._settle()
                 plan = self._refusals.transaction_refused(plan, refused, destinations)
                 if self._signals.stopping():
-                    break  # and leave all of the plan: what comes later in it may be behind a row that is left
+                    # and leave all of the plan: what comes later in it may be behind a row that is left
+                    break
             meanwhile = None
         self._refusals.settle()
 

@@ -48,8 +48,8 @@ logger = logging.getLogger(__name__)
 
 FIRST_ROWS = 64
 LAST_ANSWERS_S = 1.0
-"""How long a producer that a fatal error ended waits for what is on its way: a broker that answers at all does so sooner. What a
-silent one appends later repeats rows.
+"""How long a producer that a fatal error ended waits for what is on its way: a broker that answers at all
+does so sooner. What a silent one appends later repeats rows.
 """
 
 
@@ -316,8 +316,8 @@ class MarkTerm:
         """Wait for the answers to the rows *sent*, and move those that did not fail from lost to
         delivered.
 
-        A producer that a fatal error ended sends nothing more: what it has in hand fails at once, what is on its way
-        within LAST_ANSWERS_S.
+        A producer that a fatal error ended sends nothing more: what it has in hand fails at once, what is on
+        its way within LAST_ANSWERS_S.
         """
         until_s = self._clock.monotonic_s() + self._settings.heartbeat_timeout_s + SLICE_S
         ended_s: float | None = None

@@ -1,1 +1,3 @@
-"""The rows of an outbox, as a harvester asks its table for them: taking, deleting, marks, epochs, quarantined rows."""
+"""The rows of an outbox, as a harvester asks its table for them: taking, deleting, marks, epochs, quarantined
+rows.
+"""

@@ -53,8 +53,9 @@ class ForeignMarks:
         if quiet_s >= self._quiet_s:
             return None
         return (
-            "rows bear marks in leader_id that are not this harvester's: a goharvest reaper, or a harvester of strategy mark, works on the "
-            f"same table, and rows would be published twice. Stop it; {self._quiet_s:g} s after its last mark this one goes on"
+            "rows bear marks in leader_id that are not this harvester's: a goharvest reaper, or a harvester"
+            " of strategy mark, works on the same table, and rows would be published twice. Stop it;"
+            f" {self._quiet_s:g} s after its last mark this one goes on"
         )
 
     def settled(self, left_behind: Iterable[Mark]) -> None:

@@ -1,4 +1,6 @@
-"""What a harvester reads and writes beside the rows themselves: leases, epochs, the status, quarantined rows."""
+"""What a harvester reads and writes beside the rows themselves: leases, epochs, the status, quarantined
+rows.
+"""
 
 from __future__ import annotations
 

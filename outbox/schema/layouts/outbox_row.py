@@ -18,8 +18,8 @@ class OutboxRow(msgspec.Struct, frozen=True, gc=False):
     """One row that waits to be published. *id* orders rows; *bucket* says which shard owns it; *attempts*
     have failed so far.
 
-    *created_ms* is None where the layout has no time; *mark* is goharvest's, whose row it is among reapers. A row with a *flaw* cannot be published as it lies there: set it aside with
-    the flaw as its reason.
+    *created_ms* is None where the layout has no time; *mark* is goharvest's, whose row it is among reapers. A
+    row with a *flaw* cannot be published as it lies there: set it aside with the flaw as its reason.
     """
 
     id: int

@@ -1,4 +1,6 @@
-"""The application of tests/agents/faust/test_refused_starts.py as a module of the tests, whose workers a fork server starts."""
+"""The application of tests/agents/faust/test_refused_starts.py as a module of the tests, whose workers a fork
+server starts.
+"""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
 """What we rely on inside faust-streaming 0.15.3, mode 0.7.1 and aiokafka 0.14.0, where no public interface
 promises it.
 
-`agents/faust/transport/transport.py`, `holdfast/kafka/fetching/fetcher.py`, `agents/faust/transport/group_watch.py`,
-`agents/faust/rebalancing/assignor.py`, `agents/faust/process/leaving.py` and `agents/faust/rebalancing/recovery.py` override and touch
-private names; `holdfast/kafka/requests/raw_request.py` stands in for aiokafka's requests. Here every function that
-they replace, call or count on is pinned by its source: when one of these tests fails after an upgrade, read
-that function again, then the override, and only then renew the fingerprint (the failure prints it). The other
+`agents/faust/transport/transport.py`, `holdfast/kafka/fetching/fetcher.py`,
+`agents/faust/transport/group_watch.py`, `agents/faust/rebalancing/assignor.py`,
+`agents/faust/process/leaving.py` and `agents/faust/rebalancing/recovery.py` override and touch private names;
+`holdfast/kafka/requests/raw_request.py` stands in for aiokafka's requests. Here every function that they
+replace, call or count on is pinned by its source: when one of these tests fails after an upgrade, read that
+function again, then the override, and only then renew the fingerprint (the failure prints it). The other
 tests pin the behaviour of traps that have bitten.
 """
 
@@ -551,7 +552,10 @@ def test_fausts_web_server_stays_off() -> None:
 )
 @pytest.mark.process
 def test_workers_run_on_the_loop_that_their_command_line_names(named: list[str], module: str) -> None:
-    program = "import holdfast.agents.app\nfrom mode.utils.loops import get_event_loop\nprint(type(get_event_loop()).__module__)"
+    program = (
+        "import holdfast.agents.app\nfrom mode.utils.loops import"
+        " get_event_loop\nprint(type(get_event_loop()).__module__)"
+    )
     told = subprocess.run(
         [sys.executable, "-P", "-c", program, *named],
         capture_output=True,

@@ -219,7 +219,10 @@ def test_a_coordinator_that_dies_ends_the_worker_and_says_why(monkeypatch: pytes
         await asyncio.wait([group.coordinator._coordination_task])
         await asyncio.sleep(0)
         assert [str(crash) for crash in group.crashes] == [
-            "this worker cannot take part in its group any more, aiokafka's coordinator has failed: http://old:1 is not http://new:1"
+            (
+                "this worker cannot take part in its group any more, aiokafka's coordinator has failed:"
+                " http://old:1 is not http://new:1"
+            )
         ]
 
     asyncio.run(dies())

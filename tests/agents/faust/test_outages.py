@@ -54,7 +54,9 @@ client = logging.getLogger("aiokafka")
 
 
 def test_what_librdkafka_tells_of_an_outage_is_part_of_it(log: Log) -> None:
-    """Of a console that a worker serves, or of an outbox: each of their clients tries several times a second."""
+    """Of a console that a worker serves, or of an outbox: each of their clients tries several times a
+    second.
+    """
     librdkafka, failed = logging.getLogger("holdfast.clients"), "127.0.0.1:1 failed: Connection refused"
     librdkafka.info(LIBRDKAFKA, "FAIL", "shop#consumer-1", "Disconnected (after 600000ms in state UP)")
     assert log.told() == ["INFO FAIL [shop#consumer-1] Disconnected (after 600000ms in state UP)"]

@@ -1,8 +1,9 @@
 """Workers that cannot start: each says why in one line, where and what to do, and leaves in bounded time with
 a code that is not 0.
 
-All are started at once, as real processes; a test looks at one of them. Those that are refused by the broker or for
-their stores have imported all by then: but for one, they are forked from a process that has done so too.
+All are started at once, as real processes; a test looks at one of them. Those that are refused by the broker
+or for their stores have imported all by then: but for one, they are forked from a process that has done so
+too.
 """
 
 from __future__ import annotations
@@ -169,7 +170,10 @@ def _taken_port(places: Places) -> Mapping[str, str]:
 def _used_store(places: Places) -> Mapping[str, str]:
     folder = places.folder / "data" / "counts.v1" / "0"
     folder.parent.mkdir(parents=True)
-    program = "import sys; from rocksdict import Rdict; held = Rdict(sys.argv[1]); print('held', flush=True); sys.stdin.read()"
+    program = (
+        "import sys; from rocksdict import Rdict; held = Rdict(sys.argv[1]); print('held', flush=True);"
+        " sys.stdin.read()"
+    )
     holder = subprocess.Popen(
         [sys.executable, "-P", "-c", program, folder],
         stdin=subprocess.PIPE,
@@ -243,7 +247,10 @@ REFUSALS = {
     ),
     "another process has the stores": Refusal(
         (
-            "is in use by another process: give each worker a data_dir of its own (`holdfast worker --data-dir`)",
+            (
+                "is in use by another process: give each worker a data_dir of its own (`holdfast worker"
+                " --data-dir`)"
+            ),
         ),
         command=FORKED,
         prepare=_used_store,

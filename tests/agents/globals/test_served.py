@@ -1,4 +1,6 @@
-"""What a worker tells of its copies: whether they may be read, how far they are, and what they refused. No broker is asked."""
+"""What a worker tells of its copies: whether they may be read, how far they are, and what they refused. No
+broker is asked.
+"""
 
 from __future__ import annotations
 
@@ -45,8 +47,10 @@ def test_a_copy_may_be_read_once_its_topic_was_read_to_where_it_ended_at_the_sta
     served = ServedGlobal(RATES, made)
     assert served.unready() == "global table rates is not caught up: the end of rates is not known yet"
     made._goals = {("rates", 0): 5, ("rates", 1): 7, ("rates", 2): 0}
-    assert served.unready() == (
-        "global table rates is not caught up: partition 0 was read up to 0 of 5, partition 1 was read up to 0 of 7 of rates"
+    assert (
+        served.unready()
+        == "global table rates is not caught up: partition 0 was read up to 0 of 5, partition 1 was read up"
+        " to 0 of 7 of rates"
     )
     made._positions["rates", 0] = 5
     assert made.behind() == [

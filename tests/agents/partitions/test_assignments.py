@@ -63,7 +63,9 @@ class Part:
 
 
 class Worker:
-    """An adoption amid parts that note their calls in `steps`; `refused` are partitions that cannot be fenced."""
+    """An adoption amid parts that note their calls in `steps`; `refused` are partitions that cannot be
+    fenced.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.steps: list[tuple[str, int]] = []

@@ -204,7 +204,9 @@ def test_what_arrives_while_a_transaction_is_under_way_is_the_next_one() -> None
 
 
 def test_a_partition_that_is_lost_while_its_transaction_is_written_ends_nothing_else() -> None:
-    """A lost partition has no folder, nor has one whose store is found rotten by a reader; the transaction ends with that it began with."""
+    """A lost partition has no folder, nor has one whose store is found rotten by a reader; the transaction
+    ends with that it began with.
+    """
 
     async def run() -> None:
         part, host = Part(), Host()
@@ -312,9 +314,12 @@ def folded_side_by_side(records: int) -> list[tuple[str, int]]:
 
 
 def test_a_long_fold_that_ends_within_its_long_turn_is_not_interrupted() -> None:
-    assert folded_side_by_side(4) == [("a", 1), ("b", 1), ("a", 3), ("b", 3)], (
-        "a turn each, and then all that is left of it"
-    )
+    assert folded_side_by_side(4) == [
+        ("a", 1),
+        ("b", 1),
+        ("a", 3),
+        ("b", 3),
+    ], "a turn each, and then all that is left of it"
 
 
 def test_a_partition_that_waits_for_a_long_fold_has_its_long_turn_before_that_has_ended() -> None:
@@ -567,8 +572,8 @@ def test_a_partition_that_quarantines_without_end_stands_still_after_what_it_com
             await ended(runner)
         if limit:
             assert (
-                "20 records in a row were quarantined (quarantine_limit is 15), the last at offset 19 of events"
-                in host.held["poison", 0]
+                "20 records in a row were quarantined (quarantine_limit is 15), the last at offset 19 of"
+                " events" in host.held["poison", 0]
             )
             assert part.folder.applied == 19
             host.owned = False

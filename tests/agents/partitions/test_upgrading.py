@@ -78,7 +78,10 @@ def test_a_version_is_built_until_it_shows_what_the_one_before_did(tmp_path: Pat
     way.keep(applied=9)
     way.upgrading._look()
     assert way.upgrading.causes() == [
-        "version 2 of totals is being built and has not caught up with version 1, which is the current one: partitions 0"
+        (
+            "version 2 of totals is being built and has not caught up with version 1, which is the current one:"  # noqa: E501
+            " partitions 0"
+        )
     ]
     assert way.upgrading.announced("totals") == {
         "building": [0],
@@ -93,7 +96,9 @@ def test_a_version_is_built_until_it_shows_what_the_one_before_did(tmp_path: Pat
 
 
 class Chained(Way):
-    """A worker of version 2 that owns one partition of the last of a chain, and one of what writes to it; `workers` are what all announce."""
+    """A worker of version 2 that owns one partition of the last of a chain, and one of what writes to it;
+    `workers` are what all announce.
+    """
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -109,7 +114,9 @@ class Chained(Way):
         return SimpleNamespace(part=part)
 
     def announce_all(self, **owners: list[int]) -> None:
-        """Have it announced which partitions, of two, of each table workers have in version 2, all built but those of `sums`."""
+        """Have it announced which partitions, of two, of each table workers have in version 2, all built but
+        those of `sums`.
+        """
         tables = {
             name: TableClaims(version=2, partitions=2, active=owned, building=owned if name == "sums" else [])
             for name, owned in owners.items()

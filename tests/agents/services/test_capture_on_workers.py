@@ -79,7 +79,10 @@ class Told:
             f"{at.partition}:{at.offset}  {at.value.decode()}\n      {fields}  <- {why}\n"
             for at, fields, why in found
         )
-        return f"# After a record, what the guarded / the compat view holds about its claim, where they differ, and why.\n{listed}"
+        return (
+            "# After a record, what the guarded / the compat view holds about its claim, where they differ,"
+            f" and why.\n{listed}"
+        )
 
 
 def key_of(record: Record) -> str:
@@ -198,7 +201,8 @@ def test_two_workers_agree_with_the_go_library_at_every_sample(broker: SessionBr
         asyncio.run(run.play())
         assert len(fleet.live) == 1, "one was killed"
         print(
-            f"{len(ANSWERS)} answers of the Go library compared with the table: {dict(run.found)}, {len(run.wrong)} differ"
+            f"{len(ANSWERS)} answers of the Go library compared with the table: {dict(run.found)},"
+            f" {len(run.wrong)} differ"
         )
         assert run.wrong == []
         assert run.found == {"at once": 1380, "within the lag": 11}

@@ -207,7 +207,9 @@ async def test_a_body_that_breaks_off_is_the_peers_fault(caplog: pytest.LogCaptu
 
 
 async def held(worker: MemoryWorker, count: int, kept: int) -> tuple[list[asyncio.StreamWriter], int]:
-    """Open *count* connections; return them, and how many the worker has not closed once it has closed all but *kept*."""
+    """Open *count* connections; return them, and how many the worker has not closed once it has closed all
+    but *kept*.
+    """
     pairs = [await connect(worker) for _ in range(count)]
     pending = {asyncio.ensure_future(closed(reader)) for reader, _ in pairs}
     async with asyncio.timeout(DEADLINE_S):

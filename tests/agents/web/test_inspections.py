@@ -36,7 +36,9 @@ def body(**fields: Any) -> bytes:
 
 
 async def asked_until_read(asking: Asking, path: str, request: bytes) -> tuple[int, Any]:
-    """Ask again while the store is still being read, as the answer says to: that takes as long as the machine is busy."""
+    """Ask again while the store is still being read, as the answer says to: that takes as long as the machine
+    is busy.
+    """
     while True:
         status, found, _ = await asking.ask(path, request)
         if status != 503 or "ask again" not in found["message"]:

@@ -183,9 +183,10 @@ class Stage:
         """Each reply shows what its request wrote, as of that very record or a later one."""
         for request, reply in zip(requests, self.desk.replies(*requests), strict=True):
             assert reply.error == "", f"{request}: {reply.error}: {reply.message}\n{self.fleet.tails()}"
-            assert (reply.client_id, reply.offset) == (request.client_id, request.offset), (
-                f"{request}: {reply}"
-            )
+            assert (reply.client_id, reply.offset) == (
+                request.client_id,
+                request.offset,
+            ), f"{request}: {reply}"
             assert reply.written is not None
             assert (reply.partition, reply.role) == (reply.written[0], "active")
             assert reply.as_of_offset >= reply.written[1]
@@ -366,9 +367,11 @@ def test_what_cannot_be_answered_is_told_by_type(stage: Stage) -> None:
     assert "in version 1, not 2" in told["version"].message
     assert told["absent"].error == "NotReadyError"
     assert "has announced table claims" in told["absent"].message
-    assert (told["missing"].error, told["missing"].client_id, told["missing"].offset) == ("", "", None), (
-        "no row is an answer"
-    )
+    assert (told["missing"].error, told["missing"].client_id, told["missing"].offset) == (
+        "",
+        "",
+        None,
+    ), "no row is an answer"
 
     async def without_token() -> None:
         async with stage.client(web_token=None) as tables:
@@ -466,7 +469,8 @@ def test_reads_stay_right_while_an_owner_is_killed_and_a_standby_stands_in(stage
     began_s = time.monotonic()
     requests = stage.asked_throughout(lambda: len(heir.applied()) == PARTITIONS and heir.ready)
     print(
-        f"first answers of the new owners {time.monotonic() - began_s:.1f} s after the group knew, {len(requests)} in all"
+        f"first answers of the new owners {time.monotonic() - began_s:.1f} s after the group knew,"
+        f" {len(requests)} in all"
     )
     stage.check(requests)
     reply = stage.desk.ask("get", key, at_least=last)

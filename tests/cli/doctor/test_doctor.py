@@ -1,4 +1,6 @@
-"""`holdfast doctor`: what it finds of a machine and of a cluster, and that it finds it where something is wrong."""
+"""`holdfast doctor`: what it finds of a machine and of a cluster, and that it finds it where something is
+wrong.
+"""
 
 from __future__ import annotations
 

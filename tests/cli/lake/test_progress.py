@@ -16,7 +16,9 @@ from tests.support.patience import DEADLINE_S
 
 
 class Terminal(io.StringIO):
-    """Says that it is one, and when the line of a quarter has been written: the one before it may tell of nothing yet."""
+    """Says that it is one, and when the line of a quarter has been written: the one before it may tell of
+    nothing yet.
+    """
 
     def __init__(self, *, terminal: bool = True) -> None:
         super().__init__()

@@ -121,7 +121,9 @@ def test_what_a_group_has_committed_is_told_and_explained(
 
 
 def last_of(broker: SessionBroker, group: str, run: Run) -> Any:
-    """Return what `explain` says of the last commit of *group*: behind it there may be records of groups of other tests."""
+    """Return what `explain` says of the last commit of *group*: behind it there may be records of groups of
+    other tests.
+    """
     reader = Consumer(broker.client_config(**{"group.id": "reader", "enable.auto.commit": False}))
     try:
         partitions = len(

@@ -1,4 +1,6 @@
-"""`holdfast new`: the project that it lays out passes its tests as created, and its other files hold together."""
+"""`holdfast new`: the project that it lays out passes its tests as created, and its other files hold
+together.
+"""
 
 from __future__ import annotations
 
@@ -109,7 +111,9 @@ def test_its_application_and_settings_load(project: Path, monkeypatch: pytest.Mo
 
 
 def test_its_containers_could_start(project: Path) -> None:
-    """Their settings are accepted: a worker whose port others reach needs a token, and an address that gets it."""
+    """Their settings are accepted: a worker whose port others reach needs a token, and an address that gets
+    it.
+    """
     services = yaml.safe_load((project / "compose.yaml").read_text())["services"]
     image = dict(re.findall(r"(HOLDFAST_\w+)=(\S+)", (project / "Dockerfile").read_text()))
     ours = {name: each for name, each in services.items() if each.get("build") == "."}

@@ -25,7 +25,7 @@ from holdfast import Processor, by_key, create_app
 def count(rows, word, at_ms):
     rows[word] = (rows.get(word) or 0) + 1
 app = create_app([Processor(name="counts", source="words", decode=bytes.decode, fold=count, row=int, route=by_key)])
-"""
+"""  # noqa: E501
 SECOND = """
 import msgspec
 from holdfast import Processor, by_key, create_app
@@ -39,7 +39,7 @@ def counted(rows, word, count: int):
     rows[word] = Counted(count, len(word))
 app = create_app([Processor(name="counts", source="words", decode=bytes.decode, fold=count, row=Counted, route=by_key,
                             version=2, migrate={1: counted})])
-"""
+"""  # noqa: E501
 
 
 class Shop:

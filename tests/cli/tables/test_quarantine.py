@@ -41,7 +41,7 @@ def fold(rows, event, at_ms):
     pass
 
 processors = [Processor(name=name, source={source!r}, decode=bytes, fold=fold, row=Total) for name in {names!r}]
-"""
+"""  # noqa: E501
 
 
 class Shop:
@@ -393,8 +393,8 @@ def test_a_skipped_batch_is_not_sent_again(shop: Shop, run: Run) -> None:
         code, out, err = run(shop, "retry", *arguments, "--execute")
         assert (code, out, len(err.splitlines())) == (1, "", 1), err
         assert (
-            f"{name}: a batch that cannot be read (zstd, 6439 bytes) was skipped; there is nothing to send again"
-            in err
+            f"{name}: a batch that cannot be read (zstd, 6439 bytes) was skipped; there is nothing to send"
+            " again" in err
         )
     code, out, _ = run(shop, "retry", "--all", "--execute", "-o", "json")
     done = {each["coordinates"]: each for each in json.loads(out)}

@@ -1,4 +1,6 @@
-"""`holdfast tables list | get | scan | windows | watch`: found by the workers topic of a real broker, asked over HTTP."""
+"""`holdfast tables list | get | scan | windows | watch`: found by the workers topic of a real broker, asked
+over HTTP.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`holdfast tables take-over` begins a table with a Faust table's rows and its group's position, or says why it does not."""
+"""`holdfast tables take-over` begins a table with a Faust table's rows and its group's position, or says why
+it does not.
+"""
 
 from __future__ import annotations
 

@@ -173,7 +173,10 @@ def test_a_table_of_outputs_that_are_emptied_begins_behind_them_and_lacks_nothin
             assert (verdict.equal, verdict.partial) == (True, ()), each.name
         assert replay(one, settings, local).records == ORDERS
         assert verify(one, settings, local).bases == (
-            f"partition 0 from base: 0 rows and timers of no table, for a reset has emptied between behind offset {end - 1}",
+            (
+                "partition 0 from base: 0 rows and timers of no table, for a reset has emptied between"
+                f" behind offset {end - 1}"
+            ),
         )
 
 

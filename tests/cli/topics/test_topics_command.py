@@ -35,7 +35,7 @@ def processors(settings):
 
 def hanging(settings):
     return [Processor(name="totals", source=settings.app + "-orders", decode=bytes, fold=fold, row=Row, emits=("__marshal",))]
-"""
+"""  # noqa: E501
 
 
 class Shop:

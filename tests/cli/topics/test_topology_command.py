@@ -21,7 +21,7 @@ def fold(rows, event, at_ms):
 def processors(settings):
     chain = Processor(name="split", source="lines", decode=bytes.decode, fold=fold, row=int, version=2, emits=("words",))
     return [Processor(name="count", source="words", decode=bytes.decode, fold=fold, row=int), chain]
-"""
+"""  # noqa: E501
 Run = Callable[..., tuple[int, str, str]]
 
 
@@ -43,8 +43,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 def test_for_people(run: Run) -> None:
     code, out, _ = run()
     assert code == 0
-    assert out == (
-        "split (version 2)\n  folds   lines\n  table   split.v2\n  emits   words (internal)\n\n"
+    assert (
+        out == "split (version 2)\n  folds   lines\n  table   split.v2\n  emits   words (internal)\n\n"
         "count (version 1)\n  folds   words (internal)\n  table   count.v1\n"
     )
 

@@ -34,7 +34,7 @@ from holdfast import Processor, by_key, create_app
 def count(rows, word, at_ms):
     rows[word] = (rows.get(word) or 0) + 1
 app = create_app([Processor(name="counts", source="words", decode=bytes.decode, fold=count, row=int, route=by_key)])
-"""
+"""  # noqa: E501
 
 
 def launch(code: str, name: str = "worker.1") -> Launch:
@@ -120,7 +120,9 @@ def test_an_application_that_would_not_obey_the_command_line_is_refused() -> Non
 def ended(
     supervisor: WorkerProcesses, number: signal.Signals = signal.SIGTERM, *, after: Callable[[], object]
 ) -> int:
-    """Run *supervisor* until *after* has returned, then signal this process as an operator would; return the code."""
+    """Run *supervisor* until *after* has returned, then signal this process as an operator would; return the
+    code.
+    """
 
     async def whole() -> int:
         running = asyncio.create_task(supervisor.run())
@@ -137,7 +139,10 @@ def test_a_signal_ends_every_worker_and_then_the_supervisor(
     number: signal.Signals, code: int, tmp_path: Path
 ) -> None:
     program = f"import os, signal, sys, pathlib; here = pathlib.Path({str(tmp_path)!r}) / os.environ['OWN']\n"
-    program += "signal.signal(signal.SIGTERM, lambda *_: (here.write_text('ended'), sys.exit()))\nhere.write_text('up')\nsignal.pause()"
+    program += (
+        "signal.signal(signal.SIGTERM, lambda *_: (here.write_text('ended'),"
+        " sys.exit()))\nhere.write_text('up')\nsignal.pause()"
+    )
     names = ["worker.1", "worker.2"]
     supervisor = WorkerProcesses([launch(program, name) for name in names], grace_s=DEADLINE_S, named=True)
 
@@ -153,7 +158,10 @@ def test_a_signal_ends_every_worker_and_then_the_supervisor(
 def test_a_worker_that_dies_is_started_again_and_told(tmp_path: Path) -> None:
     told = list[str]()
     lives = tmp_path / "lives"
-    program = f"import os, signal; lives = open({str(lives)!r}, 'a'); lives.write(f'{{os.getpid()}} '); lives.close(); signal.pause()"
+    program = (
+        f"import os, signal; lives = open({str(lives)!r}, 'a'); lives.write(f'{{os.getpid()}} ');"
+        " lives.close(); signal.pause()"
+    )
     supervisor = WorkerProcesses([launch(program)], grace_s=DEADLINE_S, named=False, tell=told.append)
 
     def killed_and_back() -> None:
@@ -176,7 +184,10 @@ def test_a_worker_that_never_comes_up_ends_all_with_the_reason(
     program = (
         f"import pathlib, signal, sys; left, up = pathlib.Path({str(left)!r}), pathlib.Path({str(up)!r})\n"
     )
-    program += "signal.signal(signal.SIGTERM, lambda *_: (left.touch(), sys.exit()))\nup.touch()\nwhile True: signal.pause()"
+    program += (
+        "signal.signal(signal.SIGTERM, lambda *_: (left.touch(), sys.exit()))\nup.touch()\nwhile True:"
+        " signal.pause()"
+    )
     fails = f"import os, time\nwhile not os.path.exists({str(up)!r}): time.sleep(0.01)\n"
     fails += "print('[CRITICAL] leaving: no room'); print(); raise SystemExit(3)"
     failing, steady = launch(fails), launch(program, "worker.2")
@@ -222,7 +233,10 @@ def test_settings_that_became_wrong_while_a_worker_ran_end_all_when_it_is_starte
 @pytest.mark.process
 def test_a_worker_that_does_not_end_is_killed() -> None:
     told = list[str]()
-    program = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True)\nwhile True: signal.pause()"
+    program = (
+        "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True)\nwhile True:"
+        " signal.pause()"
+    )
     supervisor = WorkerProcesses([launch(program)], grace_s=0.2, named=True, tell=told.append)
     ended(supervisor, after=lambda: None)
     assert not told or "it is killed" in told[0]  # the signal may have come before the program was deaf to it
@@ -232,7 +246,10 @@ def test_a_worker_that_does_not_end_is_killed() -> None:
 def test_every_line_of_a_worker_bears_its_name(
     capfdbinary: pytest.CaptureFixture[bytes], tmp_path: Path
 ) -> None:
-    program = f"import sys, pathlib; sys.stdout.write('one\\ntwo\\nthe last'); sys.stdout.flush(); pathlib.Path({str(tmp_path / 'said')!r}).touch()"
+    program = (
+        "import sys, pathlib; sys.stdout.write('one\\ntwo\\nthe last'); sys.stdout.flush();"
+        f" pathlib.Path({str(tmp_path / 'said')!r}).touch()"
+    )
     supervisor = WorkerProcesses([launch(program)], grace_s=DEADLINE_S, named=True, tell=lambda line: None)
     ended(supervisor, after=lambda: wait_until("said", (tmp_path / "said").exists, DEADLINE_S))
     printed = capfdbinary.readouterr().out.splitlines()

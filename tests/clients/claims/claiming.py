@@ -39,7 +39,8 @@ PATIENCE: dict[str, Any] = {
     "request_timeout_s": 60.0,
     "flush_timeout_s": DEADLINE_S,
 }
-"""Deadlines of a consumer that are not what a test is about; a request that is not answered is asked again."""
+"""Deadlines of a consumer that are not what a test is about; a request that is not answered is asked again.
+"""
 POLL_S = 0.01
 LOG_APPEND = {"message.timestamp.type": "LogAppendTime"}
 

@@ -185,7 +185,9 @@ def stay(child: Child, before_s: float) -> int:
 async def test_a_stopped_event_loop_gives_its_claim_up_and_hands_out_nothing_more(
     ground: Ground, children: list[Child], tmp_path: Path
 ) -> None:
-    """Its heartbeats go on, so its health tells: one message is in hand for longer than a handler may take."""
+    """Its heartbeats go on, so its health tells: one message is in hand for longer than a handler may
+    take.
+    """
     ground.fill(5_000)
     # a busy machine may take a second or two over a message before
     patience = {"heartbeat_interval_s": BEAT_S, "handler_timeout_s": 5.0}

@@ -199,7 +199,10 @@ def test_what_nobody_takes_in_the_drain_window_is_lost_and_said_to_be(taken: int
     assert rig.hands._next_message() is None
     lost = [event.text for event in rig.engine.events.seen() if event.event is Event.UNDELIVERED]
     assert lost == [
-        f"{3 - taken} messages, offsets {taken} to 2, were committed and not taken before the claim was given up"
+        (
+            f"{3 - taken} messages, offsets {taken} to 2, were committed and not taken before the claim was"
+            " given up"
+        )
     ]
     assert rig.engine.delivery.undelivered == 3 - taken
 
@@ -220,8 +223,8 @@ def test_at_least_once_nothing_more_is_handed_out_after_the_end_began() -> None:
 
 
 def test_a_taker_that_comes_by_during_a_stop_does_not_lose_what_was_set_aside() -> None:
-    """Both want the batch that was set aside. Whichever gets it, the member learns that it was not handed out:
-    else the release would wait for it.
+    """Both want the batch that was set aside. Whichever gets it, the member learns that it was not handed
+    out: else the release would wait for it.
     """
     rig = Rig(Delivery.AT_LEAST_ONCE)
     rig.put(0, 5)

@@ -46,7 +46,9 @@ Refuse = Callable[[str, KafkaCode, int], list[str]]
 
 
 class ClockOverWhen(SystemClock):
-    """The machine's clock, on which every deadline is over once *over* says so: however slow the machine is, that has happened."""
+    """The machine's clock, on which every deadline is over once *over* says so: however slow the machine is,
+    that has happened.
+    """
 
     def __init__(self) -> None:
         self.over: Callable[[], bool] = lambda: False
@@ -174,7 +176,9 @@ def test_what_no_patience_mends_is_told_at_once(groups: BrokerGroups, refuse: Re
 
 
 class SilentBroker:
-    """One of three brokers that gives no answer to *apis* from `fall_silent` on; "loud" lives at another one than "silent"."""
+    """One of three brokers that gives no answer to *apis* from `fall_silent` on; "loud" lives at another one
+    than "silent".
+    """
 
     def __init__(self, kafka: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch) -> None:
         self._monkeypatch = monkeypatch
@@ -239,7 +243,8 @@ def test_a_silent_coordinator_is_named_and_hides_no_other_groups(
 
 
 def listed(bootstrap: str, capsys: pytest.CaptureFixture[str]) -> tuple[object, dict[str, str], str]:
-    """Return exit code, states by group, and what `groups list` tells in its second: the first that has "loud".
+    """Return exit code, states by group, and what `groups list` tells in its second: the first that has
+    "loud".
 
     A machine that stands still may need more than one.
     """

@@ -75,8 +75,8 @@ def asked(worker: MemoryWorker, outcome: str | None = None) -> int:
 def deadline_after(rounds: int = 2) -> Iterator[None]:
     """Let the deadline of a question come when its client was told *rounds* times why it has no answer.
 
-    However slow the machine is, it has been told; and nobody waits for a deadline. Workers wait for an offset for
-    WORKER_WAIT_S, and the client for their word for as long as it ever does.
+    However slow the machine is, it has been told; and nobody waits for a deadline. Workers wait for an offset
+    for WORKER_WAIT_S, and the client for their word for as long as it ever does.
     """
     told = 0
     one_round, left_s, url_of = QueryRouter._round, QueryRouter._left_s, QueryRouter._url

@@ -97,7 +97,7 @@ async def main():
     print(json.dumps(told))
 
 asyncio.run(main())
-"""
+"""  # noqa: E501
 
 
 async def _answer(

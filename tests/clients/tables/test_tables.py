@@ -155,7 +155,9 @@ async def test_a_row_of_another_type_is_told_and_not_misread() -> None:
 
 @scenario
 async def test_a_client_outside_its_block_says_so_and_does_not_wait() -> None:
-    """It asked Kafka for the workers of an application that were there, and blamed the broker after the deadline."""
+    """It asked Kafka for the workers of an application that were there, and blamed the broker after the
+    deadline.
+    """
 
     async def scanned(tables: TableClient) -> None:
         async for _ in tables.scan(TOTALS, timeout_s=DEADLINE_S):

@@ -117,7 +117,9 @@ KEYS = ("home", "home@x", "home@0000000000002000", "@", "", "\U0001f600", "\x01"
 
 
 def two_workers(processor: Windowed[Any, int]) -> tuple[list[MemoryWorker], list[WindowResult[Any]]]:
-    """Return workers of partitions 0 and 1, and 2, with what a fold of some views leaves, and all its windows."""
+    """Return workers of partitions 0 and 1, and 2, with what a fold of some views leaves, and all its
+    windows.
+    """
     workers = [
         MemoryWorker(Settings(web_port=free_ports(1)[0]), [processor], partitions=PARTITIONS, active=active)
         for active in ([0, 1], [2])

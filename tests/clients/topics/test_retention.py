@@ -256,7 +256,7 @@ def test_every_form_of_declaration_carries_it() -> None:
         Merge(name="both", sources=[source, Source("more", Json(int))]),
         count(name="counted", source=source, key=str),
         Windowed(
-            name="hourly", source=source, by=str, window=Tumbling("1h"), fold=lambda so_far, each: each, row=int,
+            name="hourly", source=source, by=str, window=Tumbling("1h"), fold=lambda so_far, each: each, row=int,  # noqa: E501
             emit=final("hours"), idle="1s",
         ),
     ]  # fmt: skip

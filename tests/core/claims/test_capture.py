@@ -278,13 +278,17 @@ def test_every_difference_between_the_views_is_listed_and_explained(name: str, r
         f"{at.partition}:{at.offset}  {at.value.decode()}\n      {fields}  <- {why}\n"
         for at, fields, why in found
     )
-    text = f"# After a record, what the guarded / the compat view holds about its claim, where they differ, and why.\n{listed}"
+    text = (
+        "# After a record, what the guarded / the compat view holds about its claim, where they differ, and"
+        f" why.\n{listed}"
+    )
     path = TESTDATA / f"{name}.differences.txt"
     if os.environ.get("HOLDFAST_REWRITE"):
         path.write_text(text)
     assert path.read_text() == text
     print(
-        f"{name}: {len(records)} records, {len(found)} differences: {dict(Counter(each.why for each in found))}"
+        f"{name}: {len(records)} records, {len(found)} differences:"
+        f" {dict(Counter(each.why for each in found))}"
     )
 
 

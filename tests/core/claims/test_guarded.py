@@ -120,7 +120,7 @@ def test_m3_a_claim_is_held_below_twice_the_interval_in_both_views(vector: dict[
     assert (partition_claim(world.go, vector["now_s"]) == world.go) is vector["claimed"]
 
 
-def test_m3_no_heartbeat_is_no_claim_and_a_heartbeat_ahead_of_the_reader_is_one_only_in_the_guarded_view() -> (
+def test_m3_no_heartbeat_is_no_claim_and_a_heartbeat_ahead_of_the_reader_is_one_only_in_the_guarded_view() -> (  # noqa: E501
     None
 ):
     none, ahead = AGES["special"]
@@ -134,7 +134,7 @@ def test_m3_no_heartbeat_is_no_claim_and_a_heartbeat_ahead_of_the_reader_is_one_
     assert compat_claimed(world.go, ahead["now_s"]) is ahead["compat_claimed"]
 
 
-def test_m4_a_claim_while_the_owner_is_live_changes_nothing_and_at_twice_the_interval_it_succeeds_keeping_the_offset() -> (
+def test_m4_a_claim_while_the_owner_is_live_changes_nothing_and_at_twice_the_interval_it_succeeds_keeping_the_offset() -> (  # noqa: E501
     None
 ):
     world = World()
@@ -277,9 +277,10 @@ def test_d2_a_zombie_that_thaws_after_a_takeover_moves_neither_owner_nor_offset(
     world.heartbeat("a/i1", 140, 51)
     assert (world.owner, world.claim.current_offset, world.claim.heartbeat_at_s) == ("b/j1", 60, 131)
     assert world.anomalies == (1, "foreign-heartbeat", "a/i1")
-    assert (world.go_owner, world.go.current_offset) == ("a/i1", 51), (
-        "the Go library hands the claim back, at an older offset"
-    )
+    assert (world.go_owner, world.go.current_offset) == (
+        "a/i1",
+        51,
+    ), "the Go library hands the claim back, at an older offset"
     world.heartbeat("b/j1", 150, 61)
     assert world.anomalies == (1, "foreign-heartbeat", "a/i1"), "the owner's next heartbeat keeps the note"
 

@@ -1,4 +1,6 @@
-"""Which version of a table is current, when a later one has caught up, and which records are taken for switches."""
+"""Which version of a table is current, when a later one has caught up, and which records are taken for
+switches.
+"""
 
 from __future__ import annotations
 

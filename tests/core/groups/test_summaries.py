@@ -160,7 +160,9 @@ def test_the_check_of_targets_finds_planted_faults() -> None:
 
 
 def test_summaries_that_count_at_any_time_would_part_the_readers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted fault: without the condition, a reader that begins late undoes announcements after the summary."""
+    """Planted fault: without the condition, a reader that begins late undoes announcements after the
+    summary.
+    """
     adopt = membership._adopt
 
     def careless(

@@ -104,7 +104,7 @@ def test_an_attempt_that_is_won_while_terminating_is_given_back() -> None:
 # -- pauses
 
 
-def test_a_pause_empties_the_group_within_a_health_period_and_it_resumes_at_exactly_the_offsets_set_0_included() -> (
+def test_a_pause_empties_the_group_within_a_health_period_and_it_resumes_at_exactly_the_offsets_set_0_included() -> (  # noqa: E501
     None
 ):
     """M13"""

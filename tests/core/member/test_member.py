@@ -77,7 +77,7 @@ def test_a_foreign_release_is_ignored_and_the_owners_counts() -> None:
     assert (row.heartbeat_at_s, row.current_offset) == (None, 0)
 
 
-def test_the_offset_comes_from_the_log_then_from_the_group_then_from_the_beginning_and_never_from_before_it() -> (
+def test_the_offset_comes_from_the_log_then_from_the_group_then_from_the_beginning_and_never_from_before_it() -> (  # noqa: E501
     None
 ):
     """D16: 0 is an offset."""

@@ -98,7 +98,7 @@ def test_an_assignment_alone_does_not_make_a_leader_its_own_claim_read_back_does
     assert process.events[0].leadership.epoch == 0
 
 
-def test_a_leader_without_its_own_heartbeat_is_fenced_once_and_leads_again_under_a_new_id_when_it_comes_back() -> (
+def test_a_leader_without_its_own_heartbeat_is_fenced_once_and_leads_again_under_a_new_id_when_it_comes_back() -> (  # noqa: E501
     None
 ):
     """N2: 5.001 s of silence; the assignment is intact."""

@@ -128,7 +128,7 @@ def test_a_fold_that_forgets_its_aggregate_is_refused_wherever_the_log_is_cut(wi
         {"merge": lambda earlier, later: earlier + later} if isinstance(window, Session) else {}
     )
     counts: Any = Windowed(
-        name="counts", source=Source("s", Json(bool)), by=lambda _: "k", time=lambda _: 7, window=window, fold=add,
+        name="counts", source=Source("s", Json(bool)), by=lambda _: "k", time=lambda _: 7, window=window, fold=add,  # noqa: E501
         row=int, emit=emit, **merge,
     )  # fmt: skip
     with Topology([counts], partitions=1) as topology:
@@ -143,7 +143,7 @@ def test_a_fold_that_forgets_its_aggregate_is_refused_wherever_the_log_is_cut(wi
 def test_a_merge_that_gives_none_is_refused_and_the_sessions_stay() -> None:
     visits: Any = Windowed(
         name="visits", source=Source("s", Json(int)), by=lambda _: "k", time=lambda at_ms: at_ms,
-        window=Session(5, grace=9), fold=lambda so_far, _: (so_far or 0) + 1, merge=lambda earlier, later: None, row=int,
+        window=Session(5, grace=9), fold=lambda so_far, _: (so_far or 0) + 1, merge=lambda earlier, later: None, row=int,  # noqa: E501
     )  # fmt: skip
     with Topology([visits], partitions=1) as topology:
         for at_ms in (1, 8, 4):
@@ -163,7 +163,7 @@ def test_the_first_of_each_id_goes_on_as_it_came_until_it_is_forgotten() -> None
         topology.pipe("orders", "o-1", key="o-1", at=1_000, headers=headers)
         topology.pipe("orders", "o-1", key="o-1", at=10_999)
         topology.pipe("orders", "o-2", key="o-1", at=10_999)
-        (first, other) = topology.read("unique")
+        first, other = topology.read("unique")
         assert (first.key, first.value, first.headers) == (b"o-1", b"o-1", headers)
         assert other.value == b"o-2"
         topology.pipe("orders", "o-1", key="o-1", at=11_000)

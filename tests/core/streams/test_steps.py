@@ -115,9 +115,10 @@ def test_a_chain_counts_words_and_is_drawn() -> None:
         with pytest.raises(TopologyError, match=r"words is a stateless step .* what it sends to words\.v1"):
             topology.table(words)
     graph = TopologyGraph.of([counts, words])
-    assert graph.text() == (
-        "words (version 1)\n  folds   lines\n  table   none: a stateless step\n  emits   words.v1 (internal)\n\n"
-        "counts (version 1)\n  folds   words.v1 (internal)\n  table   counts.v1"
+    assert (
+        graph.text()
+        == "words (version 1)\n  folds   lines\n  table   none: a stateless step\n  emits   words.v1"
+        " (internal)\n\ncounts (version 1)\n  folds   words.v1 (internal)\n  table   counts.v1"
     )
     assert 'p0(["words v1"])' in graph.mermaid()
     assert [node["table"] for node in graph.records()] == [None, "counts.v1"]

@@ -237,16 +237,17 @@ def test_a_broker_that_is_back_leads_all_its_partitions_at_once(tmp_path: Path) 
 
 
 def stood_still_since_its_start(folder: Path) -> bool:
-    """Return whether the controller fenced node 1 once more than the killed process before it, or left a heartbeat unanswered.
+    """Return whether the controller fenced node 1 once more than the killed process before it, or left a
+    heartbeat unanswered.
 
-    It fences a node that sends no heartbeat for 4 s, and gives its partitions leaders of a new epoch. A controller that says
-    that it is overloaded gave the machine's time to others in the midst of that.
+    It fences a node that sends no heartbeat for 4 s, and gives its partitions leaders of a new epoch. A
+    controller that says that it is overloaded gave the machine's time to others in the midst of that.
     """
     log = (folder / "node-1" / "server.log").read_text(encoding="utf-8")
     return log.count("Fencing broker 1 ") > 1 or "Timed out heartbeat from broker 1" in log
 
 
-# --- starts that fail ----------------------------------------------------------------------------------------------------------
+# --- starts that fail ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.broker
@@ -348,7 +349,10 @@ def test_a_cluster_not_started_says_so() -> None:
 
 @pytest.mark.broker
 def test_nodes_end_with_the_process_that_started_them_even_by_sigkill(tmp_path: Path) -> None:
-    code = f"from holdfast.dev.broker.cluster import Cluster; c = Cluster({str(tmp_path)!r}).start(); print(c.status()[0].pid, flush=True); input()"
+    code = (
+        f"from holdfast.dev.broker.cluster import Cluster; c = Cluster({str(tmp_path)!r}).start();"
+        " print(c.status()[0].pid, flush=True); input()"
+    )
     with subprocess.Popen(
         [sys.executable, "-P", "-c", code], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True
     ) as owner:

@@ -1,4 +1,6 @@
-"""New nodes take a copy of what Kafka's tool wrote once; what the copy cannot hold is formatted by the tool."""
+"""New nodes take a copy of what Kafka's tool wrote once; what the copy cannot hold is formatted by the
+tool.
+"""
 
 from __future__ import annotations
 

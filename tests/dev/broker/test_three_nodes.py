@@ -1,6 +1,7 @@
 """Three real nodes under load: one dies by SIGKILL, comes back, another dies.
 
-Whatever was acknowledged is there. And what is said of an application's topics while one of the nodes is away.
+Whatever was acknowledged is there. And what is said of an application's topics while one of the nodes is
+away.
 """
 
 from __future__ import annotations

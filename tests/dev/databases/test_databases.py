@@ -78,8 +78,8 @@ def test_a_frozen_server_answers_nobody_until_it_is_thawed(kind: str, request: p
 
 def test_a_server_ends_with_the_process_that_started_it_even_by_sigkill(tmp_path: Path) -> None:
     program = (
-        "import os, signal; from holdfast.dev.databases.servers import Postgres\n"
-        "server = Postgres().start(); print(server._child.pid, server.folder, flush=True); os.kill(os.getpid(), signal.SIGKILL)\n"
+        "import os, signal; from holdfast.dev.databases.servers import Postgres\nserver = Postgres().start();"
+        " print(server._child.pid, server.folder, flush=True); os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     done = subprocess.run(
         [sys.executable, "-P", "-c", program], capture_output=True, text=True, timeout=DEADLINE_S, check=False

@@ -1,5 +1,5 @@
-"""Kafka's own command line programs, all in one JVM, and what they say of a broker. To record anew what they say of Apache
-Kafka:
+"""Kafka's own command line programs, all in one JVM, and what they say of a broker. To record anew what they
+say of Apache Kafka:
 
     python -P -m tests.embedded.clients.kafka_tools 127.0.0.1:9092
 """
@@ -90,7 +90,9 @@ def commands(topic: str, group: str) -> Iterator[list[str]]:
 
 
 def _ends(topic: str, group: str) -> Iterator[list[str]]:
-    """Yield what ends the two transactions that `held_open` has in *topic*: one by its start, one by its id."""
+    """Yield what ends the two transactions that `held_open` has in *topic*: one by its start, one by its
+    id.
+    """
     transactions, place = [_TRANSACTIONS, BROKER, ENDPOINT], ["--topic", topic, "--partition", "0"]
     yield [*transactions, "list", "--transactional-id-pattern", f"{group}-open.*"]
     yield [*transactions, "describe-producers", *place]
@@ -148,8 +150,8 @@ def told(endpoint: str) -> list[str]:
 
 
 def _in_order(lines: Iterable[str]) -> Iterator[str]:
-    """Yield *lines*; rows of a table are sorted, for some come in the order of a hash, and what a consumer tells of each
-    fetch is told once, of all of them.
+    """Yield *lines*; rows of a table are sorted, for some come in the order of a hash, and what a consumer
+    tells of each fetch is told once, of all of them.
     """
     rows: list[str] = []
     for line in lines:

@@ -1,4 +1,6 @@
-"""Kafka's own client, in Java, against the embedded broker: groups of both protocols, and transactions of version 2."""
+"""Kafka's own client, in Java, against the embedded broker: groups of both protocols, and transactions of
+version 2.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""kafka-python, a client in Python alone, against Apache Kafka. The same tests run on the embedded broker in `promises`."""
+"""kafka-python, a client in Python alone, against Apache Kafka. The same tests run on the embedded broker in
+`promises`.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,9 @@ from kafka.errors import (
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from tests.support.patience import DEADLINE_S
 
-# A leader that joins before it knows the topic joins again once it does. If a poll ends between the two answers to
-# that second join, kafka-python forgets that it waits for the assignment, and stands still until it is expelled.
-# So a member's first poll lasts until its first record.
+# A leader that joins before it knows the topic joins again once it does. If a poll ends between the two
+# answers to that second join, kafka-python forgets that it waits for the assignment, and stands still until
+# it is expelled. So a member's first poll lasts until its first record.
 IN_ONE_POLL_MS = 20_000
 
 

@@ -1,4 +1,6 @@
-"""Groups of KIP-848 made again of their records: after every step, the log says what the coordinator knows."""
+"""Groups of KIP-848 made again of their records: after every step, the log says what the coordinator
+knows.
+"""
 
 from __future__ import annotations
 
@@ -94,8 +96,8 @@ class Bench:
 
 
 def told(group: ModernGroup | None, *, empty: bool = False) -> Any:
-    """Return what of a group must be the same again: not when members were heard of, nor the choice of an assignor by
-    members who are gone, nor the target of a group that nobody is in.
+    """Return what of a group must be the same again: not when members were heard of, nor the choice of an
+    assignor by members who are gone, nor the target of a group that nobody is in.
     """
     if group is None:
         return None

@@ -30,7 +30,9 @@ def use(kafka: EmbeddedKafka, topic: str) -> None:
 def test_records_of_version_4_and_without_a_previous_id_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As earlier embedded brokers wrote them: GroupMetadata of version 4, and -1 for the previous id of a producer."""
+    """As earlier embedded brokers wrote them: GroupMetadata of version 4, and -1 for the previous id of a
+    producer.
+    """
     value_of = coordinator._value
     with monkeypatch.context() as before:
         before.setattr(internal_log, "VALUE_VERSIONS", {**internal_log.VALUE_VERSIONS, "GroupMetadata": 4})

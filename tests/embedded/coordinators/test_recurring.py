@@ -1,4 +1,6 @@
-"""What the broker does again and again by itself goes on after a failure that nobody foresaw, and the failure is told."""
+"""What the broker does again and again by itself goes on after a failure that nobody foresaw, and the failure
+is told.
+"""
 
 from __future__ import annotations
 

@@ -204,7 +204,9 @@ def test_a_clock_that_goes_back_stamps_earlier_records_behind_later_ones(kafka: 
 
 @pytest.mark.parametrize("shift_ms", [-3_600_000, 3_600_000])
 def test_sessions_of_groups_do_not_follow_a_clock_that_jumps(kafka: EmbeddedKafka, shift_ms: int) -> None:
-    """Kafka counts them by a clock that does not: who says something in time stays, who does not is gone in time."""
+    """Kafka counts them by a clock that does not: who says something in time stays, who does not is gone in
+    time.
+    """
     told = {
         "group_id": "g",
         "session_timeout_ms": 600_000,

@@ -110,7 +110,9 @@ def test_another_broker_sends_clients_to_the_leader(three: EmbeddedKafka) -> Non
 
 
 def test_who_was_not_in_sync_last_does_not_lead(three: EmbeddedKafka) -> None:
-    """It may lack what the last leader has acknowledged, so it waits for that one (unclean elections are off)."""
+    """It may lack what the last leader has acknowledged, so it waits for that one (unclean elections are
+    off).
+    """
     topic = three.create_topic("orders", partitions=1)
     partition = three.cluster.topics.partition(topic, 0)
     assert partition is not None
@@ -168,7 +170,9 @@ def test_a_node_that_is_none_is_an_error(three: EmbeddedKafka) -> None:
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_a_group_goes_on_as_its_coordinator_moves(three: EmbeddedKafka, protocol: str) -> None:
-    """What was committed with the coordinator before counts with the next, and no member has to join again."""
+    """What was committed with the coordinator before counts with the next, and no member has to join
+    again.
+    """
     topic = three.create_topic("orders", partitions=2)
     home = home_of(three.cluster.topics, OFFSETS, "readers")
     told = {**QUICK, "group.id": "readers", "auto.offset.reset": "earliest", "group.protocol": protocol}

@@ -1,5 +1,5 @@
-"""Faults on request while librdkafka's transactions run: what was committed is there once, what was aborted never, and offsets go
-with it.
+"""Faults on request while librdkafka's transactions run: what was committed is there once, what was aborted
+never, and offsets go with it.
 """
 
 from __future__ import annotations
@@ -34,16 +34,18 @@ QUICK = {
     "reconnect.backoff.ms": 1,
     "reconnect.backoff.max.ms": 20,
     "retry.backoff.ms": 5,
-    # else librdkafka 2.16 forgets its broker when the last connection ends, and waits for it for ever (its issue 5511)
+    # else librdkafka 2.16 forgets its broker when the last connection ends, and waits for it for ever (its
+    # issue 5511)
     "metadata.recovery.strategy": "none",
 }
 
 
 class Copier:
-    """Copies numbers in transactions, with their offsets: those in `committed` were, those in `aborted` were not.
+    """Copies numbers in transactions, with their offsets: those in `committed` were, those in `aborted` were
+    not.
 
-    Without *offsets* where brokers die: librdkafka 2.16 waits for ever for a group's coordinator that has left the
-    cluster, whatever its deadline (its issues 5456 and 5511).
+    Without *offsets* where brokers die: librdkafka 2.16 waits for ever for a group's coordinator that has
+    left the cluster, whatever its deadline (its issues 5456 and 5511).
     """
 
     def __init__(self, kafka: EmbeddedKafka, *, offsets: bool = True) -> None:
@@ -59,7 +61,9 @@ class Copier:
         return producer
 
     def copy(self, number: int, *, commit: bool = True) -> None:
-        """Copy one, and commit or abort it; a transaction that must be aborted is, and one whose producer was fenced."""
+        """Copy one, and commit or abort it; a transaction that must be aborted is, and one whose producer was
+        fenced.
+        """
         producer = self._producer
         try:
             producer.begin_transaction()

@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from confluent_kafka import Producer
-from confluent_kafka.admin import (  # type: ignore[attr-defined]  # the package does not declare what it re-exports
+
+# the package does not declare what it re-exports
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
     AlterConfigOpType,
     ConfigEntry,
@@ -78,7 +80,9 @@ class Left(NamedTuple):
 
 
 class Log:
-    """A topic of one partition whose every batch is a segment of its own, and which is compacted when told."""
+    """A topic of one partition whose every batch is a segment of its own, and which is compacted when
+    told.
+    """
 
     def __init__(self, config: Config, topic: str) -> None:
         self.topic = topic
@@ -105,7 +109,9 @@ class Log:
                 time.sleep(2 * ROLL_MS / 1000)
 
     def clean_by(self, policy: str) -> None:
-        """Set the policy: while it is ``delete``, no cleaner comes, and the next one meets all that was written."""
+        """Set the policy: while it is ``delete``, no cleaner comes, and the next one meets all that was
+        written.
+        """
         entry = ConfigEntry("cleanup.policy", policy, incremental_operation=AlterConfigOpType.SET)
         resource = ConfigResource(ResourceType.TOPIC, self.topic, incremental_configs=[entry])
         for done in self._admin.incremental_alter_configs([resource]).values():
@@ -122,7 +128,9 @@ class Log:
 
 
 def cleaned_to(broker: SessionBroker, topic: str) -> int:
-    """Return up to where Kafka's cleaner has been: it replaces segments one by one, and says so when all are done."""
+    """Return up to where Kafka's cleaner has been: it replaces segments one by one, and says so when all are
+    done.
+    """
     assert broker.cluster is not None
     path = broker.cluster.folder / "node-1" / "data" / "cleaner-offset-checkpoint"
     found = re.search(rf"^{re.escape(topic)} 0 (\d+)$", path.read_text(), re.MULTILINE)

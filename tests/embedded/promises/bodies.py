@@ -8,7 +8,9 @@ from typing import Any
 
 
 def bodies_of(module: ModuleType, *left_out: str) -> Mapping[str, Any]:
-    """Return the tests and fixtures of *module*, for the global names of another; without those *left_out*."""
+    """Return the tests and fixtures of *module*, for the global names of another; without those
+    *left_out*.
+    """
     return {
         name: value
         for name, value in vars(module).items()

@@ -26,7 +26,9 @@ def fresh_topic(broker: SessionBroker) -> Iterator[FreshTopic]:
 
 @pytest.fixture(autouse=True)
 def an_embedded_broker_is_asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Fail a test that sends no byte to an embedded broker: whatever its body shows, it shows nothing of that broker."""
+    """Fail a test that sends no byte to an embedded broker: whatever its body shows, it shows nothing of that
+    broker.
+    """
     received = 0
     take = KafkaConnection.data_received
 

@@ -1,4 +1,6 @@
-"""Roles do their jobs with exactly their grants, on the embedded broker: one in each run, all in the full one."""
+"""Roles do their jobs with exactly their grants, on the embedded broker: one in each run, all in the full
+one.
+"""
 
 from __future__ import annotations
 

@@ -97,7 +97,8 @@ def test_it_may_be_begun_anew_once_a_second_and_by_nothing_else(kafka: EmbeddedK
 
 @pytest.mark.long
 def test_librdkafka_logs_in_again_and_loses_nothing() -> None:
-    # Rightly a session that ends while the machine stands still, the client too, ends its connection, which librdkafka tells.
+    # Rightly a session that ends while the machine stands still, the client too, ends its connection, which
+    # librdkafka tells.
     with AwakeClock() as awake, EmbeddedKafka(users=USERS, reauth_ms=1_500) as kafka:
         kafka.cluster.clock = awake
         topic = kafka.create_topic("orders")

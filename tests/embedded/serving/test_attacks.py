@@ -1,4 +1,6 @@
-"""Strangers on the port: whatever they send, or do not send, others are served, and nothing is answered by accident."""
+"""Strangers on the port: whatever they send, or do not send, others are served, and nothing is answered by
+accident.
+"""
 
 from __future__ import annotations
 

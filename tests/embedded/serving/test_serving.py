@@ -120,7 +120,9 @@ def test_a_client_of_the_future_is_told_which_versions_there_are(embedded: Embed
 
 
 def test_answers_come_in_the_order_of_the_questions(embedded: EmbeddedKafka) -> None:
-    """Also where the first one waits: a fetch holds up what was sent behind it on its connection, as on Kafka."""
+    """Also where the first one waits: a fetch holds up what was sent behind it on its connection, as on
+    Kafka.
+    """
     talk = Talk(embedded.bootstrap)
     topic = talk.topic("orders")
     client = talk.client("reader")

@@ -152,7 +152,9 @@ class TransactionalWriter:
 
 
 def committed(cluster: EmbeddedCluster, place: Place) -> list[bytes]:
-    """Return the values that a reader of committed records finds, as clients filter what a fetch gives them."""
+    """Return the values that a reader of committed records finds, as clients filter what a fetch gives
+    them.
+    """
     log = partition(cluster, place).log
     found = log.read(log.start_offset, log.last_stable_offset, 1 << 30, committed=True, one_at_least=True)
     aborted = sorted(found.aborted, key=lambda each: each.first_offset)
@@ -189,8 +191,8 @@ class PowerCut(BaseException):
 class CutDisk(Disk):
     """Loses its power at the operation of number *at*, perhaps in the middle of it.
 
-    Then `cut` has each file that was not synced end anywhere behind what was, with garbage for a part of it, and each new
-    file that its folder did not sync be gone or not.
+    Then `cut` has each file that was not synced end anywhere behind what was, with garbage for a part of it,
+    and each new file that its folder did not sync be gone or not.
     """
 
     def __init__(self, *, at: int, chance: Random) -> None:

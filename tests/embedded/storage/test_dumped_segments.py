@@ -1,4 +1,6 @@
-"""Kafka's own tool reads the files of an embedded broker: segments, indexes, snapshots, and the coordinators' records."""
+"""Kafka's own tool reads the files of an embedded broker: segments, indexes, snapshots, and the coordinators'
+records.
+"""
 
 from __future__ import annotations
 

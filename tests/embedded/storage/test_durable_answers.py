@@ -1,4 +1,6 @@
-"""Answers of a broker with fsync: they wait for the disk, in their order, and what the disk did not take is not answered."""
+"""Answers of a broker with fsync: they wait for the disk, in their order, and what the disk did not take is
+not answered.
+"""
 
 from __future__ import annotations
 

@@ -43,7 +43,9 @@ ALWAYS = CompactionRules(now_ms=1 << 60, min_lag_ms=0, max_lag_ms=1 << 62, dirty
 
 
 def found_in(log: PartitionLog) -> list[object]:
-    """What a log holds, and what it knows of its producers and transactions; a snapshot does not know when batches came."""
+    """What a log holds, and what it knows of its producers and transactions; a snapshot does not know when
+    batches came.
+    """
     rows = [
         (
             key,

@@ -1,5 +1,5 @@
-"""SIGKILL at random moments, while librdkafka's producers write to a broker in a folder: nothing that was acknowledged is lost,
-nothing is there twice, and no aborted record is seen.
+"""SIGKILL at random moments, while librdkafka's producers write to a broker in a folder: nothing that was
+acknowledged is lost, nothing is there twice, and no aborted record is seen.
 """
 
 from __future__ import annotations
@@ -70,7 +70,9 @@ class PairWriter(threading.Thread):
         return producer
 
     def _write(self, producer: Producer, number: int, *, commit: bool) -> Producer:
-        """Write a pair and end its transaction, again where the broker was killed meanwhile; return who goes on."""
+        """Write a pair and end its transaction, again where the broker was killed meanwhile; return who goes
+        on.
+        """
         try:
             producer.begin_transaction()
             for partition in (0, 1):

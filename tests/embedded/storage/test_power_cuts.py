@@ -1,4 +1,6 @@
-"""A broker with fsync whose power goes at any of its operations: what was answered is there when it starts again."""
+"""A broker with fsync whose power goes at any of its operations: what was answered is there when it starts
+again.
+"""
 
 from __future__ import annotations
 

@@ -21,7 +21,9 @@ class LoggedRecord(NamedTuple):
 
 
 def log_of(talk: Talk, topic: str, name: str) -> list[LoggedRecord]:
-    """Return the records of the group or transactional id *name* in *topic*; each is written again as the same bytes."""
+    """Return the records of the group or transactional id *name* in *topic*; each is written again as the
+    same bytes.
+    """
     found, place, offset = list[LoggedRecord](), coordinator_partition(name, 8), 0
     kinds = {
         number: kind

@@ -364,8 +364,8 @@ def group_of_the_new_protocol(talk: Talk) -> None:
 
 @scenario
 def log_of_the_new_protocol(talk: Talk) -> None:
-    """The last record of each key, once the group has come to rest. Epochs count what Kafka did in its own time, and who
-    has which partition is the assignors' business: neither is told.
+    """The last record of each key, once the group has come to rest. Epochs count what Kafka did in its own
+    time, and who has which partition is the assignors' business: neither is told.
     """
     topic, group = talk.topic("orders", 4), talk.name("readers")
     pattern = talk.name("or.*")

@@ -1,5 +1,5 @@
-"""Brokers that ask who comes: Apache Kafka and the embedded one with the same users, certificates and rules, and clients
-that log in.
+"""Brokers that ask who comes: Apache Kafka and the embedded one with the same users, certificates and rules,
+and clients that log in.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ SESSION_MS = 4_000
 
 
 class Guarded(NamedTuple):
-    """Where such a broker listens: for users by SASL over TLS, without TLS (there sessions end), and for certificates of
-    clients. *pass_time* has a number of milliseconds go by there.
+    """Where such a broker listens: for users by SASL over TLS, without TLS (there sessions end), and for
+    certificates of clients. *pass_time* has a number of milliseconds go by there.
     """
 
     sasl_ssl: str

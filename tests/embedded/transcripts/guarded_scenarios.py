@@ -1,4 +1,6 @@
-"""What is asked of both brokers where they ask who comes, and what each may do: as `scenarios`, on guarded brokers."""
+"""What is asked of both brokers where they ask who comes, and what each may do: as `scenarios`, on guarded
+brokers.
+"""
 
 from __future__ import annotations
 

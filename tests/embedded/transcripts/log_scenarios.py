@@ -14,7 +14,9 @@ SESSION_S, REBALANCE_S = 10, 1
 
 
 def tell_log(talk: Talk, topic: str, name: str, **names: str) -> None:
-    """Write down the log of *name*; of *names*, each value is written as its key, for members have ids of their own."""
+    """Write down the log of *name*; of *names*, each value is written as its key, for members have ids of
+    their own.
+    """
     for kind, key, value, version in log_of(talk, topic, name):
         told = _masked(value, {value: key for key, value in names.items()})
         talk.tell(kind if version is None else f"{kind} v{version}", {"key": key, "value": told})

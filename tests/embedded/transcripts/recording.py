@@ -4,8 +4,8 @@
     python -P -m tests.embedded.transcripts.recording 127.0.0.1:9092 group_of_one group_of_two
     python -P -m tests.embedded.transcripts.recording guarded
 
-The first and the second with a broker as `holdfast dev up` starts it; the second records only the scenarios it names,
-and keeps the others. The third starts a broker that asks who comes.
+The first and the second with a broker as `holdfast dev up` starts it; the second records only the scenarios
+it names, and keeps the others. The third starts a broker that asks who comes.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ HEAD = "== "
 
 
 def told(endpoint: str, name: str) -> list[str]:
-    """Return the transcript of one scenario with the broker at *endpoint*: one that was too late tells nothing, and is begun
-    anew.
+    """Return the transcript of one scenario with the broker at *endpoint*: one that was too late tells
+    nothing, and is begun anew.
     """
     until_s = time.monotonic() + DEADLINE_S
     while True:
@@ -59,7 +59,9 @@ def told_guarded(guarded: Guarded, name: str) -> list[str]:
 
 
 def recorded(*paths: Path) -> dict[str, list[str]]:
-    """Return what Apache Kafka answered, by scenario: of *paths*, or of all that ask a broker that is open to everybody."""
+    """Return what Apache Kafka answered, by scenario: of *paths*, or of all that ask a broker that is open to
+    everybody.
+    """
     found: dict[str, list[str]] = {}
     texts = (gzip.decompress(path.read_bytes()).decode() for path in paths or (RECORDED, LOGS))
     for line in (line for text in texts for line in text.splitlines()):

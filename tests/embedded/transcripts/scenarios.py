@@ -1,4 +1,6 @@
-"""What is asked of both brokers. Each scenario is a conversation, and its transcript is the same on Apache Kafka."""
+"""What is asked of both brokers. Each scenario is a conversation, and its transcript is the same on Apache
+Kafka.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Conversations with a broker in the bare protocol, written down so that those with two brokers can be compared.
+"""Conversations with a broker in the bare protocol, written down so that those with two brokers can be
+compared.
 
-What differs from run to run is masked: times, ids, ports, names with their endings. What has no order of its own is
-sorted.
+What differs from run to run is masked: times, ids, ports, names with their endings. What has no order of its
+own is sorted.
 """
 
 from __future__ import annotations
@@ -64,7 +65,9 @@ class TooLateError(Exception):
 
 @contextmanager
 def within(timeout_s: float) -> Iterator[None]:
-    """Raise `TooLateError`, whatever was answered, when the block takes as long as the broker waits for what it asks."""
+    """Raise `TooLateError`, whatever was answered, when the block takes as long as the broker waits for what
+    it asks.
+    """
     began_s, failure = time.monotonic(), None
     try:
         yield

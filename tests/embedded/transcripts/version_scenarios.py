@@ -1,4 +1,6 @@
-"""Successful answers in the versions that no other conversation asks for: clients in use speak several of them."""
+"""Successful answers in the versions that no other conversation asks for: clients in use speak several of
+them.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ ASKS_FOR_AN_ID = 79
 
 @scenario
 def members_of_every_version(talk: Talk) -> None:
-    """A group for each version of JoinGroup; its member joins, and leaves by the version of the same number."""
+    """A group for each version of JoinGroup; its member joins, and leaves by the version of the same
+    number.
+    """
     for version in talk.versions("JoinGroup"):
         group, by = talk.name(f"readers-{version}"), f"member-{version}"
         talk.coordinated(group)
@@ -59,7 +63,9 @@ def _leave(talk: Talk, version: int, group: str, member: str) -> None:
 
 @scenario
 def members_of_the_new_protocol_of_every_version(talk: Talk) -> None:
-    """Epochs are not told: Kafka counts what it works out in its own time. In version 0 a member may have no id yet."""
+    """Epochs are not told: Kafka counts what it works out in its own time. In version 0 a member may have no
+    id yet.
+    """
     topic = talk.topic("orders", 2)
     for version in talk.versions("ConsumerGroupHeartbeat"):
         group = talk.name(f"readers-{version}")

@@ -145,8 +145,8 @@ def test_a_fenced_leader_that_is_still_elected_takes_its_shard_back(rig: Rig) ->
 
 
 class FatalProducer(Producer):
-    """A client that met its fence while records were handed over: `produce` says that it cannot go on, and only the
-    end of the transaction says why.
+    """A client that met its fence while records were handed over: `produce` says that it cannot go on, and
+    only the end of the transaction says why.
     """
 
     armed = False
@@ -386,7 +386,8 @@ def test_rows_whose_headers_do_not_fit_are_set_aside_with_the_reason(
     rig.fill(20)
     with postgres.connect() as connection:
         connection.execute(
-            f"UPDATE {rig.outbox.table} SET kafka_header_values = ARRAY['a', 'b'] WHERE id = (SELECT min(id) + 5 FROM {rig.outbox.table})"
+            f"UPDATE {rig.outbox.table} SET kafka_header_values = ARRAY['a', 'b'] WHERE id = (SELECT min(id)"
+            f" + 5 FROM {rig.outbox.table})"
         )
         connection.commit()
     with Alone(rig.settings()):

@@ -21,8 +21,8 @@ from tests.support.harness import wait_for
 from tests.support.patience import DEADLINE_S
 
 MARK = (
-    "UPDATE {table} SET leader_id = %s WHERE id IN (SELECT id FROM {table} WHERE leader_id IS NULL OR leader_id <> %s ORDER BY id LIMIT {rows}) "
-    "RETURNING id"
+    "UPDATE {table} SET leader_id = %s WHERE id IN (SELECT id FROM {table} WHERE leader_id IS NULL OR"
+    " leader_id <> %s ORDER BY id LIMIT {rows}) RETURNING id"
 )
 
 

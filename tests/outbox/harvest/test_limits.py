@@ -35,7 +35,8 @@ SMALL_BYTES = 5_000
 class Counted(Producer):
     """A producer that counts transactions that came to nothing, and producers.
 
-    It sends when it is flushed, or has a whole batch: how large batches are says nothing of how quick the machine is.
+    It sends when it is flushed, or has a whole batch: how large batches are says nothing of how quick the
+    machine is.
     """
 
     made = aborts = 0
@@ -84,7 +85,8 @@ def enlarge(rig: Rig, postgres: Postgres, number: int, size: int) -> None:
     )
     with closing(postgres.connect()) as connection:
         connection.execute(
-            f"UPDATE {rig.outbox.table} SET {value} = {more} WHERE {order} = (SELECT min({order}) + {number} FROM {rig.outbox.table})",
+            f"UPDATE {rig.outbox.table} SET {value} = {more} WHERE {order} = (SELECT min({order}) + {number}"
+            f" FROM {rig.outbox.table})",
             (size,),
         )
         connection.commit()

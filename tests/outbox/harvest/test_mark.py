@@ -91,9 +91,13 @@ def test_marks_purges_and_resets_touch_only_their_own(marked: OutboxRows) -> Non
         b"6",
     ], "its own are not taken again"
     taken = marks.mark(5, new, held=ShardEpoch(shard=0, epoch=epoch))
-    assert [row.value for row in taken] == [b"0", b"1", b"2", b"3", b"4"], (
-        "the marks of another leader are salvaged, lowest first"
-    )
+    assert [row.value for row in taken] == [
+        b"0",
+        b"1",
+        b"2",
+        b"3",
+        b"4",
+    ], "the marks of another leader are salvaged, lowest first"
     ids = [row.id for row in first]
     assert marks.purge(ids, old) == 0
     assert marks.reset(ids, old) == 0
@@ -298,7 +302,8 @@ def test_rows_for_a_missing_topic_and_flawed_ones_are_set_aside(rig: Rig, postgr
     rig.fill(20)
     with closing(postgres.connect()) as connection:
         connection.execute(
-            f"UPDATE {rig.outbox.table} SET kafka_header_values = ARRAY['a', 'b'] WHERE id = (SELECT max(id) FROM {rig.outbox.table})"
+            f"UPDATE {rig.outbox.table} SET kafka_header_values = ARRAY['a', 'b'] WHERE id = (SELECT max(id)"
+            f" FROM {rig.outbox.table})"
         )
         connection.commit()
     with Alone(rig.settings(**MARK, attempts=2)) as leader:

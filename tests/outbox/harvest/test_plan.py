@@ -1,4 +1,6 @@
-"""What is left of a take after a refusal: nothing overtakes a row of its key, and every part stays possible."""
+"""What is left of a take after a refusal: nothing overtakes a row of its key, and every part stays
+possible.
+"""
 
 from __future__ import annotations
 
@@ -236,7 +238,9 @@ def test_of_rows_that_were_not_delivered_those_before_the_first_refused_one_go_f
 
 
 class Refusing(Producer):
-    """A producer whose broker refuses records when the test says so, and does not know topics that are *gone*."""
+    """A producer whose broker refuses records when the test says so, and does not know topics that are
+    *gone*.
+    """
 
     def __init__(
         self,
@@ -263,7 +267,7 @@ class Refusing(Producer):
             super().produce(topic, value, key, partition, **more)
             return
         found = {"topic": topic, "partition": partition, "key": key, "value": value}
-        self._refused.append((why, {name: (lambda it=it: it) for name, it in found.items()}))
+        self._refused.append((why, {name: lambda it=it: it for name, it in found.items()}))
 
     def flush(self, *args: Any) -> int:
         left = super().flush(*args)
@@ -312,8 +316,8 @@ def test_a_topic_that_goes_while_a_batch_is_under_way_holds_its_rows_of_every_pa
 def test_a_leader_that_stops_at_a_refusal_publishes_nothing_behind_the_rows_it_leaves(
     rig: Rig,
 ) -> None:
-    """Two rows of the first part are refused, so nobody is to blame yet; one of the second part has the key of
-    one that was not.
+    """Two rows of the first part are refused, so nobody is to blame yet; one of the second part has the key
+    of one that was not.
     """
     rig.write(
         [

@@ -54,8 +54,8 @@ Answer = Callable[[KafkaError | None, Message], None]
 
 
 class Faulty(Producer):
-    """Of what it is given, 2 % is refused at once, and of 2 % it says later that it was not delivered; of each one is among the first
-    records of a test, however few it comes to write.
+    """Of what it is given, 2 % is refused at once, and of 2 % it says later that it was not delivered; of
+    each one is among the first records of a test, however few it comes to write.
     """
 
     SURELY_REFUSED, SURELY_LOST = 5, 12

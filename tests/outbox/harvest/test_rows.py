@@ -46,7 +46,7 @@ def of_any_layout(request: pytest.FixtureRequest, tmp_path: Path) -> list[FreshO
     return [FreshOutbox.make(url_of(kind, request, tmp_path), request.param) for kind in DATABASES]
 
 
-# --- taking and deleting ----------------------------------------------------------------------------------------------------
+# --- taking and deleting ------------------------------------------------------------------------------------
 
 
 def test_the_lowest_rows_come_first_and_what_is_deleted_is_gone(of_any_layout: list[FreshOutbox]) -> None:
@@ -100,7 +100,7 @@ def test_excluded_keys_are_left_out_and_rows_without_a_key_are_not(of_any_layout
             assert keys(rows.take(10, excluding=[b"x"] * 3))[:5] == ["a", "b", "c", "d", "a"]
 
 
-# --- failing and setting aside ------------------------------------------------------------------------------------------------
+# --- failing and setting aside ------------------------------------------------------------------------------
 
 
 def test_a_row_that_failed_is_held_back_with_its_key_until_it_is_due(
@@ -177,7 +177,7 @@ def test_a_number_is_never_given_twice(of_any_layout: list[FreshOutbox]) -> None
             assert rows.take(1)[0].id > max(before)
 
 
-# --- rows that are wrong in themselves ------------------------------------------------------------------------------------------
+# --- rows that are wrong in themselves ----------------------------------------------------------------------
 
 
 @pytest.mark.database
@@ -239,7 +239,7 @@ def test_header_texts_that_kafka_could_not_take_are_that_rows_flaw(stored: str) 
     assert row.flaw is not None
 
 
-# --- leases -------------------------------------------------------------------------------------------------------------------------
+# --- leases -------------------------------------------------------------------------------------------------
 
 
 def test_every_epoch_is_given_once_whoever_asks(outbox: FreshOutbox) -> None:
@@ -271,7 +271,7 @@ def test_the_status_tells_of_the_oldest_row(outbox: FreshOutbox) -> None:
         assert abs(system_clock.now_ms() - (status.oldest_created_ms or 0)) < 60_000
 
 
-# --- a database that is not there ----------------------------------------------------------------------------------------------
+# --- a database that is not there ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["postgres", "mariadb", "mysql"])
@@ -358,7 +358,7 @@ def test_the_interrupted_and_the_closed_are_different(postgres: Postgres) -> Non
     rows.close()
 
 
-# --- the query is as cheap as it must be -------------------------------------------------------------------------------------------
+# --- the query is as cheap as it must be --------------------------------------------------------------------
 
 
 def test_taking_reads_the_primary_key_and_no_more_rows_than_it_gives(postgres_outbox: FreshOutbox) -> None:
@@ -366,7 +366,8 @@ def test_taking_reads_the_primary_key_and_no_more_rows_than_it_gives(postgres_ou
     with contextlib.closing(outbox.rows()) as rows:
         name = rows.database.quoted(rows.tables.outbox)
         rows.database.run(
-            f"INSERT INTO {name} (bucket, topic, key) SELECT i % 256, 't', 'k'::bytea FROM generate_series(1, 20000) i"
+            f"INSERT INTO {name} (bucket, topic, key) SELECT i % 256, 't', 'k'::bytea FROM generate_series(1,"
+            " 20000) i"
         ).close()
         rows.database.run(f"ANALYZE {name}").close()
         rows.take(500)

@@ -28,11 +28,11 @@ from tests.outbox.databases import DATABASES, FreshOutbox, url_of
 from tests.outbox.harvesting import PARTITIONS, Alone, Rig
 
 TEXT = {
-    "postgres": ["varchar(255)", "varchar", "text", "char(20)", "bytea", "uuid", "bigint", "integer", "smallint", "numeric", "jsonb", "json",
+    "postgres": ["varchar(255)", "varchar", "text", "char(20)", "bytea", "uuid", "bigint", "integer", "smallint", "numeric", "jsonb", "json",  # noqa: E501
                  "timestamptz", "boolean", "text[]"],
-    "mysql": ["varchar(255)", "tinytext", "text", "mediumtext", "longtext", "char(20)", "varbinary(255)", "binary(20)", "blob", "bigint",
+    "mysql": ["varchar(255)", "tinytext", "text", "mediumtext", "longtext", "char(20)", "varbinary(255)", "binary(20)", "blob", "bigint",  # noqa: E501
               "int", "decimal(20,4)", "json", "datetime", "enum('a','b')"],
-    "sqlite": ["varchar(255)", "text", "char(20)", "clob", "blob", "integer", "bigint", "numeric", "json", "datetime", "real", ""],
+    "sqlite": ["varchar(255)", "text", "char(20)", "clob", "blob", "integer", "bigint", "numeric", "json", "datetime", "real", ""],  # noqa: E501
 }  # fmt: skip
 TEXT["mariadb"] = [*TEXT["mysql"], "uuid"]
 BYTES = {
@@ -43,17 +43,17 @@ BYTES = {
 }
 DEFAULTS: dict[str, dict[str, dict[str, str]]] = {
     "debezium": {
-        "postgres": {"id": "uuid", "aggregatetype": "varchar(255)", "aggregateid": "varchar(255)", "type": "varchar(255)", "payload": "jsonb"},
-        "mysql": {"id": "char(36)", "aggregatetype": "varchar(255)", "aggregateid": "varchar(255)", "type": "varchar(255)", "payload": "json"},
-        "sqlite": {"id": "text", "aggregatetype": "text", "aggregateid": "text", "type": "text", "payload": "text"},
+        "postgres": {"id": "uuid", "aggregatetype": "varchar(255)", "aggregateid": "varchar(255)", "type": "varchar(255)", "payload": "jsonb"},  # noqa: E501
+        "mysql": {"id": "char(36)", "aggregatetype": "varchar(255)", "aggregateid": "varchar(255)", "type": "varchar(255)", "payload": "json"},  # noqa: E501
+        "sqlite": {"id": "text", "aggregatetype": "text", "aggregateid": "text", "type": "text", "payload": "text"},  # noqa: E501
     },
     "goharvest": {
         "postgres": {
-            "create_time": "timestamptz", "kafka_topic": "varchar(249)", "kafka_key": "varchar(100)", "kafka_value": "varchar(10000)",
+            "create_time": "timestamptz", "kafka_topic": "varchar(249)", "kafka_key": "varchar(100)", "kafka_value": "varchar(10000)",  # noqa: E501
             "kafka_header_keys": "text[]", "kafka_header_values": "text[]", "leader_id": "uuid",
         },
         "mysql": {
-            "create_time": "datetime", "kafka_topic": "varchar(249)", "kafka_key": "varchar(100)", "kafka_value": "varchar(10000)",
+            "create_time": "datetime", "kafka_topic": "varchar(249)", "kafka_key": "varchar(100)", "kafka_value": "varchar(10000)",  # noqa: E501
             "kafka_header_keys": "text", "kafka_header_values": "text", "leader_id": "char(36)",
         },
         "sqlite": {
@@ -210,7 +210,9 @@ def prove(table: Table, layout: str, column: str, type_: str) -> None:
 
 
 def refused(url: str, kind: str, layout: str, type_: str) -> set[str]:
-    """Return the columns of *layout* that must not be of this type; with all of them of it, `upgrade` makes nothing."""
+    """Return the columns of *layout* that must not be of this type; with all of them of it, `upgrade` makes
+    nothing.
+    """
     columns = columns_tried(layout)
     table = Table(url, kind, layout, dict.fromkeys(columns, type_))
     name = table.outbox.table
@@ -333,6 +335,9 @@ def test_a_quarantine_that_could_not_hold_what_the_outbox_holds_is_told(postgres
     with outbox.engine().connect() as connection:
         assert problems(connection, outbox.tables) == [
             f"column {outbox.table}_attempts.key is VARCHAR(255), and the outbox's aggregateid is TEXT",
-            f"column {outbox.table}_quarantine.aggregateid is VARCHAR(255), and the outbox's aggregateid is TEXT",
+            (
+                f"column {outbox.table}_quarantine.aggregateid is VARCHAR(255), and the outbox's aggregateid"
+                " is TEXT"
+            ),
             f"column {outbox.table}_quarantine.payload is JSONB, and the outbox's payload is BYTEA",
         ]

@@ -35,10 +35,14 @@ CREATE TABLE {table} (
   leader_id           UUID
 )"""
 STASH = (
-    "INSERT INTO {table} (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values) "
-    "VALUES (NOW(), :topic, :key, :value, CAST(:names AS TEXT[]), CAST(:values AS TEXT[]))"
+    "INSERT INTO {table} (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys,"
+    " kafka_header_values) VALUES (NOW(), :topic, :key, :value, CAST(:names AS TEXT[]), CAST(:values AS"
+    " TEXT[]))"
 )
-MARK = "UPDATE {table} SET leader_id = :me WHERE id IN (SELECT id FROM {table} WHERE leader_id IS NULL ORDER BY id LIMIT 9) RETURNING *"
+MARK = (
+    "UPDATE {table} SET leader_id = :me WHERE id IN (SELECT id FROM {table} WHERE leader_id IS NULL ORDER BY"
+    " id LIMIT 9) RETURNING *"
+)
 
 
 @pytest.fixture(params=DATABASES)
@@ -46,7 +50,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return url_of(request.param, request, tmp_path)
 
 
-# --- goharvest -------------------------------------------------------------------------------------------------------------------
+# --- goharvest ----------------------------------------------------------------------------------------------
 
 
 def test_a_goharvest_record_comes_back_as_it_was_given(url: str) -> None:
@@ -149,7 +153,7 @@ def test_what_goharvest_has_no_place_for_is_refused_before_any_sql(what: str) ->
         OutboxWriter(layout="goharvest").write(object(), "orders", **arguments)
 
 
-# --- Debezium --------------------------------------------------------------------------------------------------------------------
+# --- Debezium -----------------------------------------------------------------------------------------------
 
 
 def test_the_event_routers_examples_are_published_as_it_would(url: str) -> None:
@@ -208,7 +212,10 @@ def test_a_table_that_debezium_reads_already_gets_a_number_for_its_rows(
         layout=layout_named("debezium"),
     )
     id_type, payload = ("uuid", "jsonb") if kind == "postgres" else ("char(36)", "json")
-    columns = f"id {id_type} PRIMARY KEY, aggregatetype varchar(255) NOT NULL, aggregateid varchar(255) NOT NULL, type varchar(255) NOT NULL"
+    columns = (
+        f"id {id_type} PRIMARY KEY, aggregatetype varchar(255) NOT NULL, aggregateid varchar(255) NOT NULL,"
+        " type varchar(255) NOT NULL"
+    )
     waiting = text(f"INSERT INTO {outbox.table} VALUES (:id, 'order', '1', 'Made', NULL)")
     with outbox.engine().begin() as connection:
         connection.execute(text(f"CREATE TABLE {outbox.table} ({columns}, payload {payload})"))

@@ -120,7 +120,8 @@ def test_a_column_that_nobody_fills_is_a_problem(postgres_outbox: FreshOutbox) -
     with postgres_outbox.engine().begin() as connection:
         connection.execute(
             text(
-                f"ALTER TABLE {postgres_outbox.table} ADD COLUMN tenant text NOT NULL, ALTER COLUMN key SET NOT NULL"
+                f"ALTER TABLE {postgres_outbox.table} ADD COLUMN tenant text NOT NULL, ALTER COLUMN key SET"
+                " NOT NULL"
             )
         )
         found = problems(connection, postgres_outbox.tables)

@@ -57,7 +57,7 @@ def plain(outbox: FreshOutbox, **more: Any) -> Any:
             return pymysql.connect(**where, database=url.database, charset="utf8mb4", **more)
 
 
-# --- what is written is what will be published ----------------------------------------------------------------------------------
+# --- what is written is what will be published --------------------------------------------------------------
 
 
 def test_every_field_comes_back_as_it_was_given(outbox: FreshOutbox) -> None:
@@ -172,7 +172,7 @@ def test_a_tracers_whole_carrier_becomes_headers_behind_the_records_own(outbox: 
     assert taken(outbox)[0].headers == [("a", b"1"), ("traceparent", TRACE.encode()), ("tracestate", b"x=1")]
 
 
-# --- inside the caller's transaction, whatever that is on ---------------------------------------------------------------------
+# --- inside the caller's transaction, whatever that is on ---------------------------------------------------
 
 
 def _session(outbox: FreshOutbox, write: Callable[[Any], None], commit: bool) -> None:
@@ -291,7 +291,7 @@ def test_psycopgs_own_async_connection_is_written_on(postgres_outbox: FreshOutbo
     assert [row.key for row in taken(outbox)] == [b"one", b"two"]
 
 
-# --- misuse ----------------------------------------------------------------------------------------------------------------------
+# --- misuse -------------------------------------------------------------------------------------------------
 
 
 def _autocommitting(outbox: FreshOutbox) -> Any:
@@ -394,7 +394,7 @@ def test_services_import_it_from_clients() -> None:
     assert ExportedWriter is OutboxWriter
 
 
-# --- waking a harvester on Postgres -----------------------------------------------------------------------------------------------
+# --- waking a harvester on Postgres -------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -1,5 +1,5 @@
-"""A table of several sources that begins at a place in them: where a Faust application stood, or at a time. Which of them comes first from there on is
-decided and recorded as ever.
+"""A table of several sources that begins at a place in them: where a Faust application stood, or at a time.
+Which of them comes first from there on is decided and recorded as ever.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ def app(broker: SessionBroker, tmp_path: Path) -> Iterator[JoinApplication]:
 
 
 def lived(app: JoinApplication) -> TableVerdict:
-    """Return what `verify` says of what a worker has made of all that was written, with guesses of the order that are wrong."""
+    """Return what `verify` says of what a worker has made of all that was written, with guesses of the order
+    that are wrong.
+    """
     worker = app.worker().start(JOIN_LIE="1").wait_ready()
     app.write_late_orders(1)
     app.write(RECORDS, seed=9)

@@ -307,8 +307,8 @@ def test_the_command_tells_what_became_of_each_partition(
     monkeypatch.syspath_prepend(str(tmp_path))
     module = tmp_path / f"app_{books.name.replace('-', '_')}.py"
     module.write_text(
-        "from dataclasses import replace\nfrom tests.pipeline.bootstrap.test_bootstrap import quiet_accounts\n"
-        f"processors = [replace(quiet_accounts({books.source!r}), version=2)]\n"
+        "from dataclasses import replace\nfrom tests.pipeline.bootstrap.test_bootstrap import"
+        f" quiet_accounts\nprocessors = [replace(quiet_accounts({books.source!r}), version=2)]\n"
     )
     create_topics(books.settings, [replace(quiet_accounts(books.source), version=2)], partitions=PARTITIONS)
     kafka = [

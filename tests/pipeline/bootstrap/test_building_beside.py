@@ -1,5 +1,5 @@
-"""The first state of a version that goes on emitting where the one before stood, written while workers of that one go on: either a bootstrap or
-a worker of the new version begins a partition, and the other finds it.
+"""The first state of a version that goes on emitting where the one before stood, written while workers of
+that one go on: either a bootstrap or a worker of the new version begins a partition, and the other finds it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""A version that begins with the rows of an earlier one: whole or not at all, and a function of these and its source."""
+"""A version that begins with the rows of an earlier one: whole or not at all, and a function of these and its
+source.
+"""
 
 from __future__ import annotations
 

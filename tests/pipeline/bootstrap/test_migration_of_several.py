@@ -1,4 +1,6 @@
-"""A version of several sources, and of globals, that begins with the rows of the one before it: beside workers that go on, on both engines, and from the lake."""
+"""A version of several sources, and of globals, that begins with the rows of the one before it: beside
+workers that go on, on both engines, and from the lake.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def app(broker: SessionBroker, tmp_path: Path) -> Iterator[JoinApplication]:
 
 
 def migrating(app: JoinApplication, version: int) -> Processor[Any, Known]:
-    """Return the application's processor in its version, which begins with the rows of the one before; topics made."""
+    """Return the application's processor in its version, which begins with the rows of the one before; topics
+    made.
+    """
     found = replace(app.joined, version=version, migrate={version - 1: kept})
     create_topics(app.settings, [found], partitions=app.partitions)
     return found
@@ -75,7 +79,8 @@ def test_it_begins_beside_running_workers_and_is_a_function_of_base_sources_and_
     new = app.worker("new").start(JOIN_LIE="1").wait_ready()
     app.write_late_orders(1)
     app.write(100, seed=7)
-    # The rows are those of version 1 as they are: so all that both have emitted is what one alone would emit, from the beginning.
+    # The rows are those of version 1 as they are: so all that both have emitted is what one alone would emit,
+    # from the beginning.
     app.prove()
     new.kill()
 

@@ -1,4 +1,6 @@
-"""Bronze tables whose rows something else than a landing has changed: told with their place, or shown harmless."""
+"""Bronze tables whose rows something else than a landing has changed: told with their place, or shown
+harmless.
+"""
 
 from __future__ import annotations
 

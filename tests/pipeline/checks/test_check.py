@@ -1,4 +1,6 @@
-"""`pipeline check`: each planted fault is told with its place, or shown to be harmless; a clean lake has none."""
+"""`pipeline check`: each planted fault is told with its place, or shown to be harmless; a clean lake has
+none.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def only(verdict: LakeVerdict) -> LakeFault:
 
 @pytest.fixture
 def path(topic: TopicInMemory, tmp_path: Path) -> str:
-    """Give a table of three commits: offsets 0 to 9, 12 to 21 and 24 to 33 of two partitions, with gaps between."""
+    """Give a table of three commits: offsets 0 to 9, 12 to 21 and 24 to 33 of two partitions, with gaps
+    between.
+    """
     for _ in range(3):
         for partition in (0, 1):
             topic.append(partition, [b"v%d" % at for at in range(10)], gap=2)
@@ -59,7 +63,9 @@ def file_of(path: str, partition: int, first: int) -> Path:
 
 
 def rewritten(path: str, change: Callable[[pa.Table], pa.Table]) -> Path:
-    """Change the file of offsets 12 to 21 of partition 1, and its size in the log, as one would who covers traces."""
+    """Change the file of offsets 12 to 21 of partition 1, and its size in the log, as one would who covers
+    traces.
+    """
     file = file_of(path, 1, 12)
     before = file.stat().st_size
     parquet.write_table(change(parquet.ParquetFile(file).read()), file)

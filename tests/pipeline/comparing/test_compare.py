@@ -1,4 +1,6 @@
-"""Two versions over one history: the keys, the first offsets and the fields are those of a model, on both engines."""
+"""Two versions over one history: the keys, the first offsets and the fields are those of a model, on both
+engines.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def changes(processor: Processor[Any, Any], lake: Path) -> list[dict[str, Any]]:
 
 
 def model(one: Processor[Any, Any], other: Processor[Any, Any], lake: Path) -> tuple[Any, Any, Any]:
-    """Return what differs at the end, what first did where, and the fields: from two replays, and whole states after each offset."""
+    """Return what differs at the end, what first did where, and the fields: from two replays, and whole
+    states after each offset.
+    """
     told = [changes(each, lake) for each in (one, other)]
     offsets = sorted({(each["partition"], each["offset"]) for side in told for each in side})
     states: tuple[Rows, Rows] = ({}, {})

@@ -1,4 +1,6 @@
-"""Two versions over the history of several sources: the keys and the first records are those of a model, on both engines and with states in files."""
+"""Two versions over the history of several sources: the keys and the first records are those of a model, on
+both engines and with states in files.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,9 @@ def order(partition: int) -> dict[tuple[str, int], int]:
 
 
 def model(lake: Path) -> tuple[Any, Any]:
-    """Return the keys that differ at the end with both rows, and the record at which each first did: from whole states after each record."""
+    """Return the keys that differ at the end with both rows, and the record at which each first did: from
+    whole states after each record.
+    """
     told = [
         replay(each, NO_KAFKA, bronze(lake, transitions=True)).table("transitions", each).to_pylist()
         for each in (FIRST, second())

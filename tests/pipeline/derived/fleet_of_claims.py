@@ -1,4 +1,6 @@
-"""A fleet that works on a thousand partitions while one member dies, one is restarted and one leaves: its frames, and the truth of who held what."""
+"""A fleet that works on a thousand partitions while one member dies, one is restarted and one leaves: its
+frames, and the truth of who held what.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ DIES_S, RESTARTS_S, LEAVES_S, END_S = 600, 1_200, 1_800, 2_400
 
 @dataclass(slots=True)
 class SimulatedFleet:
-    """*truth* has (client, instance, from, until) of each partition, in s since the beginning; the last one of each is not over."""
+    """*truth* has (client, instance, from, until) of each partition, in s since the beginning; the last one
+    of each is not over.
+    """
 
     members: int = 8
     partitions: int = 1_000

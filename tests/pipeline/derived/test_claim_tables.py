@@ -1,4 +1,6 @@
-"""The tables of claims: by a second computation that looks at every moment of the log, after any number of runs, on both engines."""
+"""The tables of claims: by a second computation that looks at every moment of the log, after any number of
+runs, on both engines.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +104,9 @@ def seconds(at: datetime | None) -> float:
 
 
 def check_intervals(log: Log) -> None:
-    """Compare who holds what, at each moment near a frame or a threshold, with the guarded view as of that moment."""
+    """Compare who holds what, at each moment near a frame or a threshold, with the guarded view as of that
+    moment.
+    """
     over, current = rows_by_fold(claim_intervals(NO_KAFKA), log)
     every: list[ClaimInterval] = [*over, *current]
     near = {
@@ -128,7 +132,9 @@ def check_intervals(log: Log) -> None:
 
 
 def check_frames(log: Log, states: States, every: list[ClaimInterval]) -> None:
-    """Check what an interval says of the frames that began and ended it, and of offsets, against states folded up to them."""
+    """Check what an interval says of the frames that began and ended it, and of offsets, against states
+    folded up to them.
+    """
     for each in every:
         key = f"{each.group_id}/{each.topic}/{each.topic_partition}"
         began, _ = log[each.began_at]
@@ -164,7 +170,9 @@ def claim_at(states: States, end: int, key: str) -> Claim | None:
 
 
 def takeovers_model(log: Log) -> Iterator[tuple[Any, ...]]:
-    """Yield each takeover, in the order of the log, by looking ahead for the first offset that its new owner tells."""
+    """Yield each takeover, in the order of the log, by looking ahead for the first offset that its new owner
+    tells.
+    """
     states = states_of(log)
     for at, (frame, _) in enumerate(log):
         if isinstance(frame, ReleaseGroup):
@@ -185,18 +193,16 @@ def takeovers_model(log: Log) -> Iterator[tuple[Any, ...]]:
         gap = None if told is None or before.current_offset is None else told - before.current_offset
         owners = before.client_id, before.instance_id, after.client_id, after.instance_id
         yield (
-            (
-                at,
-                key,
-                cause,
-                *owners,
-                after.epoch,
-                taken_s - sign_s,
-                before.current_offset,
-                before.proposed_offset,
-                told,
-                gap,
-            )
+            at,
+            key,
+            cause,
+            *owners,
+            after.epoch,
+            taken_s - sign_s,
+            before.current_offset,
+            before.proposed_offset,
+            told,
+            gap,
         )
 
 
@@ -229,9 +235,10 @@ def check_takeovers(log: Log) -> None:
     for each in current:
         claim = claim_at(states_of(log), len(log), f"{each.group_id}/{each.topic}/{each.topic_partition}")
         assert claim is not None
-        assert (claim.epoch, claim.released_at_s) == (each.epoch, None), (
-            "a row is over once its owner has told or left"
-        )
+        assert (claim.epoch, claim.released_at_s) == (
+            each.epoch,
+            None,
+        ), "a row is over once its owner has told or left"
 
 
 @pytest.mark.long
@@ -363,7 +370,8 @@ def test_both_engines_take_turns_and_write_the_same_rows(
             assert run(lake, name, engine=engine).engine == engine
             assert rows_in(lake, name) == model_rows(marshal, made(NO_KAFKA))
     held = spark.sql(
-        f"SELECT count(*) FROM delta.`{derived_path(str(lake), INTERVALS)}` WHERE ended_by = 'expired' AND NOT is_current"
+        f"SELECT count(*) FROM delta.`{derived_path(str(lake), INTERVALS)}` WHERE ended_by = 'expired' AND"
+        " NOT is_current"
     )
     assert held.collect()[0][0] == sum(row["ended_by"] == "expired" for row in rows_in(lake, INTERVALS))
 

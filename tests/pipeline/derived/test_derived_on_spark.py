@@ -1,4 +1,6 @@
-"""Derived tables that Spark went on with, against those of this process alone: the same rows and the same digests."""
+"""Derived tables that Spark went on with, against those of this process alone: the same rows and the same
+digests.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The tables of events, producers.anomalies and quarantine, each by a second computation over the whole log."""
+"""The tables of events, producers.anomalies and quarantine, each by a second computation over the whole
+log.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ def put(
 def stamped_records(
     topic: TopicInMemory, count: int, chance: random.Random, told: dict[Any, list[int]]
 ) -> None:
-    """Append records of two producers: mostly the next one, some left out, late, twice, or of an epoch before; some without a stamp."""
+    """Append records of two producers: mostly the next one, some left out, late, twice, or of an epoch
+    before; some without a stamp.
+    """
     for _ in range(count):
         partition, producer = chance.randrange(2), chance.choice("pq")
         numbers = told[partition, producer]
@@ -152,7 +156,8 @@ def test_anomalies_are_those_that_remembering_every_number_finds(
         land(orders, lake)
         run(lake, ANOMALIES)
         for partition, rows in orders.logs.items():
-            # A restart and a gap may be told of one record: their order is that of the rows, which files do not keep.
+            # A restart and a gap may be told of one record: their order is that of the rows, which files do
+            # not keep.
             assert sorted(anomalies_in(lake)[partition], key=str) == sorted(anomalies_model(rows), key=str)
     assert {row["kind"] for row in rows_in(lake, ANOMALIES, "topic_offset")} >= {
         "gap",

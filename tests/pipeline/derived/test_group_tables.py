@@ -1,4 +1,6 @@
-"""The table groups.moves: by a second computation over random generations, and of real consumers by what their callbacks told them."""
+"""The table groups.moves: by a second computation over random generations, and of real consumers by what
+their callbacks told them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The table lag.by_minute: after runs at any time, with either log landed ahead of the other, by a count over both for each minute."""
+"""The table lag.by_minute: after runs at any time, with either log landed ahead of the other, by a count over
+both for each minute.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +79,9 @@ class TwoLogs:
         return report
 
     def expected(self) -> tuple[set[Row], set[Row]]:
-        """Return the rows that are over, and those that are not, by looking at every record that was landed for each minute."""
+        """Return the rows that are over, and those that are not, by looking at every record that was landed
+        for each minute.
+        """
         commits = self.commits[: self.seen_commits]
         over, current = set[Row](), set[Row]()
         for group in GROUPS:
@@ -112,7 +116,9 @@ class TwoLogs:
         return [tuple(each) for each in found]
 
     def check(self, before: set[Row]) -> set[Row]:
-        """Hold the table against the model; return what is over. A partition of which nothing is new may have rows that are over by now, and still are current."""
+        """Hold the table against the model; return what is over. A partition of which nothing is new may have
+        rows that are over by now, and still are current.
+        """
         (over, current), (wanted_over, wanted_current) = self.told(), self.expected()
         assert (over | current) ^ (wanted_over | wanted_current) == set()
         assert over <= wanted_over
@@ -318,7 +324,9 @@ def test_of_two_compactions_at_once_one_is_refused(monkeypatch: pytest.MonkeyPat
 def test_a_compaction_of_which_nobody_knows_whether_it_was_made_keeps_its_files(
     monkeypatch: pytest.MonkeyPatch, lake: Path, failure: BaseException
 ) -> None:
-    """The commit is made, its answer lost, and the store away when it is asked: the rows are in the new files alone."""
+    """The commit is made, its answer lost, and the store away when it is asked: the rows are in the new files
+    alone.
+    """
     logs = TwoLogs(monkeypatch, lake, 7)
     for minute in (0, 10, 20):
         logs.write(iter(range(minute, minute + 3)))

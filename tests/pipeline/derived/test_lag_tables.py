@@ -1,4 +1,6 @@
-"""The tables that lag is joined of, and what the report tells of lag, against a count over both logs for each minute."""
+"""The tables that lag is joined of, and what the report tells of lag, against a count over both logs for each
+minute.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +79,9 @@ class Logs:
         self.commits.append(made)
 
     def lag_at(self, group: str, partition: int, minute: int) -> int | None:
-        """Return how far a group was behind at the end of a minute, by looking at every record up to there."""
+        """Return how far a group was behind at the end of a minute, by looking at every record up to
+        there.
+        """
         until_ms = BEGIN_MS + (minute + 1) * MINUTE_MS
         committed = [
             each[2] for each in self.commits if each[:2] == (group, partition) and each[3] < until_ms

@@ -1,4 +1,6 @@
-"""The notebooks, cell by cell without Jupyter: their Spark SQL gives what the report's own figures and the models give."""
+"""The notebooks, cell by cell without Jupyter: their Spark SQL gives what the report's own figures and the
+models give.
+"""
 
 from __future__ import annotations
 

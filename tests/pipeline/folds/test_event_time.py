@@ -1,5 +1,5 @@
-"""Timers of event time, and decoders that ask for append time and topic: one table from topics and lake, here and on
-Spark, and in the test kit.
+"""Timers of event time, and decoders that ask for append time and topic: one table from topics and lake, here
+and on Spark, and in the test kit.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A join on real workers, then restored, then folded again here and on Spark, from the topics and from the lake: one
-digest.
+"""A join on real workers, then restored, then folded again here and on Spark, from the topics and from the
+lake: one digest.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 HERE = LandOptions(engine="local")
-"""What is said of landings here is theirs with either engine: Spark takes twenty times the processor time for it."""
+"""What is said of landings here is theirs with either engine: Spark takes twenty times the processor time for
+it.
+"""
 
 
 @pytest.fixture

@@ -1,4 +1,6 @@
-"""One history: a bronze table up to its end and the topic from there, folded only where both are shown to join."""
+"""One history: a bronze table up to its end and the topic from there, folded only where both are shown to
+join.
+"""
 
 from __future__ import annotations
 
@@ -142,7 +144,10 @@ def test_a_gap_between_lake_and_topic_is_named(books: Books, lake: Path) -> None
     land(books.settings, books.source, str(lake))
     books.write(30, first=200)
     trim(books, 205)
-    told = rf"partition 0 ends at offset 200, and topic {books.source} begins at 205: offsets 200 to 204 are in neither"
+    told = (
+        rf"partition 0 ends at offset 200, and topic {books.source} begins at 205: offsets 200 to 204 are in"
+        r" neither"
+    )
     fails(books, lake, LostRecordsError, told, allow_holes=True)
 
 
@@ -177,7 +182,9 @@ def test_a_topic_that_ends_before_its_table_is_refused(books: Books, lake: Path)
 
 
 def land_otherwise(books: Books, lake: Path, patch: pytest.MonkeyPatch, offset: int, **changed: Any) -> None:
-    """Land what the source would hold if the record at *offset* of partition 0 were another one, or with nothing *changed* were not there."""
+    """Land what the source would hold if the record at *offset* of partition 0 were another one, or with
+    nothing *changed* were not there.
+    """
 
     class Other(TopicReader):
         def records(self, partition: int, span: Any) -> Iterator[tuple[Records, int]]:

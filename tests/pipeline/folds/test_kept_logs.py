@@ -1,4 +1,6 @@
-"""The topic of a global table is read once for all partitions that one process folds, as far as there is room."""
+"""The topic of a global table is read once for all partitions that one process folds, as far as there is
+room.
+"""
 
 from __future__ import annotations
 

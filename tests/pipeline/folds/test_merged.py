@@ -1,5 +1,5 @@
-"""The replay of several sources gives what workers came to, whatever these had guessed, and tells of which source
-each change was.
+"""The replay of several sources gives what workers came to, whatever these had guessed, and tells of which
+source each change was.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The replay of several sources from the lake, here and on Spark: what workers came to, or an error that says what of
-the lake is missing.
+"""The replay of several sources from the lake, here and on Spark: what workers came to, or an error that says
+what of the lake is missing.
 """
 
 from __future__ import annotations

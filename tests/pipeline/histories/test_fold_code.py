@@ -1,4 +1,6 @@
-"""A fold is another one where its functions change, or what they use of their application; comments, layout and installed packages do not matter."""
+"""A fold is another one where its functions change, or what they use of their application; comments, layout
+and installed packages do not matter.
+"""
 
 from __future__ import annotations
 

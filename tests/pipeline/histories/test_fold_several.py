@@ -1,4 +1,6 @@
-"""Tables of states and histories of processors of several sources: after any number of folds they are what one replay makes of the order that workers recorded."""
+"""Tables of states and histories of processors of several sources: after any number of folds they are what
+one replay makes of the order that workers recorded.
+"""
 
 from __future__ import annotations
 
@@ -42,8 +44,8 @@ World = tuple[Diary, list[SourceLog]]
 
 @cache
 def worlds(seed: int = 0) -> list[World]:
-    """Return what workers of some partitions came to, with their states on the way, and the logs up to there. Nobody
-    changes them.
+    """Return what workers of some partitions came to, with their states on the way, and the logs up to there.
+    Nobody changes them.
     """
     found: list[World] = []
     for each in range(seed, seed + 40):
@@ -65,8 +67,8 @@ def records(log: SourceLog, end: int) -> list[Record]:
 
 
 def land(lake: Path, made: list[World], share: float, ahead: int = 3) -> list[VectorMarker]:
-    """Write the lake as landings leave it when tables stand at a *share* of their ways: of the sources *ahead* more offsets are there, and whatever choices came
-    with them. Return where the tables stand.
+    """Write the lake as landings leave it when tables stand at a *share* of their ways: of the sources
+    *ahead* more offsets are there, and whatever choices came with them. Return where the tables stand.
     """
     at = [marker(live.states[round((len(live.states) - 1) * share)]) for live, _ in made]
     sources: dict[str, Log] = {}
@@ -189,7 +191,9 @@ def test_after_any_number_of_folds_the_tables_are_those_of_the_workers(
 
 @pytest.mark.long
 def test_records_whose_order_is_not_settled_are_left(lake: Path) -> None:
-    """The planted fault: a fold to the end of the sources would guess, and not be what workers made of it afterwards."""
+    """The planted fault: a fold to the end of the sources would guess, and not be what workers made of it
+    afterwards.
+    """
     made, guessed = worlds(), 0
     for share in (0.3, 0.5, 0.7):
         at = land(lake, made, share, ahead=6)

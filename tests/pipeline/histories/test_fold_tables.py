@@ -1,4 +1,6 @@
-"""Tables of states and histories: after any number of folds they are what one replay from the beginning makes of the lake."""
+"""Tables of states and histories: after any number of folds they are what one replay from the beginning makes
+of the lake.
+"""
 
 from __future__ import annotations
 
@@ -698,7 +700,9 @@ def away(_: DeltaTable) -> None:
 
 
 class FailingCall:
-    """A store of which one call of delta-rs's fails, after what it asks for was *done* or not; *away* is the first other call that fails from then on."""
+    """A store of which one call of delta-rs's fails, after what it asks for was *done* or not; *away* is the
+    first other call that fails from then on.
+    """
 
     def __init__(
         self, monkeypatch: pytest.MonkeyPatch, of: Any, name: str, *, done: bool, away: str | None = None
@@ -900,7 +904,9 @@ def test_kills_anywhere_change_nothing(topic: TopicInMemory, lake: Path) -> None
 @pytest.mark.slow
 @pytest.mark.process
 def test_folds_that_race_change_nothing(topic: TopicInMemory, lake: Path) -> None:
-    """Three processes at a time fold what was landed: each round at least one of them does, and none takes back what another did."""
+    """Three processes at a time fold what was landed: each round at least one of them does, and none takes
+    back what another did.
+    """
     root = str(Path(__file__).parents[3])
     for number in range(5):
         some(topic, 300, seed=number)

@@ -1,4 +1,6 @@
-"""A lake in an object store, through delta-rs, by either engine: the same tables, and as exact when landings race, or are killed."""
+"""A lake in an object store, through delta-rs, by either engine: the same tables, and as exact when landings
+race, or are killed.
+"""
 
 from __future__ import annotations
 
@@ -159,7 +161,9 @@ if steps:
     os.close(1)
     sys.stdin.read()
 """
-"""Lands all, or so many steps and then waits for its end: one that is to be killed leaves something to others, however late that comes."""
+"""Lands all, or so many steps and then waits for its end: one that is to be killed leaves something to
+others, however late that comes.
+"""
 STEPS = 6
 
 

@@ -1,4 +1,6 @@
-"""The report page: its figures against the truth of a simulated fleet and a count second by second, and the page itself in a browser."""
+"""The report page: its figures against the truth of a simulated fleet and a count second by second, and the
+page itself in a browser.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A real standalone cluster of Spark on loopback, a master and workers as processes of their own, and an application to be folded there."""
+"""A real standalone cluster of Spark on loopback, a master and workers as processes of their own, and an
+application to be folded there.
+"""
 
 from __future__ import annotations
 
@@ -197,7 +199,9 @@ def on_master(master: str, conf: dict[str, str] | None = None) -> list[str]:
 
 @cache
 def quick_start() -> dict[str, str]:
-    """Return the settings with which driver and executors use the archive of classes, where a session has made it: it fits only a class path that has the jars."""
+    """Return the settings with which driver and executors use the archive of classes, where a session has
+    made it: it fits only a class path that has the jars.
+    """
     archive = archive_of(SparkOptions(master="local[2]"))
     flags = " ".join([QUICK, *(archive.flags() if archive is not None and archive.made_at is None else [])])
     told = {"extraJavaOptions": flags, "extraClassPath": os.pathsep.join(map(str, spark_jars()))}

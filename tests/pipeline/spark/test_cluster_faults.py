@@ -1,4 +1,6 @@
-"""A standalone cluster that cannot run a job: the command ends within its time and says in one line what Spark said, and where its log is."""
+"""A standalone cluster that cannot run a job: the command ends within its time and says in one line what
+Spark said, and where its log is.
+"""
 
 from __future__ import annotations
 
@@ -171,7 +173,7 @@ try:
         print("it has started")
 except SparkError as error:
     print(error)
-"""
+"""  # noqa: E501
 
 
 def test_a_session_that_does_not_come_to_be_in_time(tmp_path: Path) -> None:

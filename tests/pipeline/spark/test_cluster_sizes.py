@@ -1,4 +1,6 @@
-"""What a task takes of memory on a cluster when partitions are of unequal size, many, or hold a million keys: at most what docs/lake.md says."""
+"""What a task takes of memory on a cluster when partitions are of unequal size, many, or hold a million keys:
+at most what docs/lake.md says.
+"""
 
 from __future__ import annotations
 

@@ -98,7 +98,9 @@ Load = Callable[[str, Path], ModuleType]
 
 @pytest.fixture
 def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
-    """Give a loader of modules by name and folder, as a command with `-A` loads them; they are gone after the test."""
+    """Give a loader of modules by name and folder, as a command with `-A` loads them; they are gone after the
+    test.
+    """
     before = {*sys.modules}
 
     def loaded(name: str, folder: Path) -> ModuleType:

@@ -19,7 +19,9 @@ TIMEOUT_S = 5.0
 
 
 class Played:
-    """A cluster that is starved at some of the looks; after the last one nobody looks any more. A second passes before each."""
+    """A cluster that is starved at some of the looks; after the last one nobody looks any more. A second
+    passes before each.
+    """
 
     def __init__(self, *starved: bool) -> None:
         self.clock, self.cancelled = ManualClock(), list[int]()
@@ -54,8 +56,10 @@ def test_a_job_without_executors_is_ended_when_its_time_is_over() -> None:
     cluster = Played(*[True] * 6)
     watch = cluster.looked_at()
     assert cluster.cancelled == [6]
-    assert watch.starved == (
-        "no executor has taken a task for 5 s (spark_executors_timeout_s): of two workers none is large enough"
+    assert (
+        watch.starved
+        == "no executor has taken a task for 5 s (spark_executors_timeout_s): of two workers none is large"
+        " enough"
     )
 
 

@@ -1,4 +1,6 @@
-"""What Spark's workers can be sent of a processor, and what the error says of the rest, before a JVM starts."""
+"""What Spark's workers can be sent of a processor, and what the error says of the rest, before a JVM
+starts.
+"""
 
 from __future__ import annotations
 
@@ -58,8 +60,8 @@ def arrived(sent: Any) -> Any:
 OPTIONS: list[tuple[type, Mapping[str, Any]]] = [
     (msgspec.json.Decoder, {"type": Sale | None, "strict": False, "dec_hook": other, "float_hook": float}),
     (msgspec.msgpack.Decoder, {"type": list[Sale], "strict": False, "dec_hook": other, "ext_hook": ext}),
-    (msgspec.json.Encoder, {"enc_hook": str, "decimal_format": "number", "uuid_format": "hex", "order": "sorted"}),
-    (msgspec.msgpack.Encoder, {"enc_hook": str, "decimal_format": "number", "uuid_format": "hex", "order": "sorted"}),
+    (msgspec.json.Encoder, {"enc_hook": str, "decimal_format": "number", "uuid_format": "hex", "order": "sorted"}),  # noqa: E501
+    (msgspec.msgpack.Encoder, {"enc_hook": str, "decimal_format": "number", "uuid_format": "hex", "order": "sorted"}),  # noqa: E501
 ]  # fmt: skip
 
 
@@ -175,11 +177,11 @@ class Breaks(Exception):
 UNFIT: list[tuple[Callable[[], Processor[Any, Any]], str]] = [
     (lambda: replace(accounts(), fold=enclosing(threading.Lock())), "fold holds 'held', a _thread.lock"),
     (lambda: replace(accounts(), fold=Counter()), "fold holds 'left', a generator"),
-    (lambda: replace(accounts(), fold=partial(print, [numbers()])), "fold holds argument 0, which holds element 0, a generator"),
+    (lambda: replace(accounts(), fold=partial(print, [numbers()])), "fold holds argument 0, which holds element 0, a generator"),  # noqa: E501
     (lambda: replace(accounts(), fold=enclosing(Breaks(1, 2))), "fold holds 'held', a .*Breaks, .*TypeError"),
-    (lambda: of_sources(Source("s", Json(int), time=enclosing(numbers())), fold), "time of s holds 'held', a generator"),
-    (lambda: of_sources(PLAIN, FoldWith(enclosing(numbers()), ("key",))), "fold of s holds 'fold', which holds 'held', a generator"),
-    (lambda: replace(accounts(), tables={"t": Table(int, route=partial(print, numbers()))}), "t of tables holds 'route', which holds argument 0"),
+    (lambda: of_sources(Source("s", Json(int), time=enclosing(numbers())), fold), "time of s holds 'held', a generator"),  # noqa: E501
+    (lambda: of_sources(PLAIN, FoldWith(enclosing(numbers()), ("key",))), "fold of s holds 'fold', which holds 'held', a generator"),  # noqa: E501
+    (lambda: replace(accounts(), tables={"t": Table(int, route=partial(print, numbers()))}), "t of tables holds 'route', which holds argument 0"),  # noqa: E501
 ]  # fmt: skip
 
 

@@ -199,7 +199,7 @@ except SparkError as error:
 with open_session(options) as session:
     print(session.range(7).count(), flush=True)
 input()
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.spark
@@ -270,8 +270,10 @@ def test_scram_and_tls_are_told_to_java() -> None:
         "queue.buffering.max.kbytes": "1024",
     }
     java = java_properties(Settings(kafka=kafka))
-    assert java["sasl.jaas.config"] == (
-        'org.apache.kafka.common.security.scram.ScramLoginModule required username="ada" password="p\\"w\\\\d";'
+    assert (
+        java["sasl.jaas.config"]
+        == 'org.apache.kafka.common.security.scram.ScramLoginModule required username="ada"'
+        ' password="p\\"w\\\\d";'
     )
     assert (java["ssl.truststore.type"], java["ssl.truststore.certificates"]) == ("PEM", here.read_text())
     assert java["fetch.max.wait.ms"] == "77"
@@ -339,11 +341,14 @@ def test_the_innermost_message_is_told() -> None:
 
 
 def test_a_workers_traceback_is_cut_to_its_last_line() -> None:
-    trace = "Traceback (most recent call last):\n  File \"f.py\", line 3, in f\n    x\nModuleNotFoundError: No module named 'shop'\n"
+    trace = (
+        'Traceback (most recent call last):\n  File "f.py", line 3, in f\n    x\nModuleNotFoundError: No'
+        " module named 'shop'\n"
+    )
     assert (
         str(failed(spark_failure(Java("PythonException", trace)), "t"))
-        == "t: the Python of a worker has no module shop: install it there, or set spark.pyspark.python to one of this driver's version that has this "
-        "package's dependencies"
+        == "t: the Python of a worker has no module shop: install it there, or set spark.pyspark.python to"
+        " one of this driver's version that has this package's dependencies"
     )
 
 
@@ -355,8 +360,14 @@ def test_an_error_of_ours_in_a_task_is_the_same_error_here(kind: type[PipelineEr
 
 
 def test_a_worker_of_another_python_is_told_with_its_cure() -> None:
-    said = "Python in worker has different version: 3.9 than that in driver: 3.11, PySpark cannot run with different minor versions."
-    trace = f"Traceback (most recent call last):\n  File x\npyspark.errors.PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] {said}\n"
+    said = (
+        "Python in worker has different version: 3.9 than that in driver: 3.11, PySpark cannot run with"
+        " different minor versions."
+    )
+    trace = (
+        "Traceback (most recent call last):\n  File x\npyspark.errors.PySparkRuntimeError:"
+        f" [PYTHON_VERSION_MISMATCH] {said}\n"
+    )
     told = str(failed(spark_failure(Java("PythonException", trace)), "t"))
     assert told.startswith(f"t: {said}: set spark.pyspark.python to one of this driver's version")
 
@@ -375,7 +386,10 @@ def test_a_worker_of_another_python_is_told_with_its_cure() -> None:
     ],
 )
 def test_a_task_that_dies_each_time_is_told_with_its_end_and_not_the_trace(failure: str, died: str) -> None:
-    message = f"Task 0 in stage 0.0 failed 4 times, most recent failure: Lost task 0.3 in stage 0.0 (TID 3) (h executor 3): {failure}\n\tat x.y\nDriver stacktrace:"
+    message = (
+        "Task 0 in stage 0.0 failed 4 times, most recent failure: Lost task 0.3 in stage 0.0 (TID 3) (h"
+        f" executor 3): {failure}\n\tat x.y\nDriver stacktrace:"
+    )
     told = str(
         failed(spark_failure(Java("a.SparkException", message, Java("java.io.EOFException", None))), "t")
     )
@@ -430,8 +444,9 @@ def test_a_context_that_spark_has_stopped_is_told_with_its_cure() -> None:
         "Cannot call methods on a stopped SparkContext.\nThis stopped SparkContext was created at:\n\nx.y"
     )
     error = spark_failure(Java("java.lang.IllegalStateException", stopped))
-    assert str(failed(error, "no Spark session")) == (
-        "no Spark session: Spark has given up, as it does without a master or executors (see --master): "
+    assert (
+        str(failed(error, "no Spark session"))
+        == "no Spark session: Spark has given up, as it does without a master or executors (see --master): "
         "Cannot call methods on a stopped SparkContext."
     )
 
@@ -440,7 +455,8 @@ def test_a_context_that_spark_has_stopped_is_told_with_its_cure() -> None:
 def log(tmp_path: Path) -> Path:
     path = tmp_path / "spark-1.log"
     path.write_text(
-        "0 ERROR Utils: lost a block\n1 WARN Utils: odd\n2 ERROR Backend: removed: Master removed our application: FAILED\n\tat x.y\n3 WARN more\n"
+        "0 ERROR Utils: lost a block\n1 WARN Utils: odd\n2 ERROR Backend: removed: Master removed our"
+        " application: FAILED\n\tat x.y\n3 WARN more\n"
     )
     return path
 
@@ -467,7 +483,8 @@ def test_errors_of_spark_alone_tell_where_its_log_is(log: Path, tmp_path: Path) 
 def test_what_ended_a_jvm_before_it_could_log_is_told(tmp_path: Path) -> None:
     log = tmp_path / "spark-1.log"
     log.write_text(
-        'Exception in thread "main" org.apache.spark.SparkException: Could not parse Master URL: x\n\tat y.z\n'
+        'Exception in thread "main" org.apache.spark.SparkException: Could not parse Master URL: x\n\tat'
+        " y.z\n"
     )
     assert "Could not parse Master URL: x" in in_log(log)
     log.write_text("")

@@ -50,7 +50,10 @@ def test_the_zip_holds_every_room_and_runs_alone(tmp_path: Path) -> None:
     ):
         assert f"holdfast/{room}/{module}.py" in found
     assert not [name for name in found if name.endswith(".pyc")]
-    code = f"import sys; sys.path.insert(0, {str(path)!r}); import holdfast.pipeline.folds.folding as f, holdfast; print(f.__file__, holdfast.__file__)"
+    code = (
+        f"import sys; sys.path.insert(0, {str(path)!r}); import holdfast.pipeline.folds.folding as f,"
+        " holdfast; print(f.__file__, holdfast.__file__)"
+    )
     ran = subprocess.run(
         [sys.executable, "-I", "-c", code],
         capture_output=True,
@@ -59,9 +62,10 @@ def test_the_zip_holds_every_room_and_runs_alone(tmp_path: Path) -> None:
         check=True,
         cwd=tmp_path,
     )
-    assert [each.startswith(str(path)) for each in ran.stdout.split()] == [True, True], (
-        "from the zip, not from the installed package"
-    )
+    assert [each.startswith(str(path)) for each in ran.stdout.split()] == [
+        True,
+        True,
+    ], "from the zip, not from the installed package"
 
 
 def test_equal_code_gives_equal_bytes() -> None:
@@ -160,7 +164,7 @@ conf = {
 spark = SparkOptions(master="local-cluster[2,1,1024]", quick=True, conf=conf)
 got = replay(processor, Settings(), ReplayOptions(engine="spark", source="bronze", lake=sys.argv[2], spark=spark))
 print(json.dumps({"applied": got.applied, "rows": got.table("rows", processor).select(["partition", "key", "row"]).to_pylist()}))
-"""
+"""  # noqa: E501
 
 
 @contextlib.contextmanager

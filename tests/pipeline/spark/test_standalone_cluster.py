@@ -1,4 +1,6 @@
-"""A standalone cluster of a master and two workers does what one process does, whatever is killed meanwhile."""
+"""A standalone cluster of a master and two workers does what one process does, whatever is killed
+meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,9 @@ if (once := os.environ.get("DIE_ONCE")) is not None:
 
     task_table.write_partition = write_and_die
 """
-"""Imported by every Python of an executor: that which has written a file of a landing first dies, and its executor."""
+"""Imported by every Python of an executor: that which has written a file of a landing first dies, and its
+executor.
+"""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,6 @@
-"""Expiry: the old beginning goes, all else stays provable, and whoever lands, compacts or is killed beside it does no harm."""
+"""Expiry: the old beginning goes, all else stays provable, and whoever lands, compacts or is killed beside it
+does no harm.
+"""
 
 from __future__ import annotations
 
@@ -104,7 +106,9 @@ def test_files_of_a_commit_of_which_nobody_knows_whether_it_was_made_are_kept(
     verb: Callable[[str], object],
     failure: BaseException,
 ) -> None:
-    """The commit is made, its answer lost, and the store away when it is asked: the rows are in the new files alone."""
+    """The commit is made, its answer lost, and the store away when it is asked: the rows are in the new files
+    alone.
+    """
     path = some_commits(topic, tmp_path, 12)
     compact("t", str(tmp_path))  # so that files are split
     some_commits(topic, tmp_path, 3, seed=2)
@@ -185,8 +189,8 @@ def test_a_replay_is_told_what_is_gone(topic: TopicInMemory, tmp_path: Path) -> 
     extent = extent_of_bronze(landed, None, path, {}, "app")
     gone = sum(each.offset < 30 for each in topic.logs[0])
     assert (
-        f"partition 0 begins at offset {left(topic, 30)[0][0]} (its {gone} rows from before 1970-01-01T00:00:01+00:00 expired)"
-        in extent.holes[0]
+        f"partition 0 begins at offset {left(topic, 30)[0][0]} (its {gone} rows from before"
+        " 1970-01-01T00:00:01+00:00 expired)" in extent.holes[0]
     )
     assert extent.spans[0].first == left(topic, 30)[0][0]
 

@@ -1,4 +1,6 @@
-"""The first difference of states, found without having either in memory, against what a look at both would say."""
+"""The first difference of states, found without having either in memory, against what a look at both would
+say.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Emits compared as they are read from a store, in memory or in a file, against a comparison that has them all in memory."""
+"""Emits compared as they are read from a store, in memory or in a file, against a comparison that has them
+all in memory.
+"""
 
 from __future__ import annotations
 
@@ -192,7 +194,9 @@ def test_of_many_emits_of_one_place_few_are_held(
 def test_many_equal_emits_are_read_a_few_times_however_far_they_go_before_they_differ(
     monkeypatch: pytest.MonkeyPatch, held_bytes: int
 ) -> None:
-    """Each long ending of what was found is as what is expected up to the middle, where one record is another."""
+    """Each long ending of what was found is as what is expected up to the middle, where one record is
+    another.
+    """
     count, read = 2_000, 0
     scan = EmitRun.scan
 

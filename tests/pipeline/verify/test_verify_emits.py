@@ -271,7 +271,9 @@ def test_of_a_topic_that_lost_the_head_of_one_partition_the_others_are_compared_
 
 
 def test_emits_that_cannot_be_read_yet_are_waited_for(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The markers of a transaction are written to each partition in its own time: here a stranger's is open in the topic alone."""
+    """The markers of a transaction are written to each partition in its own time: here a stranger's is open
+    in the topic alone.
+    """
     stranger = Producer(live.broker.client_config(**{"transactional.id": live.out}))
     stranger.init_transactions(DEADLINE_S)
     stranger.begin_transaction()
@@ -449,8 +451,8 @@ def assert_emits(app: JoinApplication, engine: Literal["local", "spark"]) -> Non
 
 @pytest.fixture(scope="module")
 def handed_over(broker: SessionBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[JoinApplication]:
-    """Give a join of which version 2 has gone on where version 1 stood, in the middle of a guess that nothing has shown to be wrong; it dies in the transaction
-    that records that, and version 1 goes on once more.
+    """Give a join of which version 2 has gone on where version 1 stood, in the middle of a guess that nothing
+    has shown to be wrong; it dies in the transaction that records that, and version 1 goes on once more.
     """
     app = JoinApplication(broker, tmp_path_factory.mktemp("join"), partitions=1, instance_id="only")
     try:

@@ -20,8 +20,8 @@ from holdfast.core.member.settings import Delivery, MemberSettings
 class ClaimDelivery:
     """The delivery of one engine. It has no thread: the taker and the engine's threads call in.
 
-    *lock* is the engine's, and *do* carries out what the member answers, under that lock. `attach` comes before
-    everything but `take_handout`, which has nothing to hand out until then.
+    *lock* is the engine's, and *do* carries out what the member answers, under that lock. `attach` comes
+    before everything but `take_handout`, which has nothing to hand out until then.
     """
 
     def __init__(
@@ -227,7 +227,10 @@ class ClaimDelivery:
         """
         count = sum(len(batch.messages) for batch in left)
         self.undelivered += count
-        text = f"{count} messages, offsets {left[0].first} to {left[-1].end - 1}, were committed and not taken before the claim was given up"
+        text = (
+            f"{count} messages, offsets {left[0].first} to {left[-1].end - 1}, were committed and not taken"
+            " before the claim was given up"
+        )
         self._do([Notify(Event.UNDELIVERED, stop.topic, stop.partition, text=text)])
 
     def _withdraw(self, handout: Handout) -> None:

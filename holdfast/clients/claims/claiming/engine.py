@@ -2,8 +2,8 @@
 asks for.
 
 One thread reads the coordination topic and keeps the member's time, another fetches messages
-(`ClaimFetcher`). The user's side calls in from wherever it runs. One lock is around the member and all that it
-asks for, so frames go out in the order in which they were decided.
+(`ClaimFetcher`). The user's side calls in from wherever it runs. One lock is around the member and all that
+it asks for, so frames go out in the order in which they were decided.
 """
 
 from __future__ import annotations
@@ -163,8 +163,8 @@ class ClaimEngine:
         """Stop handing out, then give claims back (or leave them for a fast reclaim); done when the log has
         it all.
 
-        At most once with *release*, what the log has committed is handed out first, to a taker that goes on to
-        take, within the drain window.
+        At most once with *release*, what the log has committed is handed out first, to a taker that goes on
+        to take, within the drain window.
         """
         if self.group is not None:
             self.group.leave(release=release)
@@ -232,7 +232,9 @@ class ClaimEngine:
         self.delivery.nudge()
 
     def flush(self, timeout_s: float | None = None) -> Future[None]:
-        """Write what is committed to the log now; done when the log has it, ClaimLostError where it will not."""
+        """Write what is committed to the log now; done when the log has it, ClaimLostError where it will
+        not.
+        """
         done: Future[None] = Future()
         with self.lock:
             member = self._live()
@@ -512,8 +514,9 @@ class ClaimEngine:
 
     def _moved(self, count: int) -> TopicError:
         return TopicError(
-            f"{self._settings.coordination_topic} had {self._log.partitions} partitions and has {count} now: every claim has moved to another "
-            "one. This consumer has stopped; start all members again, together"
+            f"{self._settings.coordination_topic} had {self._log.partitions} partitions and has {count} now:"
+            " every claim has moved to another one. This consumer has stopped; start all members again,"
+            " together"
         )
 
     def _ask_broker(self, member: Member, now_s: float) -> None:
@@ -543,7 +546,8 @@ class ClaimEngine:
     def _late(self, what: str) -> BaseException:
         cause = self._log.last_error or "no error was reported"
         return BrokerError(
-            f"{what} did not happen in time at {self._settings.bootstrap_servers}: {cause}; check the broker, or wait longer"
+            f"{what} did not happen in time at {self._settings.bootstrap_servers}: {cause}; check the broker,"
+            " or wait longer"
         )
 
     def _shut(self) -> None:

@@ -394,14 +394,16 @@ class ClaimFetcher:
             self._on_error(error)
 
     def _report_hopeless(self, place: Place, error: KafkaError) -> None:
-        """Say once why a claim is given back: it may be won again at the same offset, and given back again."""
+        """Say once why a claim is given back: it may be won again at the same offset, and given back
+        again.
+        """
         if place in self._hopeless:
             return
         self._hopeless.add(place)
         lost = (
-            "; if this comes again the log is shorter than the group's offset, as after its topic was made anew. "
-            "To begin with what there is: holdfast groups reset-offsets %(group)s --to-earliest "
-            "--topic %(topic)s:%(partition)d --execute"
+            "; if this comes again the log is shorter than the group's offset, as after its topic was made"
+            " anew. To begin with what there is: holdfast groups reset-offsets %(group)s --to-earliest"
+            " --topic %(topic)s:%(partition)d --execute"
         )
         logger.warning(
             "%(topic)s/%(partition)d cannot be read, and its claim is given back: %(problem)s"
@@ -426,7 +428,10 @@ def size_of(messages: Sequence[Message]) -> int:
     return sum(map(len, messages[::step])) * step
 
 
-_NOT_ALONE = "the coordination topic has them. A consumer group of Kafka's own has the name of this one, and members: let one of them have another name"
+_NOT_ALONE = (
+    "the coordination topic has them. A consumer group of Kafka's own has the name of this one, and members:"
+    " let one of them have another name"
+)
 _HOPELESS = CLOSED_TOPIC | OUT_OF_LOG
 """What ends the reading of a partition: its claim is given back, and the next owner begins where there is
 something to read.

@@ -311,8 +311,9 @@ class OffsetFetcher:
         ):
             names = ", ".join(sorted({member.client_id for member in found.members})[:5])
             raise ConfigError(
-                f"group {self._group_id} is a live consumer group of Kafka's own ({found.state.name.lower()}; members: {names or 'joining'}): "
-                "its coordinator refuses offsets from anybody else. Stop those consumers, or claim under another group name"
+                f"group {self._group_id} is a live consumer group of Kafka's own ({found.state.name.lower()};"
+                f" members: {names or 'joining'}): its coordinator refuses offsets from anybody else. Stop"
+                " those consumers, or claim under another group name"
             )
 
     def _describe_group(self, admin: CoordinatorAdmin) -> Any:
@@ -335,7 +336,8 @@ class OffsetFetcher:
 
     def _no_answer(self, what: str, why: str) -> BrokerError:
         return BrokerError(
-            f"cannot ask for {what} at {self._servers}: {self._last_error or why}; check bootstrap.servers and the broker"
+            f"cannot ask for {what} at {self._servers}: {self._last_error or why}; check bootstrap.servers"
+            " and the broker"
         )
 
 

@@ -18,8 +18,9 @@ class Lease:
     """One stay of one partition with this instance, from `Start` to `Stop`. Another stay of the same
     partition is another Lease.
 
-    *gate* is the member's: whether messages may be handed out. It is shut before anything else happens at a stop, and asked last before a hand-out. *next_offset* is where fetching
-    stands, *granted* the end of what may be handed out at most once (unused otherwise). *topic* is what is claimed; its messages are those of
+    *gate* is the member's: whether messages may be handed out. It is shut before anything else happens at a
+    stop, and asked last before a hand-out. *next_offset* is where fetching stands, *granted* the end of what
+    may be handed out at most once (unused otherwise). *topic* is what is claimed; its messages are those of
     *source*, which is another topic where *lane* says which of its messages they are.
     """
 
@@ -70,7 +71,8 @@ class Lease:
 class FetchedMessages(NamedTuple):
     """Messages of one partition in offset order, as one fetch brought them. *end* is the position after them.
 
-    *dense*: every offset from *first* to *end* has a message. No messages at all: only the position moved, over a hole at the log's end.
+    *dense*: every offset from *first* to *end* has a message. No messages at all: only the position moved,
+    over a hole at the log's end.
     """
 
     lease: Lease

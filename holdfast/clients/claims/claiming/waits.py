@@ -29,7 +29,9 @@ class Waits:
         return bool(self._waits)
 
     def add(self, condition: Callable[[], bool], future: Future[None], until_s: float, what: str) -> None:
-        """Have *future* done as soon as *condition* holds, or failed when it does not at *until_s* or raises."""
+        """Have *future* done as soon as *condition* holds, or failed when it does not at *until_s* or
+        raises.
+        """
         self._waits.append(_Wait(condition, future, until_s, what))
 
     def look(self, now_s: float, failure: BaseException | None, late: Callable[[str], BaseException]) -> None:

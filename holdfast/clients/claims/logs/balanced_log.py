@@ -86,8 +86,9 @@ class GroupLog:
         count = len(self._listed(self._topic, self._timeout_s))
         if not count:
             raise TopicError(
-                f"the topic of balanced groups, {self._topic}, does not exist at {self._settings.bootstrap_servers}: "
-                "create it with `holdfast --set groups=true topics create --partitions N`, or name another one by groups_topic"
+                f"the topic of balanced groups, {self._topic}, does not exist at"
+                f" {self._settings.bootstrap_servers}: create it with `holdfast --set groups=true topics"
+                " create --partitions N`, or name another one by groups_topic"
             )
         self._partition = coordinator_partition(self._group_id, count)
         found, place = self._since(self._reader.consumer, since_ms), (self._topic, self._partition)
@@ -211,7 +212,8 @@ class GroupLog:
     def _unreachable(self, error: KafkaError, timeout_s: float) -> BrokerError:
         why = self.last_error or error.str()
         return BrokerError(
-            f"cannot read {self._topic} at {self._settings.bootstrap_servers} within {timeout_s:g} s: {why}; check the broker"
+            f"cannot read {self._topic} at {self._settings.bootstrap_servers} within {timeout_s:g} s: {why};"
+            " check the broker"
         )
 
     def _on_error(self, error: KafkaError) -> None:

@@ -136,13 +136,14 @@ class CoordinationLog:
             cause: KafkaError = error.args[0]
             if cause.code() in NO_TOPIC:
                 raise TopicError(
-                    f"the coordination topic {self._topic} does not exist at {self._settings.bootstrap_servers}: "
-                    "create it with `holdfast topics create --partitions N`, without -A, or name another one by the setting coordination_topic"
+                    f"the coordination topic {self._topic} does not exist at"
+                    f" {self._settings.bootstrap_servers}: create it with `holdfast topics create"
+                    " --partitions N`, without -A, or name another one by the setting coordination_topic"
                 ) from None
             why = self.last_error or cause.str()
             raise BrokerError(
-                f"cannot read the coordination topic {self._topic} at {self._settings.bootstrap_servers} within {timeout_s:g} s: {why}; "
-                "check bootstrap.servers and the broker"
+                f"cannot read the coordination topic {self._topic} at {self._settings.bootstrap_servers}"
+                f" within {timeout_s:g} s: {why}; check bootstrap.servers and the broker"
             ) from None
         return len(listed.partitions)
 

@@ -101,7 +101,9 @@ class ResetLog:
     def _append(self, decision: Decision) -> int:
         value, outcome = encode_decision(decision), list[tuple[KafkaError | None, Message]]()
         overrides: dict[str, str | int | bool] = {
-            "enable.idempotence": False,  # the same decision twice is one decision, and an id would have to be waited for
+            "enable.idempotence": (
+                False
+            ),  # the same decision twice is one decision, and an id would have to be waited for
             "acks": "all",
             "linger.ms": 0,
             "message.timeout.ms": int(self._timeout_s * 1000),

@@ -1,4 +1,5 @@
-"""Chains: processors that read what others of the application emit, and are raised to another version together.
+"""Chains: processors that read what others of the application emit, and are raised to another version
+together.
 
 A new version folds its source from the beginning and emits all of it again. So it emits to a topic of its
 own, and the readers of that topic begin anew as well.
@@ -15,7 +16,9 @@ from holdfast.errors import ChainError
 
 
 def why_broken(processors: Sequence[Processor[Any, Any]]) -> Iterator[tuple[str, str]]:
-    """Yield (topic, what is wrong with it and how that is mended) of what declarations show of broken chains."""
+    """Yield (topic, what is wrong with it and how that is mended) of what declarations show of broken
+    chains.
+    """
     read: dict[str, list[Processor[Any, Any]]] = {}
     for processor in processors:
         for topic in processor.topics:
@@ -34,14 +37,18 @@ def why_broken(processors: Sequence[Processor[Any, Any]]) -> Iterator[tuple[str,
                     if topic not in each.internal:
                         yield (
                             str(topic),
-                            f"processor {each.name} names it as text, so its position would not tell the version: take the source from {writer.name}, which declares it",
+                            (
+                                f"processor {each.name} names it as text, so its position would not tell the"
+                                f" version: take the source from {writer.name}, which declares it"
+                            ),
                         )
             elif readers and _emits_again(writer, topic):
                 again = ", ".join(sorted(each.name for each in readers))
                 what = listed(raised(processors, {each.name for each in readers}))
                 why = (
-                    f"version {writer.version} of {writer.name} emits to it what the versions before have emitted, and {again} would take that in twice: "
-                    f"{_silent_or(writer)}declare the topic as Internal(..., version={writer.version}), and raise {what}"
+                    f"version {writer.version} of {writer.name} emits to it what the versions before have"
+                    f" emitted, and {again} would take that in twice: {_silent_or(writer)}declare the topic"
+                    f" as Internal(..., version={writer.version}), and raise {what}"
                 )
                 yield str(topic), why
     for reader in processors:
@@ -49,7 +56,10 @@ def why_broken(processors: Sequence[Processor[Any, Any]]) -> Iterator[tuple[str,
             if old.base in bases and (new := bases[old.base])[0] != old:
                 yield (
                     str(old),
-                    f"{new[1].name} emits to {new[0]} now: have {reader.name} read that, and raise {listed(raised(processors, {reader.name}))}",
+                    (
+                        f"{new[1].name} emits to {new[0]} now: have {reader.name} read that, and raise"
+                        f" {listed(raised(processors, {reader.name}))}"
+                    ),
                 )
 
 
@@ -59,7 +69,9 @@ def _emits_again(writer: Processor[Any, Any], topic: str) -> bool:
 
 
 def _silent_or(writer: Processor[Any, Any]) -> str:
-    """Return the first cure: a version that is silent up to where the one before stood emits nothing twice, and needs no other to be raised."""
+    """Return the first cure: a version that is silent up to where the one before stood emits nothing twice,
+    and needs no other to be raised.
+    """
     return "" if writer.internal else f'declare {writer.name} with emits_from="handover"; or '
 
 
@@ -70,13 +82,14 @@ def require_chains(processors: Sequence[Processor[Any, Any]]) -> None:
 
 
 def bears_version(topic: str, version: int) -> bool:
-    """Return whether a topic's name is one that is made for *version* of its writer, as those of `Internal` are: it ends in `.v2`.
+    """Return whether a topic's name is one that is made for *version* of its writer, as those of `Internal`
+    are: it ends in `.v2`.
 
     Names that hold the number elsewhere may have been there before: "region-2" bears no version.
 
     >>> bears_version("words.v2", 2), bears_version("region-2", 2), bears_version("topic_2", 2), bears_version("stage.2.words", 2)
     (True, False, False, False)
-    """
+    """  # noqa: E501
     return topic.endswith(f".v{version}")
 
 

@@ -16,7 +16,9 @@ def is_topic(topic: object) -> bool:
 
 
 def is_serde(serde: object, does: str) -> bool:
-    """Return whether *serde* does what it is needed for, "decode" or "encode"; a type such as `Json` itself does nothing."""
+    """Return whether *serde* does what it is needed for, "decode" or "encode"; a type such as `Json` itself
+    does nothing.
+    """
     return not isinstance(serde, type) and callable(getattr(serde, does, None))
 
 
@@ -45,7 +47,10 @@ def why_uncallable(call: Any, takes: tuple[str, ...]) -> str | None:
     try:
         signature.bind(*takes)
     except TypeError:
-        return f"takes {str(signature).partition(' -> ')[0]:.200}, but is called with {_count(len(takes))}: {listed}"
+        return (
+            f"takes {str(signature).partition(' -> ')[0]:.200}, but is called with {_count(len(takes))}:"
+            f" {listed}"
+        )
     return None
 
 

@@ -23,7 +23,7 @@ def duration_ms(duration: str | int, what: str, *, least_ms: int = 1) -> int:
     Traceback (most recent call last):
     ...
     holdfast.errors.ConfigError: size '1 hour': write a duration as "250ms", "10s", "5m", "1h" or "1d", or as whole ms
-    """
+    """  # noqa: E501
     match = _TEXT.fullmatch(duration) if isinstance(duration, str) else None
     if match is not None:
         found = int(match[1]) * _MS[match[2]]
@@ -31,7 +31,8 @@ def duration_ms(duration: str | int, what: str, *, least_ms: int = 1) -> int:
         found = duration
     else:
         raise ConfigError(
-            f'{what} {duration!r:.100}: write a duration as "250ms", "10s", "5m", "1h" or "1d", or as whole ms'
+            f'{what} {duration!r:.100}: write a duration as "250ms", "10s", "5m", "1h" or "1d", or as'
+            " whole ms"
         )
     if not least_ms <= found <= LIMIT_MS:
         raise ConfigError(f"{what} {duration!r:.100}: it must be from {least_ms} to {LIMIT_MS} ms")

@@ -47,7 +47,8 @@ class EmitRules:
         if not isinstance(topic, str) or topic not in self._may_emit_to:
             name, declared = self._processor.name, ", ".join(self._processor.emits) or "none"
             raise FoldError(
-                f"emit to {topic!r:.200}: not among the emits of processor {name} ({declared}); declare it there"
+                f"emit to {topic!r:.200}: not among the emits of processor {name} ({declared}); declare it"
+                " there"
             )
         if not isinstance(key, str | bytes | type(None)) or not isinstance(value, bytes | type(None)):
             raise FoldError(f"emit to {topic}: key must be str or bytes and value bytes, or None")
@@ -56,7 +57,8 @@ class EmitRules:
         size = len(key.encode() if isinstance(key, str) else key or b"") + len(value or b"")
         if not isinstance(emit.headers, tuple | list):
             raise FoldError(
-                f"emit to {topic}: headers must be a tuple of (name, value), not {type(emit.headers).__name__}"
+                f"emit to {topic}: headers must be a tuple of (name, value), not"
+                f" {type(emit.headers).__name__}"
             )
         for header in emit.headers:
             match header:

@@ -12,7 +12,9 @@ from holdfast.core.engine.declared.processor import Processor
 
 
 class GraphNode(msgspec.Struct, frozen=True, kw_only=True):
-    """A processor with the topics before and behind it; *table* None for a stateless step, *tables* its named ones."""
+    """A processor with the topics before and behind it; *table* None for a stateless step, *tables* its named
+    ones.
+    """
 
     name: str
     version: int

@@ -21,8 +21,8 @@ _PLAIN = (inspect.Parameter.empty, Any, object)
 class Migration:
     """How rows of *version* become rows of a later one: *functions* by table, "" for the processor's own.
 
-    Rows of a table without a function stay as they are. A function gets rows of the type that its third parameter is annotated with; without that, as
-    lists, maps and plain values.
+    Rows of a table without a function stay as they are. A function gets rows of the type that its third
+    parameter is annotated with; without that, as lists, maps and plain values.
     """
 
     version: int
@@ -42,7 +42,8 @@ def declared_migrations(migrate: Mapping[int, Any]) -> dict[int, Migration]:
 
 
 def why_wrong_migrations(migrate: Any, version: int) -> str | None:
-    """Return what is wrong with `migrate` of a processor's *version*, and what to write; None when nothing is.
+    """Return what is wrong with `migrate` of a processor's *version*, and what to write; None when nothing
+    is.
 
     >>> why_wrong_migrations({1: lambda rows, key, row: None}, 2) is None
     True

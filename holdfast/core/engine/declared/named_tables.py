@@ -44,7 +44,10 @@ def why_wrong_tables(tables: Any) -> str | None:
         return f"tables names {len(tables)} tables, {LIMIT_TABLES} are the most: declare more processors"
     for name, declared in tables.items():
         if not isinstance(name, str) or not _NAME.fullmatch(name):
-            return f"tables has table name {name!r:.200}: use 1 to 100 letters, digits, '_' or '-'; queries name it PROCESSOR.TABLE"
+            return (
+                f"tables has table name {name!r:.200}: use 1 to 100 letters, digits, '_' or '-'; queries name"
+                " it PROCESSOR.TABLE"
+            )
         table = declared_table(declared)
         if (why := why_unfit(table.row)) is not None:
             return f"row type {table.row!r:.200} of table {name}: {why}"

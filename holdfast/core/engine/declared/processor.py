@@ -53,56 +53,64 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,99}")
 class Processor(Generic[E, R]):
     """A named, versioned fold of one source topic, or of several, into a table of rows.
 
-    *decode* gets the *inputs* of a record in that order (its value; its key, headers, topic, partition, offset and timestamp too, if they
-    are named; the timestamp is its append time in ms, -1 for none) and returns an event, or raises: then the record goes to quarantine.
-    *fold* gets the rows of the record's partition, the event and the partition's stream time in ms (the highest append time so far); it
-    changes rows and may return or yield what to emit. *on_wake* is called when stream time passes a time set with `rows.wake_at`. All
-    three must be pure: no clock, no randomness, no input or output.
+    *decode* gets the *inputs* of a record in that order (its value; its key, headers, topic, partition,
+    offset and timestamp too, if they are named; the timestamp is its append time in ms, -1 for none) and
+    returns an event, or raises: then the record goes to quarantine. *fold* gets the rows of the record's
+    partition, the event and the partition's stream time in ms (the highest append time so far); it changes
+    rows and may return or yield what to emit. *on_wake* is called when stream time passes a time set with
+    `rows.wake_at`. All three must be pure: no clock, no randomness, no input or output.
 
-    *route* tells queries in which source partition a row key lives, given the partition count; without it, or for None, a query asks every
-    partition, since only the records' producer knows. `emits` names the topics the fold may emit to, or `Stream`s: a record whose fold emits to another
-    is refused. With *in_place* the fold emits into the partition of the record it was given, so each of them
-    needs as many partitions as the source.
+    *route* tells queries in which source partition a row key lives, given the partition count; without it, or
+    for None, a query asks every partition, since only the records' producer knows. `emits` names the topics
+    the fold may emit to, or `Stream`s: a record whose fold emits to another is refused. With *in_place* the
+    fold emits into the partition of the record it was given, so each of them needs as many partitions as the
+    source.
 
     Rows of another *version* are never read: each version has its own table and changelog, built from the
-    log's beginning. Within a version, a row type may change as long as it reads all rows that were written (fields with
-    defaults may be added, and fields left out); another is refused when a worker starts.
+    log's beginning. Within a version, a row type may change as long as it reads all rows that were written
+    (fields with defaults may be added, and fields left out); another is refused when a worker starts.
 
-    **Several sources.** `on={customers: keep, orders: enrich}` in place of *source*, *decode* and *fold* names
-    up to 8 co-partitioned sources, each a `Source` with its own fold, or `FoldWith` for one that asks for more
-    than the event. They share the rows and one stream time. Records are folded in order of append time;
-    of those of one ms the source that is named first comes first. Where a worker had to fold in another order, or
-    looked at its clock, that is recorded in the processor's *choices* (docs/DESIGN.md, "Choices"), which no
-    version is part of: to add, remove or reorder sources, give the processor another name. *on_tick* is called
-    for times set with `rows.wake_at(key, at_ms, clock="tick")` when the worker's clock passes them.
+    **Several sources.** `on={customers: keep, orders: enrich}` in place of *source*, *decode* and *fold*
+    names up to 8 co-partitioned sources, each a `Source` with its own fold, or `FoldWith` for one that asks
+    for more than the event. They share the rows and one stream time. Records are folded in order of append
+    time; of those of one ms the source that is named first comes first. Where a worker had to fold in another
+    order, or looked at its clock, that is recorded in the processor's *choices* (docs/DESIGN.md, "Choices"),
+    which no version is part of: to add, remove or reorder sources, give the processor another name. *on_tick*
+    is called for times set with `rows.wake_at(key, at_ms, clock="tick")` when the worker's clock passes them.
 
-    **Event time.** *on_event* is called for times set with `rows.wake_at(key, at_ms, clock="event")` when event time passes them, before
-    the record is folded that moves it. Event time is the highest that the events folded so far tell, by *time* or, with `on=`, by the
-    `time` of each source; all sources share it. A source without `time` has stream time for it; a record without a value has none. A record is
-    refused if its time raises or is no int, and then moves nothing. It is in the position, so a processor needs another version when *on_event*
-    comes or goes.
+    **Event time.** *on_event* is called for times set with `rows.wake_at(key, at_ms, clock="event")` when
+    event time passes them, before the record is folded that moves it. Event time is the highest that the
+    events folded so far tell, by *time* or, with `on=`, by the `time` of each source; all sources share it. A
+    source without `time` has stream time for it; a record without a value has none. A record is refused if
+    its time raises or is no int, and then moves nothing. It is in the position, so a processor needs another
+    version when *on_event* comes or goes.
 
-    **Failures.** A record that cannot be decoded or folded goes to the quarantine, and the next one is folded. With
-    `on_error="stop"` the partition stops before it, and `holdfast quarantine skip` lets it go to the quarantine. Where what
-    a fold needs is not there yet, it raises `errors.Later`: then the partition waits, and nothing is refused.
+    **Failures.** A record that cannot be decoded or folded goes to the quarantine, and the next one is
+    folded. With `on_error="stop"` the partition stops before it, and `holdfast quarantine skip` lets it go to
+    the quarantine. Where what a fold needs is not there yet, it raises `errors.Later`: then the partition
+    waits, and nothing is refused.
 
     **Several tables.** `tables={"sessions": Session}` declares named tables beside the processor's own, each
     with its type; a fold has the rows of one by `rows.table("sessions")`. They change in the same transaction
     and lie in the same changelog. Queries name them PROCESSOR.TABLE.
 
-    **What a new version emits.** It folds its sources from the beginning, and emits all of it again. With `emits_from="handover"` it is silent up to where
-    the versions before it stood when it took a partition over; internal topics get everything all the same. That position is recorded with
-    its first transaction, so it is the same after every restart; with `on=` a choice of the same transaction has all versions come through it. It is not
-    for readers of internal topics, whose offsets begin anew with each version.
+    **What a new version emits.** It folds its sources from the beginning, and emits all of it again. With
+    `emits_from="handover"` it is silent up to where the versions before it stood when it took a partition
+    over; internal topics get everything all the same. That position is recorded with its first transaction,
+    so it is the same after every restart; with `on=` a choice of the same transaction has all versions come
+    through it. It is not for readers of internal topics, whose offsets begin anew with each version.
 
-    **Migration.** With `migrate={1: function}` a table of this version begins with the rows of version 1, at the position that this had then, and goes on from
-    there: it emits nothing of what came before. The function is called with the new rows, and the key and the row of each of version 1's, in the order of
-    keys; it sets what comes of it and is pure. The row is of the type that the third parameter is annotated with, else plain values. A dict
-    of functions by named table ("" for the processor's own) has rows of others stay as they are; timers stay. Where there are no rows of
-    version 1, the table begins at the beginning. Of several versions, the highest that has rows counts.
+    **Migration.** With `migrate={1: function}` a table of this version begins with the rows of version 1, at
+    the position that this had then, and goes on from there: it emits nothing of what came before. The
+    function is called with the new rows, and the key and the row of each of version 1's, in the order of
+    keys; it sets what comes of it and is pure. The row is of the type that the third parameter is annotated
+    with, else plain values. A dict of functions by named table ("" for the processor's own) has rows of
+    others stay as they are; timers stay. Where there are no rows of version 1, the table begins at the
+    beginning. Of several versions, the highest that has rows counts.
 
-    **Global tables.** `reads=(rates,)`, with `on=`, lets folds look into a `Global`: `rows.globals[rates].get(key)`. What they see
-    is as of a position that is recorded with the choices. To add, remove or reorder globals, give the processor another name.
+    **Global tables.** `reads=(rates,)`, with `on=`, lets folds look into a `Global`:
+    `rows.globals[rates].get(key)`. What they see is as of a position that is recorded with the choices. To
+    add, remove or reorder globals, give the processor another name.
     """
 
     name: str
@@ -131,7 +139,8 @@ class Processor(Generic[E, R]):
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
             raise ConfigError(
-                f"processor name {self.name!r:.200}: use 1 to 100 letters, digits, '_' or '-'; it becomes part of a topic's name"
+                f"processor name {self.name!r:.200}: use 1 to 100 letters, digits, '_' or '-'; it becomes"
+                " part of a topic's name"
             )
         if self.on is not None:
             self._check_sources(self.on)
@@ -174,8 +183,8 @@ class Processor(Generic[E, R]):
             raise self._wrong("migrate= on a step, which keeps no rows: leave it out")
         if self.migrate and (inner := [str(topic) for topic in self.emits if isinstance(topic, Internal)]):
             raise self._wrong(
-                f"migrate= with the internal topic {inner[0]}: whoever reads that in this version would get nothing of what came before. Leave it out, which "
-                "folds the source from the beginning"
+                f"migrate= with the internal topic {inner[0]}: whoever reads that in this version would get"
+                " nothing of what came before. Leave it out, which folds the source from the beginning"
             )
 
     def _check_handover(self) -> None:
@@ -189,8 +198,9 @@ class Processor(Generic[E, R]):
             )
         if self.internal:
             raise self._wrong(
-                f'emits_from="handover" with internal topic {self.internal[0]}: what the version before had folded lies in another topic, so nothing tells '
-                'where it stood in this one: write "beginning"'
+                f'emits_from="handover" with internal topic {self.internal[0]}: what the version before had'
+                " folded lies in another topic, so nothing tells where it stood in this one: write"
+                ' "beginning"'
             )
         if all(isinstance(topic, Internal) for topic in self.emits):
             raise self._wrong('emits_from="handover" with no topic of others to emit to: leave it out')
@@ -221,7 +231,8 @@ class Processor(Generic[E, R]):
                 raise self._wrong(f"reads a global that is declared wrong: {error}") from error
             if isinstance(each.source.topic, Internal):
                 raise self._wrong(
-                    f"global {each.name} folds {each.topic}, an internal topic, which is trimmed and bears its writer's version: emit to a Stream instead"
+                    f"global {each.name} folds {each.topic}, an internal topic, which is trimmed and bears"
+                    " its writer's version: emit to a Stream instead"
                 )
 
     def _check_sources(self, on: Mapping[Source[Any], Any]) -> None:
@@ -237,7 +248,8 @@ class Processor(Generic[E, R]):
             raise self._wrong("on names no source: write on={Source(...): fold}")
         if len(on) > LIMIT_SOURCES:
             raise self._wrong(
-                f"on names {len(on)} sources, {LIMIT_SOURCES} are the most: fold some of them into one topic first"
+                f"on names {len(on)} sources, {LIMIT_SOURCES} are the most: fold some of them into one topic"
+                " first"
             )
         for source in on:
             if not isinstance(source, Source):
@@ -254,8 +266,8 @@ class Processor(Generic[E, R]):
     def _check_topics(self) -> None:
         if not isinstance(self.source, str):
             raise self._wrong(
-                f"source {self.source!r:.200} is not the name of a topic: a processor folds one; declare one for each topic, "
-                "or on={Source(...): fold} for a table of several"
+                f"source {self.source!r:.200} is not the name of a topic: a processor folds one; declare one"
+                " for each topic, or on={Source(...): fold} for a table of several"
             )
         if isinstance(self.emits, str):
             raise self._wrong(f"emits {self.emits!r:.200}; write a tuple of topics: ({self.emits!r:.200},)")
@@ -273,13 +285,16 @@ class Processor(Generic[E, R]):
         for topic in self.emits:
             if topic in self._sources and not isinstance(topic, Internal):
                 raise self._wrong(
-                    f"emits to {str(topic)!r:.200}, which it folds itself: whatever folds that anew, such as a next version, would emit all of it again, and fold "
-                    f"it twice. Emit to Internal('{topic}-again', serde, version={self.version}) instead, and fold that as one more source of on="
+                    f"emits to {str(topic)!r:.200}, which it folds itself: whatever folds that anew, such as"
+                    " a next version, would emit all of it again, and fold it twice. Emit to"
+                    f" Internal('{topic}-again', serde, version={self.version}) instead, and fold that as one"
+                    " more source of on="
                 )
             if isinstance(topic, Internal) and topic.version != self.version:
                 raise self._wrong(
-                    f"version {self.version} emits to {str(topic)!r}, an internal topic of version {topic.version}: its name bears the "
-                    f"version of its writer; write Internal({topic.base!r}, ..., version={self.version})"
+                    f"version {self.version} emits to {str(topic)!r}, an internal topic of version"
+                    f" {topic.version}: its name bears the version of its writer; write"
+                    f" Internal({topic.base!r}, ..., version={self.version})"
                 )
 
     def _check_event_time(self) -> None:
@@ -295,7 +310,8 @@ class Processor(Generic[E, R]):
             )
         if self.on is not None and all(source.time is None for source in self.on):
             raise self._wrong(
-                "on_event needs Source(..., time=...), which tells an event's time: without it take clock='append'"
+                "on_event needs Source(..., time=...), which tells an event's time: without it take"
+                " clock='append'"
             )
 
     def _check_functions(self) -> None:
@@ -331,7 +347,8 @@ class Processor(Generic[E, R]):
                 raise self._wrong(f"inputs {asked!r:.200} of {source.topic}; choose from {', '.join(ASKED)}")
             if "event_ms" in asked and source.time is None:
                 raise self._wrong(
-                    f"the fold of {source.topic} asks for event_ms: write Source(..., time=...), which tells it"
+                    f"the fold of {source.topic} asks for event_ms: write Source(..., time=...), which"
+                    " tells it"
                 )
             if source.time is not None:
                 yield f"time of {source.topic}", source.time, ("event",)
@@ -346,7 +363,9 @@ class Processor(Generic[E, R]):
 
     @property
     def columns(self) -> tuple[Input, ...]:
-        """Return the columns that batches of the one source must have: those of `inputs`, without what each batch has."""
+        """Return the columns that batches of the one source must have: those of `inputs`, without what each
+        batch has.
+        """
         return columns_in(self.inputs)
 
     @property
@@ -376,11 +395,15 @@ class Processor(Generic[E, R]):
 
     @property
     def exact(self) -> bool:
-        """Return whether its folds are known to set rows of their declared types alone: those need not be read back."""
+        """Return whether its folds are known to set rows of their declared types alone: those need not be
+        read back.
+        """
         return False
 
     def send_all(self, columns: Sequence[Sequence[Any]]) -> list[Emit]:
-        """Return what a stateless step sends for records in columns, as its decoder and fold would one by one."""
+        """Return what a stateless step sends for records in columns, as its decoder and fold would one by
+        one.
+        """
         raise NotImplementedError("only steps send without rows")
 
     @property
@@ -416,12 +439,16 @@ class Processor(Generic[E, R]):
 
     @property
     def lineage(self) -> int:
-        """Return what tells positions in internal topics of other versions apart; 0 where no source is internal."""
+        """Return what tells positions in internal topics of other versions apart; 0 where no source is
+        internal.
+        """
         return fingerprint(self.topics) if self.internal else 0
 
     @property
     def signature(self) -> int:
-        """Return the fingerprint of what positions and choices number: the sources, and the globals that are read."""
+        """Return the fingerprint of what positions and choices number: the sources, and the globals that are
+        read.
+        """
         return fingerprint((*self.topics, *(f"{each.name} {each.topic}" for each in self.reads)))
 
     @property
@@ -452,21 +479,22 @@ class Processor(Generic[E, R]):
         return f"{app}-{self.table}-base"
 
     def choices(self, app: str) -> str:
-        """Return the topic of the choices of a processor of several sources: one for all its versions, but another for
-        other versions of its internal sources, which are other logs.
+        """Return the topic of the choices of a processor of several sources: one for all its versions, but
+        another for other versions of its internal sources, which are other logs.
         """
         return f"{app}-{self.name}-choices{''.join(f'.v{each.version}' for each in self.internal)}"
 
     @property
     def writes_alone(self) -> bool:
-        """Return whether no other version writes to a topic that this one writes to: it emits to internal topics at most, which bear its
-        version, and makes no choices. Then it can be folded beside other versions.
+        """Return whether no other version writes to a topic that this one writes to: it emits to internal
+        topics at most, which bear its version, and makes no choices. Then it can be folded beside other
+        versions.
         """
         return self.on is None and all(isinstance(topic, Internal) for topic in self.emits)
 
     def writer(self, app: str) -> str:
-        """Return what the transactional ids of all partitions begin with. Versions that write to the same topics share it, so that
-        they fence each other.
+        """Return what the transactional ids of all partitions begin with. Versions that write to the same
+        topics share it, so that they fence each other.
         """
         return f"{app}.{self.name}.v{self.version}" if self._is_apart else f"{app}.{self.name}"
 
@@ -479,16 +507,22 @@ class Processor(Generic[E, R]):
         return f"{self.writer(app)}.{partition}"
 
     def builder_id(self, app: str, partition: int) -> str:
-        """Return the id by which this version's first state is written beside workers of earlier ones: none of these has it."""
+        """Return the id by which this version's first state is written beside workers of earlier ones: none
+        of these has it.
+        """
         return f"{app}.{self.name}.v{self.version}.{partition}"
 
     @property
     def builds_beside(self) -> bool:
-        """Return whether its first state may be written while workers of earlier versions go on: what they still emit, this one will not."""
+        """Return whether its first state may be written while workers of earlier versions go on: what they
+        still emit, this one will not.
+        """
         return self.version > 1 and (self.writes_alone or self.hands_over)
 
     def common_id(self, app: str, partition: int) -> str | None:
-        """Return the id by which 0.1.0 writes this version, as it does all versions; None where it is `transactional_id`."""
+        """Return the id by which 0.1.0 writes this version, as it does all versions; None where it is
+        `transactional_id`.
+        """
         return f"{app}.{self.name}.{partition}" if self._is_apart else None
 
 
@@ -511,17 +545,18 @@ def by_name(processors: Sequence[Processor[Any, Any]]) -> dict[str, Processor[An
     for each in processors:
         if isinstance(each, tuple) and each and all(isinstance(one, Processor) for one in each):
             raise ConfigError(
-                f"processors holds the {len(each)} processors {', '.join(one.name for one in each)} in one place: write [*{each[-1].name}], with a "
-                "star, say"
+                f"processors holds the {len(each)} processors {', '.join(one.name for one in each)} in one"
+                f" place: write [*{each[-1].name}], with a star, say"
             )
         if not isinstance(each, Processor):
             raise ConfigError(
-                f"processors holds {each!r:.200}, which is not a Processor; write Processor(name=..., source=..., ...)"
+                f"processors holds {each!r:.200}, which is not a Processor; write Processor(name=...,"
+                " source=..., ...)"
             )
         if each.name in found:
             raise ConfigError(
-                f"two processors share a name, {each.name} of {', '.join(found[each.name].topics)} and of {', '.join(each.topics)}: give one another, since "
-                "tables and topics are named after it"
+                f"two processors share a name, {each.name} of {', '.join(found[each.name].topics)} and of"
+                f" {', '.join(each.topics)}: give one another, since tables and topics are named after it"
             )
         found[each.name] = each
     return found

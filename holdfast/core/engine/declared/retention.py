@@ -11,13 +11,17 @@ from holdfast.errors import ConfigError
 FOREVER_MS = -1
 """Kafka's `retention.ms` of a topic whose records are never deleted."""
 LANDED_MS = -2
-"""Of a topic whose records are kept until a lake and all tables have them. Kafka never deletes them by itself."""
+"""Of a topic whose records are kept until a lake and all tables have them. Kafka never deletes them by
+itself.
+"""
 _NAMED = {"forever": FOREVER_MS, "landed": LANDED_MS}
 _UNITS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1_000, "s"), (1, "ms"))
 
 
 class KeptTopic(str):
-    """The name of a topic whose records are kept for *retention_ms*, FOREVER_MS for ever, LANDED_MS until they are landed."""
+    """The name of a topic whose records are kept for *retention_ms*, FOREVER_MS for ever, LANDED_MS until
+    they are landed.
+    """
 
     retention_ms: int
 
@@ -31,7 +35,8 @@ class KeptTopic(str):
 
 
 def retention_ms(retention: str | int | None, whose: str) -> int | None:
-    """Return *retention* in ms: a duration such as "7d", whole ms, "forever" (FOREVER_MS), "landed" (LANDED_MS), or None for undeclared.
+    """Return *retention* in ms: a duration such as "7d", whole ms, "forever" (FOREVER_MS), "landed"
+    (LANDED_MS), or None for undeclared.
 
     ConfigError, which names *whose*, for anything else.
 
@@ -55,13 +60,16 @@ def declared_ms(topic: str) -> int | None:
 
 
 def kept(topic: str, retention: str | int | None, whose: str) -> str:
-    """Return *topic* as a name that carries *retention*; ConfigError when the name carries another already."""
+    """Return *topic* as a name that carries *retention*; ConfigError when the name carries another
+    already.
+    """
     declared, before = retention_ms(retention, whose), declared_ms(topic)
     if declared is None or declared == before:
         return topic
     if before is not None:
         raise ConfigError(
-            f"{whose}: its stream is declared with retention {spoken(before)}, and here with {spoken(declared)}: declare one of the two"
+            f"{whose}: its stream is declared with retention {spoken(before)}, and here with"
+            f" {spoken(declared)}: declare one of the two"
         )
     return KeptTopic(str(topic), declared)
 
@@ -121,16 +129,17 @@ def retentions(processors: Iterable[_Declared]) -> dict[str, int]:
         if known_ms != ms:
             where = f"processor {name}" if by == name else f"processors {by} and {name}"
             raise ConfigError(
-                f"topic {topic} is declared with retention {spoken(known_ms)} and {spoken(ms)}, by {where}: a topic has one retention; "
-                "declare the same at each, or at one place alone"
+                f"topic {topic} is declared with retention {spoken(known_ms)} and {spoken(ms)}, by {where}: a"
+                " topic has one retention; declare the same at each, or at one place alone"
             )
     for processor in processors:
         for topic in processor.kept_whole:
             ms, by = found.get(topic, (FOREVER_MS, ""))
             if ms != FOREVER_MS:
                 raise ConfigError(
-                    f"topic {topic} is declared with retention {spoken(ms)} by processor {by}, but processor {processor.name} reads a global table of it, "
-                    'which needs all records: write retention="forever", or leave it out'
+                    f"topic {topic} is declared with retention {spoken(ms)} by processor {by}, but processor"
+                    f" {processor.name} reads a global table of it, which needs all records: write"
+                    ' retention="forever", or leave it out'
                 )
     return {topic: ms for topic, (ms, _) in found.items()}
 

@@ -27,7 +27,9 @@ class Serde(Protocol[T]):
 
 
 def of_topic(serde: Serde[T], topic: str, part: str) -> Serde[T]:
-    """Return *serde* for the *part* ("value" or "key") of the records of *topic*, as a serde asks to be told whose schema lies in a registry."""
+    """Return *serde* for the *part* ("value" or "key") of the records of *topic*, as a serde asks to be told
+    whose schema lies in a registry.
+    """
     tell: Callable[[str, str], Serde[T]] | None = getattr(serde, "for_topic", None)
     return serde if tell is None else tell(topic, part)
 
@@ -179,8 +181,8 @@ class Text:
 
 
 def decode_all(serde: Serde[Any], values: Sequence[bytes | None]) -> Iterable[Any]:
-    """Return what *serde* decodes each of *values* to, one after another as they are taken; where it fails, the error may be another than
-    `decode` raises.
+    """Return what *serde* decodes each of *values* to, one after another as they are taken; where it fails,
+    the error may be another than `decode` raises.
 
     >>> list(decode_all(Json(int), [b"1", b"2"])), list(decode_all(Text(), [b"a", None]))
     ([1, 2], ['a', None])

@@ -31,7 +31,9 @@ INPUTS: tuple[Input, ...] = get_args(Input)
 """What the columns of a batch may be."""
 DecoderInput = Literal["value", "key", "headers", "offset", "partition", "timestamp", "topic"]
 DECODER_INPUTS: tuple[DecoderInput, ...] = get_args(DecoderInput)
-"""What a decoder of one source may take: columns of a batch, the append times that each batch has, and its topic."""
+"""What a decoder of one source may take: columns of a batch, the append times that each batch has, and its
+topic.
+"""
 Asked = Literal["key", "headers", "offset", "partition", "timestamp", "topic", "event_ms"]
 ASKED: tuple[Asked, ...] = get_args(Asked)
 """What a fold may ask for besides the event."""
@@ -44,12 +46,15 @@ EventTime = Callable[[Any, int], int]
 class Source(Generic[T]):
     """A topic to fold: `orders = Source("orders", Json(Order))`.
 
-    *time* tells an event's own time in ms, for folds that ask for "event_ms" and for the event clock. *key* reads the records' keys,
-    for folds that ask for "key". ConfigError for what is no topic or no serde.
+    *time* tells an event's own time in ms, for folds that ask for "event_ms" and for the event clock. *key*
+    reads the records' keys, for folds that ask for "key". ConfigError for what is no topic or no serde.
 
-    *retention* tells how long the topic keeps its records: a duration such as "7d", ms, or "forever", which it also is without
-    one. `holdfast topics create` makes the topic so, and `topics check` compares: a state cannot be built again from records that
-    are gone. With "landed" `holdfast -A ... pipeline land` deletes what the lake and all tables have; a table then begins by `holdfast bootstrap --lake`. Without one, a topic that others made with a limit is only warned of. All declarations of one topic must agree. An internal topic has none, since holdfast keeps and trims it.
+    *retention* tells how long the topic keeps its records: a duration such as "7d", ms, or "forever", which
+    it also is without one. `holdfast topics create` makes the topic so, and `topics check` compares: a state
+    cannot be built again from records that are gone. With "landed" `holdfast -A ... pipeline land` deletes
+    what the lake and all tables have; a table then begins by `holdfast bootstrap --lake`. Without one, a
+    topic that others made with a limit is only warned of. All declarations of one topic must agree. An
+    internal topic has none, since holdfast keeps and trims it.
     """
 
     topic: str
@@ -61,7 +66,8 @@ class Source(Generic[T]):
     def __post_init__(self) -> None:
         if not is_topic(self.topic):
             raise ConfigError(
-                f"source {self.topic!r:.200} is not a valid Kafka topic name: write Source('orders', Json(Order)), say"
+                f"source {self.topic!r:.200} is not a valid Kafka topic name: write Source('orders',"
+                " Json(Order)), say"
             )
         for serde, name in ((self.serde, "serde"), (self.key, "key")):
             if not is_serde(serde, "decode"):
@@ -70,7 +76,8 @@ class Source(Generic[T]):
                 )
         if self.retention is not None and isinstance(self.topic, Internal):
             raise ConfigError(
-                f"source {str(self.topic)!r} is an internal topic, which holdfast keeps until it is trimmed: leave out retention="
+                f"source {str(self.topic)!r} is an internal topic, which holdfast keeps until it is trimmed:"
+                " leave out retention="
             )
         # The name carries it, since that is what is left of a source in declarations that take one.
         topic = kept(self.topic, self.retention, f"source {str(self.topic)!r}")
@@ -84,8 +91,8 @@ class FoldWith:
     """A fold that is told more than the event: *inputs* follow its three arguments, in that order.
 
     `on={orders: FoldWith(enrich, ("key", "timestamp"))}` has `enrich(rows, event, at_ms, key, timestamp)`
-    called. It is a declaration, not an object with everything in it, so that nothing is read, shipped to Spark
-    or made for a record but what its fold looks at.
+    called. It is a declaration, not an object with everything in it, so that nothing is read, shipped to
+    Spark or made for a record but what its fold looks at.
 
     | | |
     |---|---|
@@ -94,7 +101,7 @@ class FoldWith:
     | `timestamp` | the record's own append time in ms, which may lie before *at_ms*, the stream time; -1 for none |
     | `topic`, `partition`, `offset` | where it lies |
     | `event_ms` | what the source's `time` makes of the event; of a record without a value, its append time |
-    """
+    """  # noqa: E501
 
     fold: Callable[..., Emits]
     inputs: tuple[Asked, ...]
@@ -102,8 +109,8 @@ class FoldWith:
 
 @dataclass(frozen=True, slots=True)
 class FoldColumns:
-    """A fold of events that *decode* makes of the columns *inputs* of a record, as processors of one source do; the serde of
-    the source is not asked.
+    """A fold of events that *decode* makes of the columns *inputs* of a record, as processors of one source
+    do; the serde of the source is not asked.
     """
 
     fold: Callable[[Rows[Any], Any, int], Emits]
@@ -134,7 +141,8 @@ def decoder_columns(inputs: Sequence[DecoderInput], topic: str, batch: Batch) ->
 
 
 class SourceFold:
-    """A source and its fold as folders call them: with rows, an event, the stream time, and then what the fold asks for.
+    """A source and its fold as folders call them: with rows, an event, the stream time, and then what the
+    fold asks for.
 
     *inputs* are the columns that batches of this source must have.
     """
@@ -157,8 +165,8 @@ class SourceFold:
             self.inputs, self.decode, self._takes = columns_in(fold.inputs), fold.decode, tuple(fold.inputs)
 
     def told(self, batch: Batch, *, quickly: bool = False) -> list[Iterable[Any]]:
-        """Return the events of *batch*, then of each thing that the fold asks for the values, all in step with its records
-        and read as they are taken.
+        """Return the events of *batch*, then of each thing that the fold asks for the values, all in step
+        with its records and read as they are taken.
 
         Where something cannot be read, what is read *quickly* may raise another error than the serde's own.
         """
@@ -201,8 +209,8 @@ def _event_ms(source: Source[Any], event: Any, timestamp: int) -> int:
 
 
 def event_time(topic: str, time: Callable[[Any], int] | None, event: Any, stream_ms: int) -> int:
-    """Return the event time in ms of an event: what *time* gives or, without it, the stream time, if there is one. An event of None, of a
-    record without a value, has none: -NEVER.
+    """Return the event time in ms of an event: what *time* gives or, without it, the stream time, if there is
+    one. An event of None, of a record without a value, has none: -NEVER.
 
     Raises DecodeError for what is not a time in whole ms.
     """

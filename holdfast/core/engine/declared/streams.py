@@ -17,8 +17,8 @@ class Stream(str, Generic[T]):
     """A topic to emit to, and what lies in it: `enriched = Stream("enriched", Json(Enriched))`.
 
     It is the topic's name, so it stands wherever one does: in a processor's `emits`, and in what is emitted.
-    *retention* is that of a `Source`: "7d", "forever" or "landed". Without one a stream that is folded is kept forever, and any other as the
-    brokers say.
+    *retention* is that of a `Source`: "7d", "forever" or "landed". Without one a stream that is folded is
+    kept forever, and any other as the brokers say.
 
     >>> from holdfast.core.engine.declared.serdes import Json
     >>> totals = Stream("totals", Json(int))
@@ -68,9 +68,10 @@ class Stream(str, Generic[T]):
 class Internal(Stream[T]):
     """A topic between processors of one application: `words = Internal("words", Text(), version=2)`.
 
-    Its name ends with the *version* of the processor that emits to it, which must be the same. So what another version emits goes
-    to another topic, and no table behind it takes in twice what both have emitted. Readers name it as their source, by
-    `Source(words, words.serde)` or `source=words`, and are raised together with its writer.
+    Its name ends with the *version* of the processor that emits to it, which must be the same. So what
+    another version emits goes to another topic, and no table behind it takes in twice what both have emitted.
+    Readers name it as their source, by `Source(words, words.serde)` or `source=words`, and are raised
+    together with its writer.
 
     >>> from holdfast.core.engine.declared.serdes import Text
     >>> words = Internal("words", Text(), version=2)
@@ -86,7 +87,8 @@ class Internal(Stream[T]):
     ) -> Internal[T]:
         if type(version) is not int or version < 1:
             raise ConfigError(
-                f"internal topic {topic!r:.200}: version {version!r:.100}; it is that of the processor that emits to it, from 1"
+                f"internal topic {topic!r:.200}: version {version!r:.100}; it is that of the processor that"
+                " emits to it, from 1"
             )
         _check(f"{topic}.v{version}", serde, key)
         made = str.__new__(cls, f"{topic}.v{version}")

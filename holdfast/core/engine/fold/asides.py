@@ -1,7 +1,9 @@
-"""Results whose time has come while a record of another key, or a tick, is folded: their failures are not its own.
+"""Results whose time has come while a record of another key, or a tick, is folded: their failures are not its
+own.
 
-At full speed such a failure is raised as any other, and the transaction is folded again with care. Then it is put aside: the record
-that was met is folded all the same, and the folder refuses the result alone, at the stage "close".
+At full speed such a failure is raised as any other, and the transaction is folded again with care. Then it is
+put aside: the record that was met is folded all the same, and the folder refuses the result alone, at the
+stage "close".
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ class Asides:
 
 
 def open_asides(rows: Rows[Any], asides: Asides) -> None:
-    """Have `emit_result` put failures aside in *asides* until `close_asides`, or until changes are taken back."""
+    """Have `emit_result` put failures aside in *asides* until `close_asides`, or until changes are taken
+    back.
+    """
     rows.derived[_ASIDES] = asides
 
 

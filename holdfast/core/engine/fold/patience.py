@@ -23,7 +23,7 @@ class Patience:
     >>> patience.over()
     >>> patience.pause_s(later, "orders/0/8", 0.0)
     0.1
-    """
+    """  # noqa: E501
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s, self._next_s = timeout_s, FIRST_S
@@ -32,7 +32,8 @@ class Patience:
         """Return how long to pause before the next try; StillWaitingError once *waited_s* is too much."""
         if waited_s >= self._timeout_s:
             raise StillWaitingError(
-                f"{where} has waited {waited_s:.0f} s for {later.needs} ({later}), longer than later_timeout_s: see that it answers",
+                f"{where} has waited {waited_s:.0f} s for {later.needs} ({later}), longer than"
+                " later_timeout_s: see that it answers",
                 needs=later.needs,
             ) from later
         pause_s, self._next_s = self._next_s, min(MOST_S, 2 * self._next_s)
@@ -44,7 +45,9 @@ class Patience:
 
 
 OnLater = Callable[[Later, str], None]
-"""Called with what is awaited, and which record awaits it: it returns when the record is to be folded again, or raises."""
+"""Called with what is awaited, and which record awaits it: it returns when the record is to be folded again,
+or raises.
+"""
 
 
 def never_wait(later: Later, where: str) -> None:
@@ -53,7 +56,8 @@ def never_wait(later: Later, where: str) -> None:
 
 
 class Waiting:
-    """An `OnLater` that waits: *pause* gets how long, and what is awaited. Which record waits tells one wait from the next.
+    """An `OnLater` that waits: *pause* gets how long, and what is awaited. Which record waits tells one wait
+    from the next.
 
     >>> from holdfast.clock import ManualClock
     >>> clock, slept = ManualClock(), []
@@ -62,7 +66,7 @@ class Waiting:
     >>> for offset in (7, 7, 7, 8): waiting(later, f"orders/0/{offset}")
     >>> len(slept), slept[0]
     (4, 'orders/0/7 waits for registry http://r:8081: nobody answers')
-    """
+    """  # noqa: E501
 
     def __init__(
         self, timeout_s: float, monotonic_s: Callable[[], float], pause: Callable[[float, str], None]

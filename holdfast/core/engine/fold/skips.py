@@ -32,9 +32,11 @@ class Skip(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Fals
     """Offsets *first* to *last*, both included, of one batch. *made* False: an operator asks that who stands
     before it goes on.
 
-    One that is *allowed* is no skip: an operator lets this one record be refused where `on_error="stop"` stops the partition.
+    One that is *allowed* is no skip: an operator lets this one record be refused where `on_error="stop"`
+    stops the partition.
 
-    *error* and *reason* tell why it cannot be read, *by* who wrote this (a worker's URL, or a person's name), *at_ms* when.
+    *error* and *reason* tell why it cannot be read, *by* who wrote this (a worker's URL, or a person's name),
+    *at_ms* when.
     """
 
     topic: str

@@ -64,9 +64,9 @@ class Refused:
     folding it failed.
 
     *topic* is the record's where a processor has several sources, else "". A timer that fails at a tick is at
-    stage "tick", without a topic, and its *offset* is the number of the tick's choice. At stage "close" it is the
-    result of a window, or of a record that met no partner, whose time came at that record or tick: it is not
-    sent, and all else is folded. One that is *passing* may be accepted when it is read again.
+    stage "tick", without a topic, and its *offset* is the number of the tick's choice. At stage "close" it is
+    the result of a window, or of a record that met no partner, whose time came at that record or tick: it is
+    not sent, and all else is folded. One that is *passing* may be accepted when it is read again.
     """
 
     offset: int
@@ -147,8 +147,8 @@ def _parts_of(fold: Callable[[], Emits]) -> Iterator[list[Emit]]:
 
 
 def _called(call: Callable[..., Any], *args: Any) -> Any:
-    """Return what code of users gives. What ends a generator or a task is a failure, where a fold raises it; where we yield, it
-    means that the caller has given up.
+    """Return what code of users gives. What ends a generator or a task is a failure, where a fold raises it;
+    where we yield, it means that the caller has given up.
     """
     try:
         return call(*args)
@@ -172,16 +172,18 @@ class SteppingFolder(ABC, Generic[R, P, C]):
     record by record, each undone on failure: because folds are pure, the records before the bad one give the
     same rows again, and a healthy stream pays next to nothing for being able to refuse one record. What is
     refused does not depend on where the log was cut into transactions: the fast fold also looks at rows that
-    a later record of the transaction replaces, their sizes and the types of their values. (A fold that is once found to set a
-    list in a tuple's place, or a bytearray in that of bytes, has each of its rows read back as it is set from then on.)
+    a later record of the transaction replaces, their sizes and the types of their values. (A fold that is
+    once found to set a list in a tuple's place, or a bytearray in that of bytes, has each of its rows read
+    back as it is set from then on.)
 
     When the store fails, or memory runs out, no record is to blame: the error is raised, and `rollback` is
-    due. Nor is one whose fold raises Later, or one that may not be refused (`allowed`): the transaction ends before
-    it, and where it is the first, Later or StoppedError is raised, and all is rolled back. What was folded before it
-    is folded a second time, since a record that was begun has moved stream time and fired timers.
+    due. Nor is one whose fold raises Later, or one that may not be refused (`allowed`): the transaction ends
+    before it, and where it is the first, Later or StoppedError is raised, and all is rolled back. What was
+    folded before it is folded a second time, since a record that was begun has moved stream time and fired
+    timers.
 
-    With *trace*, every transaction is folded record by record and each change of a row is told. With *handover*, a transaction
-    ends there, and those up to it are silent.
+    With *trace*, every transaction is folded record by record and each change of a row is told. With
+    *handover*, a transaction ends there, and those up to it are silent.
     """
 
     def __init__(
@@ -209,8 +211,8 @@ class SteppingFolder(ABC, Generic[R, P, C]):
         self._refused: list[Refused] = []
         self._open, self._enough = False, False
         self._rest: Iterator[list[Emit]] | None = None
-        """The parts left of the last step at full speed: of its last record or, with `_rest_before`, of timers due before
-        the next record.
+        """The parts left of the last step at full speed: of its last record or, with `_rest_before`, of
+        timers due before the next record.
         """
         self._rest_before = False
         # The first step is of one record, since nobody knows yet how long a fold takes; the next are of twice
@@ -218,12 +220,16 @@ class SteppingFolder(ABC, Generic[R, P, C]):
         self._step_records, self._most_records = 1, STEP_RECORDS
         self._input_failure: Exception | None = None
         self._done = 0
-        """How many records and choices of the transaction are folded to their end, of one that is folded with care."""
+        """How many records and choices of the transaction are folded to their end, of one that is folded with
+        care.
+        """
         self._told: list[Transition[Any]] = []
         self.allowed: Container[TopicOffset] | None = None
         """Which records may be refused; None for any. Of a tick it is ("", the number of its choice)."""
         self.refused_before: Container[TopicOffset] = ()
-        """Which records the table refused for what may be otherwise now: they are refused again. Where there are any, all is folded with care."""
+        """Which records the table refused for what may be otherwise now: they are refused again. Where there
+        are any, all is folded with care.
+        """
         self.changes: C | None = None
 
     @abstractmethod
@@ -234,12 +240,15 @@ class SteppingFolder(ABC, Generic[R, P, C]):
     def _fast_step(self, batch: P) -> int:
         """Fold *batch*; raise whatever fails. Return how many of its records were folded.
 
-        Fewer than all are folded when one of them has more to do than a step may hold: what is left of it is `_rest`.
+        Fewer than all are folded when one of them has more to do than a step may hold: what is left of it is
+        `_rest`.
         """
 
     @abstractmethod
     def _careful_batch(self, rows: JournaledRows[R], batch: P) -> Iterator[object]:
-        """Fold *batch*, each record undone and refused that fails; yield None behind each, and WITHIN one that takes long."""
+        """Fold *batch*, each record undone and refused that fails; yield None behind each, and WITHIN one
+        that takes long.
+        """
 
     @abstractmethod
     def _moved(self) -> None:
@@ -263,8 +272,8 @@ class SteppingFolder(ABC, Generic[R, P, C]):
         see `changes`.
 
         Each batch is asked for when those before it are folded. After `close_early` the transaction ends
-        before the last of what they hold, and no other is asked for: `changes.marker` tells where. So it does before a
-        record that must wait, unless it is to be folded *whole*.
+        before the last of what they hold, and no other is asked for: `changes.marker` tells where. So it does
+        before a record that must wait, unless it is to be folded *whole*.
         """
         assert not self._open, "commit or roll back the transaction before folding the next"
         taken: list[P] = []
@@ -399,7 +408,9 @@ class SteppingFolder(ABC, Generic[R, P, C]):
             self._check_step(emitted)
 
     def _check_step(self, emitted: int) -> int:
-        """Check the rows of a step, and its emits: those behind the first *emitted*. Return how many there are now."""
+        """Check the rows of a step, and its emits: those behind the first *emitted*. Return how many there
+        are now.
+        """
         self._check_put()
         self.rows.forget_replaced()
         self._rules.check_all(self._emits[emitted:])
@@ -424,7 +435,9 @@ class SteppingFolder(ABC, Generic[R, P, C]):
             part.rows.put.clear()
 
     def _size(self, part: TablePart) -> int:
-        """Return what the rows of *part* that were set in this step take; raise if one is not what a later reader will find."""
+        """Return what the rows of *part* that were set in this step take; raise if one is not what a later
+        reader will find.
+        """
         if self.processor.exact or isinstance(part.rows, CanonicalRows):
             return part.codec.size(part.rows.put)
         if (size := part.codec.exact_size(part.rows.put)) is None:
@@ -463,7 +476,9 @@ class SteppingFolder(ABC, Generic[R, P, C]):
             yield emits
 
     def _timed(self, fold: _Fold, time: EventTime) -> _Fold:
-        """Return *fold* with event time let pass before it: where there is none, folds are called as they are."""
+        """Return *fold* with event time let pass before it: where there is none, folds are called as they
+        are.
+        """
         events, on_event = self._events, self.processor.on_event
         assert events is not None
         assert on_event is not None
@@ -610,7 +625,9 @@ class SteppingFolder(ABC, Generic[R, P, C]):
         rows.keep()
 
     def _tell(self, rows: JournaledRows[R], at: TopicOffset, at_ms: int) -> None:
-        """Note what is to be told of a record, when its transaction is folded: until then it may be folded again."""
+        """Note what is to be told of a record, when its transaction is folded: until then it may be folded
+        again.
+        """
         topic, offset = at
         for part, journal in zip(self._parts, rows.journals(), strict=True):
             for key, (before, _) in journal.before.items():
@@ -670,7 +687,9 @@ class SteppingFolder(ABC, Generic[R, P, C]):
 
     @staticmethod
     def _stored(part: TablePart, changed: list[tuple[str, Any]]) -> Iterable[tuple[bytes, bytes | None]]:
-        """Return what is stored for changed rows: each is what a later reader will find, as was seen when it was set."""
+        """Return what is stored for changed rows: each is what a later reader will find, as was seen when it
+        was set.
+        """
         keys = row_keys([key for key, _ in changed])
         if len(max(keys, key=len)) > LIMIT_KEY_BYTES:
             raise _long_key(max(keys, key=len))

@@ -46,7 +46,8 @@ def table_parts(
     ticks: TimerTable | None,
     events: TimerTable | None,
 ) -> tuple[TablePart, ...]:
-    """Return the processor's own table and its named ones in the order of their declaration, all over *store*.
+    """Return the processor's own table and its named ones in the order of their declaration, all over
+    *store*.
 
     Together they cache *cache_rows* rows, each table the same part of them.
     """

@@ -1,6 +1,7 @@
 """Processors whose emits carry the trace context of the record that they come of.
 
-What is carried are the record's own headers, as they are. So an emit stays a function of the log: a replay emits the same bytes.
+What is carried are the record's own headers, as they are. So an emit stays a function of the log: a replay
+emits the same bytes.
 """
 
 from __future__ import annotations
@@ -21,13 +22,16 @@ P = TypeVar("P", bound=Processor[Any, Any])
 
 
 def traced(processor: P) -> P:
-    """Return *processor* with its emits carrying the trace of the record that they come of: `totals = traced(Processor(...))`.
+    """Return *processor* with its emits carrying the trace of the record that they come of: `totals =
+    traced(Processor(...))`.
 
-    The headers `traceparent`, `tracestate` and `baggage` of a record go on what its fold emits, unless the fold gives a `traceparent`
-    itself. What timers emit comes of no record, and carries none. Steps such as `Map` pass all headers on as they are.
+    The headers `traceparent`, `tracestate` and `baggage` of a record go on what its fold emits, unless the
+    fold gives a `traceparent` itself. What timers emit comes of no record, and carries none. Steps such as
+    `Map` pass all headers on as they are.
 
-    Rows, keys and values are the same as without it. A processor that is traced from a version on has emitted records without
-    these headers before, which `verify --emits` tells as differences: raise its version, or compare from then on.
+    Rows, keys and values are the same as without it. A processor that is traced from a version on has emitted
+    records without these headers before, which `verify --emits` tells as differences: raise its version, or
+    compare from then on.
     """
     if not isinstance(processor, Processor):
         raise ConfigError(f"traced({processor!r:.200}): give it a Processor, one at a time")
@@ -86,7 +90,9 @@ class TracedEvent:
 
 @dataclass(frozen=True, slots=True)
 class _TracedDecoder:
-    """Decodes as *decode* does; column *at* are the headers, which *decode* is given too unless they were *added*."""
+    """Decodes as *decode* does; column *at* are the headers, which *decode* is given too unless they were
+    *added*.
+    """
 
     decode: Callable[..., Any]
     at: int
@@ -140,7 +146,9 @@ def _carrying_parts(parts: Iterator[list[Emit]], trace: Headers) -> Iterator[lis
 
 
 def _with_trace(emit: Emit, trace: Headers) -> Emit:
-    """Return *emit* with *trace*; as it is where it has one, has no room for it, or is malformed, which is refused elsewhere."""
+    """Return *emit* with *trace*; as it is where it has one, has no room for it, or is malformed, which is
+    refused elsewhere.
+    """
     try:
         if any(name == TRACEPARENT for name, _ in emit.headers) or _size(emit) > ROOM_BYTES:
             return emit

@@ -66,8 +66,8 @@ class Choice(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
 
 class GlobalsChoice(Choice, frozen=True, array_like=True, kw_only=True):
-    """Up to *applied*, before anything else; then the globals are at *globals*: of each that the processor reads,
-    in their order, the last offset applied of each partition.
+    """Up to *applied*, before anything else; then the globals are at *globals*: of each that the processor
+    reads, in their order, the last offset applied of each partition.
     """
 
     globals: _Vectors
@@ -78,9 +78,9 @@ class VectorMarker(msgspec.Struct, frozen=True, array_like=True):
     of each, is in it.
 
     It stands where `Marker` does, closes each transaction as that does, and tells itself apart by *format*,
-    which is in the same place. *reached_ms* are the highest append times of what was applied of each source, -1
-    before any; *last* is the source of the last record folded, -1 when anything may come next: at the beginning
-    and behind a choice. *tick_ms* is the latest tick, and *choices* the number of the next choice.
+    which is in the same place. *reached_ms* are the highest append times of what was applied of each source,
+    -1 before any; *last* is the source of the last record folded, -1 when anything may come next: at the
+    beginning and behind a choice. *tick_ms* is the latest tick, and *choices* the number of the next choice.
     """
 
     applied: _Offsets
@@ -102,13 +102,17 @@ class VectorMarker(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GlobalsMarker(VectorMarker, frozen=True, array_like=True, kw_only=True):
-    """The position of a processor that reads globals: *globals* are the positions at which its last record saw them."""
+    """The position of a processor that reads globals: *globals* are the positions at which its last record
+    saw them.
+    """
 
     globals: _Vectors
 
 
 class TimedMarker(VectorMarker, frozen=True, array_like=True, kw_only=True):
-    """The position of a processor with event time: *event_ms* is the highest event time of what was applied."""
+    """The position of a processor with event time: *event_ms* is the highest event time of what was
+    applied.
+    """
 
     event_ms: int
 
@@ -120,7 +124,9 @@ class TimedGlobalsMarker(GlobalsMarker, frozen=True, array_like=True, kw_only=Tr
 
 
 def globals_of(marker: VectorMarker) -> tuple[Vector, ...]:
-    """Return the positions of the globals that are read, in their order; none of a processor that reads none."""
+    """Return the positions of the globals that are read, in their order; none of a processor that reads
+    none.
+    """
     return marker.globals if isinstance(marker, GlobalsMarker) else ()
 
 
@@ -207,7 +213,8 @@ def _check_format(value: bytes) -> None:
 
 def _newer(told: int) -> ChoicesError:
     return ChoicesError(
-        f"choice of format {told}, this version reads {CHOICE_FORMAT} and {GLOBALS_CHOICE_FORMAT}: upgrade the workers"
+        f"choice of format {told}, this version reads {CHOICE_FORMAT} and {GLOBALS_CHOICE_FORMAT}: upgrade"
+        " the workers"
     )
 
 
@@ -235,7 +242,9 @@ def decode_vector_marker(value: bytes) -> VectorMarker:
         )
     if marker is None:
         raise ChangelogError(
-            f"position marker of format {kind!r:.80}, this version reads {MARKER_FORMAT}, {GLOBALS_MARKER_FORMAT}, {TIMED_MARKER_FORMAT} and {TIMED_GLOBALS_MARKER_FORMAT} here: upgrade the workers"
+            f"position marker of format {kind!r:.80}, this version reads {MARKER_FORMAT},"
+            f" {GLOBALS_MARKER_FORMAT}, {TIMED_MARKER_FORMAT} and {TIMED_GLOBALS_MARKER_FORMAT} here: upgrade"
+            " the workers"
         )
     if len(marker.applied) != len(marker.reached_ms) or marker.last >= len(marker.applied):
         raise ChangelogError(

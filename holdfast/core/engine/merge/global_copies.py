@@ -1,4 +1,6 @@
-"""A copy of a global table: folded partition by partition, and read as of any position that is still in use."""
+"""A copy of a global table: folded partition by partition, and read as of any position that is still in
+use.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ class CopyStore(Store, Protocol):
 
 
 def folded_by(table: Global[Any]) -> Processor[Any, Any]:
-    """Return a processor that folds a partition of *table*'s topic; ConfigError for what is declared wrong."""
+    """Return a processor that folds a partition of *table*'s topic; ConfigError for what is declared
+    wrong.
+    """
     return Processor(name=table.name, on={table.source: table.fold}, row=table.row)
 
 
@@ -85,8 +89,8 @@ class PartStore:
 class GlobalView:
     """A copy as of *vector*, whatever is applied to it since.
 
-    It keeps what the copy overwrites, each key once, for as long as somebody holds the view: at most the table's size.
-    *stream_ms* is the highest append time among the records in it, -1 for none.
+    It keeps what the copy overwrites, each key once, for as long as somebody holds the view: at most the
+    table's size. *stream_ms* is the highest append time among the records in it, -1 for none.
     """
 
     __slots__ = ("__weakref__", "_copy", "stream_ms", "undone", "vector")
@@ -112,7 +116,9 @@ class GlobalView:
         return found
 
     def scan(self, prefix: bytes, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
-        """Yield stored (key, row) with *prefix* in key order, from *start* on; raises FoldError when two partitions have one."""
+        """Yield stored (key, row) with *prefix* in key order, from *start* on; raises FoldError when two
+        partitions have one.
+        """
         with self._copy.lock:
             parts = [self._scan_one(partition, prefix, start) for partition in range(len(self.vector))]
         last: bytes | None = None
@@ -123,7 +129,9 @@ class GlobalView:
             yield key, value
 
     def _scan_one(self, partition: int, prefix: bytes, start: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Begin to read the rows of one partition as they are now, less what was changed since the view's position."""
+        """Begin to read the rows of one partition as they are now, less what was changed since the view's
+        position.
+        """
         within, first = _prefix(partition) + prefix, _prefix(partition) + start
         cut = len(within) - len(prefix)
         undone = sorted(
@@ -144,8 +152,8 @@ def _overlaid(
 class GlobalCopy:
     """The rows of a global up to a position, which only goes on; `view` keeps the one of now readable.
 
-    One thread applies; any may read, where a *lock* is given. *on_refused* gets refused records with their partition;
-    *on_later* is called where a fold has to wait, as often as it has.
+    One thread applies; any may read, where a *lock* is given. *on_refused* gets refused records with their
+    partition; *on_later* is called where a fold has to wait, as often as it has.
 
     >>> from holdfast.core.engine.declared.serdes import Text
     >>> from holdfast.core.engine.declared.sources import FoldWith, Source
@@ -168,7 +176,9 @@ class GlobalCopy:
     ) -> None:
         self.table, self.store, self._on_later = table, DictStore() if store is None else store, on_later
         self.lock: AbstractContextManager[Any] = nullcontext() if lock is None else lock
-        """Held while the copy changes, and while one row of it is looked up; a thread that holds it may take it again."""
+        """Held while the copy changes, and while one row of it is looked up; a thread that holds it may take
+        it again.
+        """
         self._processor, self._on_refused = folded_by(table), on_refused
         self.inputs = self._processor.folds[0].inputs
         """The columns that batches must have."""
@@ -247,7 +257,9 @@ class GlobalCopy:
         self._applied[partition] = applied
 
     def passed(self, vector: Vector) -> None:
-        """Move the position to *vector*. All records up to it are applied; the last one of a partition may be compacted away."""
+        """Move the position to *vector*. All records up to it are applied; the last one of a partition may be
+        compacted away.
+        """
         with self.lock:
             for partition, applied in enumerate(vector):
                 self._note(partition, max(applied, trimmed_at(self._applied, partition)))
@@ -255,8 +267,9 @@ class GlobalCopy:
     def in_two(self, key: bytes) -> FoldError:
         """Return the error of a key that has rows in two partitions."""
         return FoldError(
-            f"global table {self.table.name} has rows of {text_key(key)!r:.200} in two partitions of {self.table.topic}, and no order between them: "
-            "records of one key must lie in one partition; write the topic anew, since partitions that are added move keys"
+            f"global table {self.table.name} has rows of {text_key(key)!r:.200} in two partitions of"
+            f" {self.table.topic}, and no order between them: records of one key must lie in one partition;"
+            " write the topic anew, since partitions that are added move keys"
         )
 
 
@@ -312,9 +325,9 @@ OpenLogs = Callable[[int], Mapping[int, GlobalLog]]
 class GlobalReplay:
     """Globals read from their logs, from the beginning, up to exactly each position that was recorded.
 
-    *open_logs* gives the log of each partition of the global with that number; it is asked once, when the first row is
-    looked up. Positions of the open transaction stay readable, since that may be folded twice. *stores* are where the
-    copies lie, in memory without. *on_later* is as that of `GlobalCopy`.
+    *open_logs* gives the log of each partition of the global with that number; it is asked once, when the
+    first row is looked up. Positions of the open transaction stay readable, since that may be folded twice.
+    *stores* are where the copies lie, in memory without. *on_later* is as that of `GlobalCopy`.
     """
 
     def __init__(
@@ -342,7 +355,9 @@ class GlobalReplay:
         self._tables[number].settle(vector)
 
     def read(self, number: int, vector: Vector) -> None:
-        """Apply the records up to *vector* that the logs hold now. Positions of the open transaction stay readable."""
+        """Apply the records up to *vector* that the logs hold now. Positions of the open transaction stay
+        readable.
+        """
         self._tables[number].read(vector)
 
 
@@ -378,16 +393,17 @@ class _ReplayedTable:
         copy = self._copy
         if not covers(vector, copy.vector):
             raise GlobalsError(
-                f"global table {copy.table.name} was read up to {list(copy.vector)} and cannot be shown at {list(vector)}: positions never go back; "
-                "give the processor another name"
+                f"global table {copy.table.name} was read up to {list(copy.vector)} and cannot be shown at"
+                f" {list(vector)}: positions never go back; give the processor another name"
             )
         logs = self.read(vector)
         for partition, last in enumerate(vector):
             cursor = logs.get(partition)
             if last >= 0 and (cursor is None or not cursor.has_read(last)):
                 raise GlobalsError(
-                    f"{copy.table.topic} partition {partition} ends before offset {last}, up to which global table {copy.table.name} had been read: "
-                    "its topic must be kept whole (retention.ms=-1, cleanup.policy=delete), as long as the sources"
+                    f"{copy.table.topic} partition {partition} ends before offset {last}, up to which global"
+                    f" table {copy.table.name} had been read: its topic must be kept whole (retention.ms=-1,"
+                    " cleanup.policy=delete), as long as the sources"
                 )
         copy.passed(vector)
         return copy.view()
@@ -404,10 +420,11 @@ class _ReplayedTable:
 
 
 class WorkerGlobals:
-    """The globals of one partition on a worker: *copies* of all that there is, which go on beside its transactions.
+    """The globals of one partition on a worker: *copies* of all that there is, which go on beside its
+    transactions.
 
-    `pin` before each transaction, and `see` what it gives. While recorded choices are obeyed, which name positions that the
-    copies have passed, *history* shows those.
+    `pin` before each transaction, and `see` what it gives. While recorded choices are obeyed, which name
+    positions that the copies have passed, *history* shows those.
     """
 
     def __init__(self, copies: Sequence[GlobalCopy]) -> None:
@@ -416,7 +433,9 @@ class WorkerGlobals:
         self.history: GlobalReplay | None = None
 
     def reach(self, vectors: Sequence[Vector]) -> bool:
-        """Return whether the copies have come to *vectors*: a transaction may not see less than the one before it."""
+        """Return whether the copies have come to *vectors*: a transaction may not see less than the one
+        before it.
+        """
         return all(covers(copy.vector, vector) for copy, vector in zip(self._copies, vectors, strict=True))
 
     def pin(self) -> tuple[Vector, ...]:
@@ -442,5 +461,6 @@ class WorkerGlobals:
         if self._pinned and (found := self._pinned[number]).vector == vector:
             return found
         raise GlobalsError(
-            f"global table {self._copies[number].table.name} is not pinned at {list(vector)}: no transaction is open there"
+            f"global table {self._copies[number].table.name} is not pinned at {list(vector)}: no transaction"
+            " is open there"
         )

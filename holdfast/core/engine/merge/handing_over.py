@@ -1,8 +1,10 @@
 """How versions of a processor with `on=` change hands at a place that all of them come through.
 
-Where the version before stood, it had folded its last records in canonical order, as far as it had fetched them. The next one would fold them in the
-canonical order of *all* records, and tick by its own clock on the way: it would pass that place in no state that the version before was in. So the next
-one records a barrier there before it folds anything. Then the same records come before the place for every version and every replay.
+Where the version before stood, it had folded its last records in canonical order, as far as it had fetched
+them. The next one would fold them in the canonical order of *all* records, and tick by its own clock on the
+way: it would pass that place in no state that the version before was in. So the next one records a barrier
+there before it folds anything. Then the same records come before the place for every version and every
+replay.
 """
 
 from __future__ import annotations
@@ -18,16 +20,18 @@ from holdfast.errors import ChoicesError
 def barrier_at(
     stood: Handover, position: VectorMarker, recorded: Sequence[Choice]
 ) -> tuple[Handover, Choice | None]:
-    """Return up to where the next version is silent when the one before *stood* there, and the barrier that it has to record, None where every version
-    comes through that place anyway.
+    """Return up to where the next version is silent when the one before *stood* there, and the barrier that
+    it has to record, None where every version comes through that place anyway.
 
-    *position* is where the next version is, and *recorded* are all choices from there on. Raises ChoicesError where some are missing.
+    *position* is where the next version is, and *recorded* are all choices from there on. Raises ChoicesError
+    where some are missing.
     """
     ends = position.choices + len(recorded)
     if stood.choices > ends:
         raise ChoicesError(
-            f"the version before has obeyed {stood.choices} choices, and the topic ends with {ends}: it was deleted and made again. Nobody can fold the "
-            "sources again without them; give the processor another name"
+            f"the version before has obeyed {stood.choices} choices, and the topic ends with {ends}: it was"
+            " deleted and made again. Nobody can fold the sources again without them; give the processor"
+            " another name"
         )
     if (
         stood.choices < ends

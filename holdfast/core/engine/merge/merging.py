@@ -45,9 +45,9 @@ class Portion:
 class Stretch:
     """Records of several sources in the order in which they are folded, or one choice.
 
-    *order* has the source of each record, and *reached_ms* how late that source has become with it, which ascends; of a
-    source they are those of its portion. With a *choice* there are no records; *decided* tells that
-    it is a new one, to be recorded with what is folded.
+    *order* has the source of each record, and *reached_ms* how late that source has become with it, which
+    ascends; of a source they are those of its portion. With a *choice* there are no records; *decided* tells
+    that it is a new one, to be recorded with what is folded.
     """
 
     portions: tuple[Portion | None, ...]
@@ -64,7 +64,8 @@ class Stretch:
     def slice(self, start: int, stop: int) -> Stretch:
         """Return records *start* to *stop*, not included."""
         order = self.order[start:stop]
-        # How many of each source lie before: known where a slice ended, since a folder takes one after another.
+        # How many of each source lie before: known where a slice ended, since a folder takes one after
+        # another.
         firsts = self._counted.pop(start, None)
         if firsts is None:
             firsts = [self.order.count(source, 0, start) for source in range(len(self.portions))]
@@ -156,10 +157,10 @@ class Merger:
     the position where that ended: what was taken and not folded, because the transaction ended early or was
     aborted, is merged again with what has come meanwhile.
 
-    Without more knowledge it goes as far as the sources all reach: a later record of none of them can then lie
-    below. A source that may be at its end is waited for, unless *ends* tells that it is: see `take`. A record
-    that does lie below what was folded is folded at once, behind a barrier. To guess wrong costs that, and
-    never a difference between two readings of the log.
+    Without more knowledge it goes as far as the sources all reach: a later record of none of them can then
+    lie below. A source that may be at its end is waited for, unless *ends* tells that it is: see `take`. A
+    record that does lie below what was folded is folded at once, behind a barrier. To guess wrong costs that,
+    and never a difference between two readings of the log.
 
     *recorded* are the choices that are known to be written, in order; those that *marker* has behind it are
     passed over. They are obeyed before any is made. They may be an iterator, and are kept only until they are
@@ -194,10 +195,11 @@ class Merger:
         self._wanted_tick_ms = now_ms
 
     def see(self, vectors: tuple[Vector, ...]) -> None:
-        """Have what is folded next see the globals at *vectors*: a choice before it says so, if that is not where they are.
+        """Have what is folded next see the globals at *vectors*: a choice before it says so, if that is not
+        where they are.
 
-        Call it when a transaction begins; with nothing to fold there is no choice. Recorded choices that are left are obeyed first, and this
-        is forgotten.
+        Call it when a transaction begins; with nothing to fold there is no choice. Recorded choices that are
+        left are obeyed first, and this is forgotten.
         """
         self._wanted_globals = vectors
 
@@ -218,8 +220,8 @@ class Merger:
 
         *ends* are the end offsets of the sources, None for one to be waited for in any case (no *ends*: all).
         A source that has been read to its end holds no other back. Ends that were asked for *after* the other
-        sources' records were fetched let a record be overtaken only within one ms, or where the clocks of brokers
-        differ.
+        sources' records were fetched let a record be overtaken only within one ms, or where the clocks of
+        brokers differ.
 
         Raises ChoicesError when a recorded choice is missing or does not fit the state.
         """
@@ -238,8 +240,8 @@ class Merger:
 
     @property
     def pending(self) -> tuple[int, ...]:
-        """Return how many records of each source are offered and not settled: a caller stops fetching those that
-        have many, and never the one that is waited for.
+        """Return how many records of each source are offered and not settled: a caller stops fetching those
+        that have many, and never the one that is waited for.
         """
         return tuple(source.pending for source in self._sources)
 
@@ -346,8 +348,9 @@ class Merger:
         before = self._globals
         if len(choice.globals) != len(before) or not all(map(covers, choice.globals, before)):
             raise ChoicesError(
-                f"choice {choice.number} has globals at {[*map(list, choice.globals)]}, behind {[*map(list, before)]} or of another processor: "
-                "their topics were deleted and made again, or the processor reads others; give it another name"
+                f"choice {choice.number} has globals at {[*map(list, choice.globals)]}, behind"
+                f" {[*map(list, before)]} or of another processor: their topics were deleted and made again,"
+                " or the processor reads others; give it another name"
             )
         self._globals = choice.globals
 
@@ -367,13 +370,13 @@ class Merger:
         number = self._pulled[-1].number + 1 if self._pulled else self._number
         if choice.number != number:
             raise ChoicesError(
-                f"choice {number} is missing, {choice.number} comes next: the choices topic must be kept whole, as "
-                "long as the sources"
+                f"choice {number} is missing, {choice.number} comes next: the choices topic must be kept"
+                " whole, as long as the sources"
             )
         if choice.sources != self._fingerprint or len(choice.applied) != len(self._sources):
             raise ChoicesError(
-                f"choice {choice.number} is of other sources, or of the same in another order: give the processor "
-                "another name"
+                f"choice {choice.number} is of other sources, or of the same in another order: give the"
+                " processor another name"
             )
         applied = [source.applied for source in self._sources]
         if any(last < done for last, done in zip(choice.applied, applied, strict=True)):
@@ -385,8 +388,8 @@ class Merger:
 def _otherwise(what: str) -> ChoicesError:
     """Return the error of a table that has folded on where another version then decided otherwise."""
     return ChoicesError(
-        f"{what}. Another version of the processor made it meanwhile: raise the version, which builds the table "
-        "anew"
+        f"{what}. Another version of the processor made it meanwhile: raise the version, which builds the"
+        " table anew"
     )
 
 
@@ -402,8 +405,8 @@ def replayed(
     recorded choices: at most a batch of each source is held at a time.
 
     A log whose batches end has ended. *ends* tells how far each was read, where that is further than its last
-    record. When the logs end before the last choice, the order of what is left is not known: with *open_end* that
-    is the end, else raises ChoicesError.
+    record. When the logs end before the last choice, the order of what is left is not known: with *open_end*
+    that is the end, else raises ChoicesError.
     """
     merger, pending = Merger(marker, recorded), [iter(log) for log in logs]
     waited: list[int | None] = [None] * len(pending)
@@ -425,6 +428,7 @@ def replayed(
             choice = merger.next_choice
             assert choice is not None
             raise ChoicesError(
-                f"choice {choice.number} stands at offset {choice.applied[source]} of source {source}, whose records "
-                "end before: read the sources as far as the choices, or the choices as far as the marker"
+                f"choice {choice.number} stands at offset {choice.applied[source]} of source {source}, whose"
+                " records end before: read the sources as far as the choices, or the choices as far as the"
+                " marker"
             )

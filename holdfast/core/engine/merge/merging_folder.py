@@ -67,9 +67,9 @@ class MergedChanges(Written):
 class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
     """The folder of a processor with `on=`: its position is *marker*, a vector.
 
-    What it is given are stretches that follow that position, of a `Merger` or of `replayed`. Of a stretch that
-    was not folded to its end, the rest must be merged again: `Merger.settle(folder.marker)` after each commit
-    and rollback.
+    What it is given are stretches that follow that position, of a `Merger` or of `replayed`. Of a stretch
+    that was not folded to its end, the rest must be merged again: `Merger.settle(folder.marker)` after each
+    commit and rollback.
 
     Raises ChangelogError for a *marker* of other sources. *views* are the globals that the processor reads.
 
@@ -114,8 +114,8 @@ class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
             or self.marker.format != start.format
         ):
             raise ChangelogError(
-                f"table {processor.table} was folded from other sources than {', '.join(processor.topics)}, or from "
-                "these in another order: give the processor another name"
+                f"table {processor.table} was folded from other sources than {', '.join(processor.topics)},"
+                " or from these in another order: give the processor another name"
             )
         self._on_tick = processor.on_tick
         self._ticks = TimerTable() if self._on_tick is None else timers_in(store, TICK)
@@ -138,7 +138,9 @@ class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
 
     @property
     def next_tick_ms(self) -> int:
-        """Return when the earliest tick timer is due, NEVER (2**62) without any: ask the merger for a tick then."""
+        """Return when the earliest tick timer is due, NEVER (2**62) without any: ask the merger for a tick
+        then.
+        """
         return self._ticks.next_ms
 
     def _forget(self) -> None:
@@ -202,7 +204,9 @@ class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
             raise
 
     def _alike(self, stretches: Iterable[Stretch], handover: Handover) -> Iterator[Stretch]:
-        """Yield *stretches* as long as they are silent, or heard, as the first is that may emit: then another transaction begins."""
+        """Yield *stretches* as long as they are silent, or heard, as the first is that may emit: then another
+        transaction begins.
+        """
         self._silent, is_known = False, False
         for stretch in stretches:
             if stretch.choice is not None and stretch.choice.tick_ms is None:
@@ -226,7 +230,8 @@ class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
             return 0
         rows, emit, before_ms = self.rows, self._emits.extend, self.stream_ms
         times = _stream_times(batch.reached_ms, before_ms)
-        # Each record is read and folded by the next call of its source. They share the times, of which each takes one.
+        # Each record is read and folded by the next call of its source. They share the times, of which each
+        # takes one.
         left = iter(times)
         calls = [
             _no_record if portion is None else self._folding(source, portion, left).__next__
@@ -256,7 +261,9 @@ class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
         return folded
 
     def _folding(self, source: int, portion: Portion, times: Iterator[int]) -> Iterator[Emits]:
-        """Fold the records of *portion*, each when it is taken, at the next of *times*; yield what each emits."""
+        """Fold the records of *portion*, each when it is taken, at the next of *times*; yield what each
+        emits.
+        """
         events, *asked = self._folds[source].told(portion.batch, quickly=True)
         return map(self._calls[source], repeat(self.rows), events, times, *asked)
 
@@ -340,7 +347,9 @@ def _no_record() -> Emits:
 
 
 def beginning_upto(stretch: Stretch, place: Handover) -> tuple[bool, Stretch]:
-    """Return whether the first record of *stretch* lies up to *place*, and as much of the stretch as that is equally true of."""
+    """Return whether the first record of *stretch* lies up to *place*, and as much of the stretch as that is
+    equally true of.
+    """
     if stretch.choice is not None:
         return stretch.choice.number < place.choices, stretch
     left = [

@@ -50,7 +50,8 @@ def of_one_source(version: int, sources: int = 0) -> PositionFormat:
 def _timed_alike(start: Position, decode: Callable[[bytes], Position], value: bytes) -> Position:
     """Return the position in *value*; ChangelogError unless it has event time as *start* has.
 
-    It cannot be guessed: a replay under the declaration of today would come to this offset with another event time.
+    It cannot be guessed: a replay under the declaration of today would come to this offset with another event
+    time.
     """
     marker = decode(value)
     if (event_ms_of(marker) is None) != (event_ms_of(start) is None):
@@ -72,8 +73,8 @@ def start_of_one(processor: Processor[Any, Any]) -> Marker:
 
 
 def position_format(processor: Processor[Any, Any]) -> PositionFormat:
-    """Return the format of the table of *processor*. A position in an internal topic of another version is a ChainError: its
-    offsets mean nothing in this one, and what this one holds is in the state already.
+    """Return the format of the table of *processor*. A position in an internal topic of another version is a
+    ChainError: its offsets mean nothing in this one, and what this one holds is in the state already.
     """
     found = stored_format(processor)
     if not processor.internal:
@@ -83,8 +84,9 @@ def position_format(processor: Processor[Any, Any]) -> PositionFormat:
         marker = found.decode(value)
         if marker.sources != found.start.sources:
             raise ChainError(
-                f"table {processor.table} was folded from another version of {', '.join(processor.topics)}, and would take in again what it has: "
-                f"raise {processor.name} to version {processor.version + 1}, and with it those that read what it emits"
+                f"table {processor.table} was folded from another version of {', '.join(processor.topics)},"
+                f" and would take in again what it has: raise {processor.name} to version"
+                f" {processor.version + 1}, and with it those that read what it emits"
             )
         return marker
 
@@ -102,8 +104,8 @@ def stored_format(processor: Processor[Any, Any]) -> PositionFormat:
 
 
 def earlier_format(processor: Processor[Any, Any]) -> PositionFormat:
-    """Return the format for a reader of the table in an earlier version, which stood in as many sources, and may have had
-    event time where this one has none; ChangelogError for a position in more or fewer.
+    """Return the format for a reader of the table in an earlier version, which stood in as many sources, and
+    may have had event time where this one has none; ChangelogError for a position in more or fewer.
     """
     start = stored_format(processor).start
 
@@ -114,8 +116,8 @@ def earlier_format(processor: Processor[Any, Any]) -> PositionFormat:
             found = decode_vector_marker(value)
         if len(offsets_of(found)) != len(processor.topics):
             raise ChangelogError(
-                f"table {processor.table} was folded from {len(offsets_of(found))} sources, and {processor.name} folds {len(processor.topics)}: give "
-                "the processor another name"
+                f"table {processor.table} was folded from {len(offsets_of(found))} sources, and"
+                f" {processor.name} folds {len(processor.topics)}: give the processor another name"
             )
         return found
 
@@ -127,7 +129,9 @@ def _encode_either(position: Position) -> bytes:
 
 
 def told_position(position: Position) -> bytes:
-    """Return a position as stored, for replies that also tell offset and stream time: nothing where these are all of it."""
+    """Return a position as stored, for replies that also tell offset and stream time: nothing where these are
+    all of it.
+    """
     if isinstance(position, VectorMarker):
         return encode_vector_marker(position)
     return encode_marker(position) if isinstance(position, EventMarker) else b""
@@ -144,8 +148,8 @@ def choices_of(position: Position) -> int:
 
 
 def goes_back(before: Position, now: Position) -> bool:
-    """Tell whether *now* lies before *before* in any source or, of several, in the choices; the beginning does not: a
-    table may be made anew.
+    """Tell whether *now* lies before *before* in any source or, of several, in the choices; the beginning
+    does not: a table may be made anew.
 
     >>> goes_back(Marker(7, 1, 1), Marker(5, 1, 1)), goes_back(Marker(7, 1, 1), Marker(-1, -1, 1))
     (True, False)
@@ -158,8 +162,9 @@ def goes_back(before: Position, now: Position) -> bool:
 
 
 def counted(offsets: Sequence[int]) -> int:
-    """Return one number for how far a state is: the last offset of its source or, of several, how many offsets
-    of all of them are in it, less one. It never goes back, and the same sum of ends less it is the lag.
+    """Return one number for how far a state is: the last offset of its source or, of several, how many
+    offsets of all of them are in it, less one. It never goes back, and the same sum of ends less it is the
+    lag.
 
     >>> counted((7,)), counted((7, 2)), counted((-1, -1))
     (7, 10, -1)

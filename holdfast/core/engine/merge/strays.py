@@ -283,7 +283,9 @@ class Audit:
 
 
 def _kinds(positions: PositionFormat) -> tuple[bytes, ...]:
-    """Return the kinds of keys that are rows and timers: those of ticks and of event time where there may be any."""
+    """Return the kinds of keys that are rows and timers: those of ticks and of event time where there may be
+    any.
+    """
     ticks = (TICK,) if isinstance(positions.start, VectorMarker) else ()
     events = () if event_ms_of(positions.start) is None else (EVENT,)
     return (*ROW_KINDS, WAKE, *ticks, *events)

@@ -1,8 +1,10 @@
-"""What a table began with, in place of nothing: the rows of an earlier version, or of a table of Faust's, at a position.
+"""What a table began with, in place of nothing: the rows of an earlier version, or of a table of Faust's, at
+a position.
 
-A note on the changelog, `00 base`, in the table's first transaction. The same transaction writes the rows, and last the note, to a topic
-`{app}-{table}-base`, which keeps them: a changelog forgets a row when it changes. Replays begin with them, so a table with a base is a function of these rows and
-of its source behind the base's position.
+A note on the changelog, `00 base`, in the table's first transaction. The same transaction writes the rows,
+and last the note, to a topic `{app}-{table}-base`, which keeps them: a changelog forgets a row when it
+changes. Replays begin with them, so a table with a base is a function of these rows and of its source behind
+the base's position.
 """
 
 from __future__ import annotations
@@ -23,9 +25,10 @@ BASE_FORMAT = 1
 class TableBase(msgspec.Struct, frozen=True, array_like=True):
     """What a partition began with: the rows of *version*, migrated, or those of *origin*.
 
-    *position* is the marker of the table's beginning as stored, *applied* the last offset of the source that is in it, -1 for none (of several sources
-    how many of their offsets are, less one), *entries* how many rows and timers it has and *digest* what these are. *before* is what the earlier
-    version itself began with. *sources* has topic and last offset of each of several sources.
+    *position* is the marker of the table's beginning as stored, *applied* the last offset of the source that
+    is in it, -1 for none (of several sources how many of their offsets are, less one), *entries* how many
+    rows and timers it has and *digest* what these are. *before* is what the earlier version itself began
+    with. *sources* has topic and last offset of each of several sources.
     """
 
     format: int
@@ -36,7 +39,9 @@ class TableBase(msgspec.Struct, frozen=True, array_like=True):
     digest: str
     before: TableBase | None = None
     origin: str = ""
-    """Of which table the rows are where they are of no earlier version: then *version* is that of the table itself."""
+    """Of which table the rows are where they are of no earlier version: then *version* is that of the table
+    itself.
+    """
     sources: tuple[tuple[str, Annotated[int, Meta(ge=-1)]], ...] = ()
 
     @property
@@ -56,7 +61,7 @@ class TableBase(msgspec.Struct, frozen=True, array_like=True):
         ('3 rows and timers of version 1 behind offset 17', '3 rows and timers of version 2 behind offset 40, which began with 3 rows and timers of version 1 behind offset 17')
         >>> TableBase(1, 1, b"", 21, 3, "", sources=(("orders", 17), ("customers", 3))).told()
         '3 rows and timers of version 1 behind the offsets orders 17, customers 3'
-        """
+        """  # noqa: E501
         of = self.origin or f"version {self.version}"
         place = f"the offsets {self.place}" if self.sources else f"offset {self.place}"
         own = f"{self.entries} rows and timers of {of} behind {place}"
@@ -73,7 +78,9 @@ def encode_base(base: TableBase) -> bytes:
 
 
 def decode_base(value: bytes | None) -> TableBase | None:
-    """Return what the note in *value* tells, None without one; ChangelogError for what no worker of this format wrote."""
+    """Return what the note in *value* tells, None without one; ChangelogError for what no worker of this
+    format wrote.
+    """
     if value is None:
         return None
     try:
@@ -82,6 +89,7 @@ def decode_base(value: bytes | None) -> TableBase | None:
         raise ChangelogError(f"the note of the base is malformed ({error}): no worker wrote it") from error
     if found.format != BASE_FORMAT:
         raise ChangelogError(
-            f"the note of the base has format {found.format}, this version reads {BASE_FORMAT}: upgrade the workers"
+            f"the note of the base has format {found.format}, this version reads {BASE_FORMAT}: upgrade the"
+            " workers"
         )
     return found

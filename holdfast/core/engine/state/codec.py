@@ -152,7 +152,8 @@ class RowCodec(Generic[R]):
         self.plain, self.lookalikes = is_plain(row), has_lookalikes(row)
         self._encode = msgspec.msgpack.Encoder(order="deterministic").encode
         self._decode = msgspec.msgpack.Decoder(row).decode
-        self._decode_all = msgspec.msgpack.Decoder(list[Optional[row]]).decode  # noqa: UP045  a row may be a name in quotes
+        # a row may be a name in quotes
+        self._decode_all = msgspec.msgpack.Decoder(list[Optional[row]]).decode  # noqa: UP045
 
     def encode(self, row: R) -> bytes:
         return FORMAT + self._encode(row)
@@ -161,8 +162,8 @@ class RowCodec(Generic[R]):
         return [FORMAT + encoded for encoded in map(self._encode, rows)]
 
     def exact_size(self, rows: list[R | None]) -> int | None:
-        """Return what *rows* take together, in bytes, or None when a later reader would find others in them; raises
-        FoldError when none could read them. None is no row.
+        """Return what *rows* take together, in bytes, or None when a later reader would find others in them;
+        raises FoldError when none could read them. None is no row.
         """
         encoded = self._encode(rows)
         try:
@@ -198,7 +199,8 @@ class RowCodec(Generic[R]):
         """
         if value[:1] != FORMAT:
             raise ChangelogError(
-                f"row of format {value[:1].hex() or 'none'}, this version reads {FORMAT.hex()}: upgrade, or rebuild the table"
+                f"row of format {value[:1].hex() or 'none'}, this version reads {FORMAT.hex()}: upgrade, or"
+                " rebuild the table"
             )
         try:
             row: R = self._decode(memoryview(value)[1:])
@@ -216,8 +218,8 @@ def _unreadable(error: msgspec.DecodeError) -> FoldError:
 class Marker(msgspec.Struct, frozen=True, array_like=True):
     """The position of a partition's state: everything up to *applied* is in it.
 
-    Closes every transaction on the changelog. *sources* is the fingerprint of an internal topic's name, which changes with the
-    version of its writer; 0 where the source is none, and not written then.
+    Closes every transaction on the changelog. *sources* is the fingerprint of an internal topic's name, which
+    changes with the version of its writer; 0 where the source is none, and not written then.
     """
 
     applied: int
@@ -228,8 +230,8 @@ class Marker(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EventMarker(Marker, frozen=True, array_like=True, kw_only=True):
-    """The position of a processor of one source with event time: *event_ms* is the highest event time of what was
-    applied, so a restore reads no record for it.
+    """The position of a processor of one source with event time: *event_ms* is the highest event time of what
+    was applied, so a restore reads no record for it.
     """
 
     event_ms: int
@@ -263,7 +265,8 @@ def decode_marker(value: bytes) -> Marker:
         ) from error
     if marker.format != FORMAT[0]:
         raise ChangelogError(
-            f"position marker of format {marker.format}, this version reads {FORMAT[0]} and {EVENT_MARKER_FORMAT} here: upgrade the workers"
+            f"position marker of format {marker.format}, this version reads {FORMAT[0]} and"
+            f" {EVENT_MARKER_FORMAT} here: upgrade the workers"
         )
     return marker
 
@@ -288,12 +291,13 @@ def digest(items: Iterable[tuple[bytes, bytes]]) -> str:
 
 
 def hashed(items: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """Return what `digest` hashes of *items*, which hold no bookkeeping keys: for whoever reads a state in slices.
+    """Return what `digest` hashes of *items*, which hold no bookkeeping keys: for whoever reads a state in
+    slices.
 
     >>> import hashlib
     >>> hashlib.sha256(hashed([(b"\\x02a", b"1")]) + hashed([(b"\\x02b", b"")])).hexdigest() == digest([(b"\\x02a", b"1"), (b"\\x02b", b"")])
     True
-    """
+    """  # noqa: E501
     return b"".join([b"%d:%d:%b%b" % (len(key), len(value), key, value) for key, value in items])
 
 

@@ -1,6 +1,8 @@
-"""Which types the rows of a table were written as: a later one must read them all, or is refused before it reads one.
+"""Which types the rows of a table were written as: a later one must read them all, or is refused before it
+reads one.
 
-A note on the changelog, `00 row-types`, in the first transaction of a type that is new there. It is bookkeeping, as that of lost heads.
+A note on the changelog, `00 row-types`, in the first transaction of a type that is new there. It is
+bookkeeping, as that of lost heads.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ from holdfast.errors import ChangelogError, ConfigError
 ROW_TYPES = META + b"row-types"
 ROW_TYPES_FORMAT = 1
 LIMIT_TYPES = 20
-"""How often a row type may change before its table must be built anew: each change is compared with all before it."""
+"""How often a row type may change before its table must be built anew: each change is compared with all
+before it.
+"""
 
 RowTypes: TypeAlias = Mapping[str, Sequence[RowSchema]]
 """Of each table of a processor ("" for its own) the types of its rows, the one of now last."""
@@ -40,7 +44,9 @@ def encode_row_types(types: RowTypes) -> bytes:
 
 
 def decode_row_types(value: bytes | None) -> RowTypes | None:
-    """Return what the note in *value* tells, None without one; ChangelogError for what no worker of this format wrote."""
+    """Return what the note in *value* tells, None without one; ChangelogError for what no worker of this
+    format wrote.
+    """
     if value is None:
         return None
     try:
@@ -49,18 +55,22 @@ def decode_row_types(value: bytes | None) -> RowTypes | None:
         raise ChangelogError(f"the note of row types is malformed ({error}): no worker wrote it") from error
     if note.format != ROW_TYPES_FORMAT:
         raise ChangelogError(
-            f"the note of row types has format {note.format}, this version reads {ROW_TYPES_FORMAT}: upgrade the workers"
+            f"the note of row types has format {note.format}, this version reads {ROW_TYPES_FORMAT}: upgrade"
+            " the workers"
         )
     return note.tables
 
 
 def most_types(types: RowTypes | None) -> int:
-    """Return as how many types the rows of some table were written, at the most; 1 where that is not known."""
+    """Return as how many types the rows of some table were written, at the most; 1 where that is not
+    known.
+    """
     return max((len(each) for each in (types or {}).values()), default=1)
 
 
 def evolved(noted: RowTypes | None, processor: TableDeclaration) -> RowTypes:
-    """Return the types of a table when *processor* goes on with it; ConfigError where it could not read what is there.
+    """Return the types of a table when *processor* goes on with it; ConfigError where it could not read what
+    is there.
 
     Without a note nothing is known of the rows: an earlier holdfast wrote them.
     """
@@ -89,6 +99,6 @@ def _followed(
 
 def _refused(processor: TableDeclaration, why: str) -> ConfigError:
     return ConfigError(
-        f"processor {processor.name}: rows of table {processor.table} do not fit the row type any more: {why}. Change it back, or write "
-        f"version={processor.version + 1}, which builds the table anew"
+        f"processor {processor.name}: rows of table {processor.table} do not fit the row type any more:"
+        f" {why}. Change it back, or write version={processor.version + 1}, which builds the table anew"
     )

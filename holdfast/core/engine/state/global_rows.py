@@ -13,11 +13,12 @@ R = TypeVar("R")
 D = TypeVar("D")
 
 LIMIT_CACHED_ROWS = 10_000
-"""How many rows, or keys without one, a reader of a global remembers decoded while its position stands still."""
+"""How many rows, or keys without one, a reader of a global remembers decoded while its position stands still.
+"""
 
 Vector: TypeAlias = tuple[int, ...]
-"""The position of a global: the last offset applied of each partition, -1 for none. Partitions at the end of which
-nothing was applied are left out, so () is the position before any record.
+"""The position of a global: the last offset applied of each partition, -1 for none. Partitions at the end of
+which nothing was applied are left out, so () is the position before any record.
 """
 
 
@@ -77,7 +78,9 @@ class GlobalViews(Protocol):
 
 
 class GlobalRows(Generic[R]):
-    """The rows of a global as a fold sees them: `get`, `[]`, `in`, `scan`. All records of a transaction see one position."""
+    """The rows of a global as a fold sees them: `get`, `[]`, `in`, `scan`. All records of a transaction see
+    one position.
+    """
 
     __slots__ = ("_cache", "_codec", "_failures", "_name", "_number", "_view", "_views", "vector")
 
@@ -95,7 +98,9 @@ class GlobalRows(Generic[R]):
     @overload
     def get(self, key: str, default: D) -> R | D: ...
     def get(self, key: str, default: D | None = None) -> R | D | None:
-        """Return the row of *key*, or *default*; raises FoldError when two partitions of the topic have one."""
+        """Return the row of *key*, or *default*; raises FoldError when two partitions of the topic have
+        one.
+        """
         try:
             row = self._cache[key]
         except KeyError:
@@ -155,7 +160,8 @@ class GlobalRows(Generic[R]):
 
     def _refuse(self, what: str) -> NoReturn:
         raise FoldError(
-            f"{what} on global table {self._name}: folds of processors only read it; what it holds is written by records of its topic"
+            f"{what} on global table {self._name}: folds of processors only read it; what it holds is written"
+            " by records of its topic"
         )
 
     def move(self, vector: Vector) -> None:
@@ -200,8 +206,8 @@ class GlobalTables:
         found = self._by_name.get(getattr(table, "name", ""))
         if found is None:
             raise FoldError(
-                f"global table {getattr(table, 'name', table)!r:.200} is not among the reads of this processor "
-                f"({', '.join(self._by_name) or 'none'}): write Processor(..., reads=(...,))"
+                f"global table {getattr(table, 'name', table)!r:.200} is not among the reads of this"
+                f" processor ({', '.join(self._by_name) or 'none'}): write Processor(..., reads=(...,))"
             )
         return found
 

@@ -1,7 +1,9 @@
-"""Up to where a version is silent that is declared with `emits_from="handover"`: its predecessor has emitted that already.
+"""Up to where a version is silent that is declared with `emits_from="handover"`: its predecessor has emitted
+that already.
 
-A note on the changelog, `00 handover`, in the first transaction of the version. It is bookkeeping, as `00 lost-heads` is. What it tells is fixed once
-the version has come past it: until then a predecessor that got the partition back may have emitted more, and the next takeover takes that in.
+A note on the changelog, `00 handover`, in the first transaction of the version. It is bookkeeping, as `00
+lost-heads` is. What it tells is fixed once the version has come past it: until then a predecessor that got
+the partition back may have emitted more, and the next takeover takes that in.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ HANDOVER_FORMAT = 1
 
 
 class Handover(msgspec.Struct, frozen=True, array_like=True):
-    """Where earlier versions stood: *applied* is the last offset of each source, -1 for none, and *choices* the number of the next choice, 0 of one source."""
+    """Where earlier versions stood: *applied* is the last offset of each source, -1 for none, and *choices*
+    the number of the next choice, 0 of one source.
+    """
 
     format: int
     applied: Annotated[tuple[Annotated[int, Meta(ge=-1)], ...], Meta(min_length=1)]
@@ -32,7 +36,7 @@ class Handover(msgspec.Struct, frozen=True, array_like=True):
 
         >>> Handover(1, (5, 7), 2).covers((5, 6), 2), Handover(1, (5, 7), 2).covers((5, 6), 3), Handover(1, (5,)).covers((6,))
         (True, False, False)
-        """
+        """  # noqa: E501
         return choices <= self.choices and all(
             here <= there for here, there in zip(applied, self.applied, strict=True)
         )
@@ -48,7 +52,9 @@ def encode_handover(handover: Handover) -> bytes:
 
 
 def decode_handover(value: bytes | None) -> Handover | None:
-    """Return what the note in *value* tells, None of one that was taken back; ChangelogError for what no worker of this format wrote."""
+    """Return what the note in *value* tells, None of one that was taken back; ChangelogError for what no
+    worker of this format wrote.
+    """
     if value is None:
         return None
     try:
@@ -59,6 +65,7 @@ def decode_handover(value: bytes | None) -> Handover | None:
         ) from error
     if found.format != HANDOVER_FORMAT:
         raise ChangelogError(
-            f"the note of the handover has format {found.format}, this version reads {HANDOVER_FORMAT}: upgrade the workers"
+            f"the note of the handover has format {found.format}, this version reads {HANDOVER_FORMAT}:"
+            " upgrade the workers"
         )
     return found

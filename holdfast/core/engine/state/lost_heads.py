@@ -1,7 +1,9 @@
-"""Which sources had lost the head of their log when a version of a table began: what was deleted before that is in no state of it.
+"""Which sources had lost the head of their log when a version of a table began: what was deleted before that
+is in no state of it.
 
-A note on the changelog, `00 lost-heads`, in the transaction of the first records that were folded behind the hole. It is bookkeeping: in no
-digest, and readers that do not know it carry it along as they do a row, so a takeover by an older version keeps it.
+A note on the changelog, `00 lost-heads`, in the transaction of the first records that were folded behind the
+hole. It is bookkeeping: in no digest, and readers that do not know it carry it along as they do a row, so a
+takeover by an older version keeps it.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ LOST_HEADS = META + b"lost-heads"
 LOST_HEADS_FORMAT = 1
 
 LostHeads: TypeAlias = Mapping[str, int]
-"""Of each source that had lost its head, by topic, the first offset that was there: all before is not in the state."""
+"""Of each source that had lost its head, by topic, the first offset that was there: all before is not in the
+state.
+"""
 
 
 class _Note(msgspec.Struct, frozen=True, array_like=True):
@@ -42,8 +46,8 @@ def encode_lost_heads(lost: LostHeads) -> bytes:
 
 
 def decode_lost_heads(value: bytes | None) -> dict[str, int]:
-    """Return what the note in *value* tells, nothing of one that was taken back (None); ChangelogError for what no
-    worker of this format wrote.
+    """Return what the note in *value* tells, nothing of one that was taken back (None); ChangelogError for
+    what no worker of this format wrote.
     """
     if value is None:
         return {}
@@ -53,7 +57,8 @@ def decode_lost_heads(value: bytes | None) -> dict[str, int]:
         raise ChangelogError(f"the note of lost heads is malformed ({error}): no worker wrote it") from error
     if note.format != LOST_HEADS_FORMAT:
         raise ChangelogError(
-            f"the note of lost heads has format {note.format}, this version reads {LOST_HEADS_FORMAT}: upgrade the workers"
+            f"the note of lost heads has format {note.format}, this version reads {LOST_HEADS_FORMAT}:"
+            " upgrade the workers"
         )
     return note.firsts
 

@@ -1,4 +1,6 @@
-"""Committed rows of one partition in memory: what Spark tasks, the local engine and the test kit fold into."""
+"""Committed rows of one partition in memory: what Spark tasks, the local engine and the test kit fold
+into.
+"""
 
 from __future__ import annotations
 

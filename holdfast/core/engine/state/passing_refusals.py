@@ -1,8 +1,8 @@
 """Which records were refused for what may be otherwise later: the registry did not know their schema.
 
-Bytes alone decide all other refusals, so a replay refuses the same. Of these it would fold some, once the registry has learned their schema. So each is
-noted on the changelog, `00 refused TOPIC OFFSET`, in the transaction that refuses it, and `verify` refuses what the table refused. It is bookkeeping: in no
-digest.
+Bytes alone decide all other refusals, so a replay refuses the same. Of these it would fold some, once the
+registry has learned their schema. So each is noted on the changelog, `00 refused TOPIC OFFSET`, in the
+transaction that refuses it, and `verify` refuses what the table refused. It is bookkeeping: in no digest.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ def is_refusal_note(key: bytes) -> bool:
 
 
 def refusals_in(keys: Iterable[bytes]) -> frozenset[tuple[str, int]]:
-    """Return topic and offset of each record that is noted among *keys*; ChangelogError for a note that no worker wrote."""
+    """Return topic and offset of each record that is noted among *keys*; ChangelogError for a note that no
+    worker wrote.
+    """
     return frozenset(_read(key) for key in keys if is_refusal_note(key))
 
 

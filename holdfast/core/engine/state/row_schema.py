@@ -1,7 +1,8 @@
 """What a row type looks like on disk, and whether one type reads what was written as another.
 
-A schema is made of plain lists, so that it can be written down and compared when the type is not there any more. Each node
-begins with its kind. What is not understood is compared as it is: then only the same reads the same.
+A schema is made of plain lists, so that it can be written down and compared when the type is not there any
+more. Each node begins with its kind. What is not understood is compared as it is: then only the same reads
+the same.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ _NO_DEFAULT: list[Any] = []
 
 
 class FieldSchema(msgspec.Struct, frozen=True, array_like=True):
-    """One field: its name as written, and its *default* (encoded, of a factory what it makes); [] for a required one, and
-    [None] for one that cannot be told.
+    """One field: its name as written, and its *default* (encoded, of a factory what it makes); [] for a
+    required one, and [None] for one that cannot be told.
     """
 
     name: str
@@ -138,7 +139,9 @@ class _SchemaWriter:
 
 
 def _zoned(kind: str, tz: bool | None) -> Node:
-    """Return the node of a moment: with the zone that it must have (True) or may not have (False), where that is said."""
+    """Return the node of a moment: with the zone that it must have (True) or may not have (False), where that
+    is said.
+    """
     return [kind] if tz is None else [kind, tz]
 
 
@@ -157,8 +160,8 @@ def _default(field: inspect.Field) -> list[str | None]:
 
 
 def why_unreadable(written: RowSchema, read: RowSchema) -> str | None:
-    """Return why rows written as one schema are not, each of them, read as another with the same content; None when
-    they are.
+    """Return why rows written as one schema are not, each of them, read as another with the same content;
+    None when they are.
 
     Fields that are gone are left out, and fields that are new get their default.
 
@@ -169,13 +172,14 @@ def why_unreadable(written: RowSchema, read: RowSchema) -> str | None:
     'field count was int and is str'
     >>> why_unreadable(one, of(a=("count", int), b=("note", str)))
     'field note is new and has no default'
-    """
+    """  # noqa: E501
     return _SchemaReader(written, read).why(written.node, read.node)
 
 
 def why_reread(written: RowSchema, before: RowSchema, read: RowSchema) -> str | None:
-    """Return why rows *written* as one schema mean another now than they did when they were read as the schema *before*; None
-    when they mean the same: a field that is not in them must have the default that it had.
+    """Return why rows *written* as one schema mean another now than they did when they were read as the
+    schema *before*; None when they mean the same: a field that is not in them must have the default that it
+    had.
     """
     return _SchemaReader(written, read, before).why(written.node, read.node, before.node)
 

@@ -108,9 +108,13 @@ _CONTAINERS = (
     inspect.TypedDictType,
 )
 _CURES = {
-    inspect.AnyType: "names no type, so it may hold what can change: say which types it holds, as in int | str or Box[int]",
+    inspect.AnyType: (
+        "names no type, so it may hold what can change: say which types it holds, as in int | str or Box[int]"
+    ),
     inspect.ByteArrayType: "is a bytearray: declare it bytes",
-    inspect.DictType: "is a dict: declare it tuple[tuple[key, value], ...], or give each entry a row of its own",
+    inspect.DictType: (
+        "is a dict: declare it tuple[tuple[key, value], ...], or give each entry a row of its own"
+    ),
     inspect.ExtType: "is an Ext: declare it a frozen Struct",
     inspect.ListType: "is a list: declare it tuple[..., ...]",
     inspect.MemoryViewType: "is a memoryview: declare it bytes",

@@ -49,8 +49,8 @@ _NO_GLOBALS = GlobalTables()
 
 
 class Rows(Generic[R]):
-    """Rows of one partition: `get`, `[]`, `in`, `del`, `scan`, and timers by `wake_at`. `table` gives those of
-    a named table.
+    """Rows of one partition: `get`, `[]`, `in`, `del`, `scan`, and timers by `wake_at`. `table` gives those
+    of a named table.
 
     Rows must be immutable; change one by setting another in its place (or None, which removes it). Reads see
     this transaction's own changes. Keys are `str`.
@@ -63,8 +63,9 @@ class Rows(Generic[R]):
 
     `put` lists every row set since the folder last looked: a row that the same transaction replaces must be
     refused for what another cut of the log would have refused it for. `failures` holds what the store raised,
-    even when a fold swallowed it. In `derived` a declaration of ours may remember what it would find again in rows
-    by looking: it is emptied whenever changes are taken back. `globals` has the global tables that the processor reads.
+    even when a fold swallowed it. In `derived` a declaration of ours may remember what it would find again in
+    rows by looking: it is emptied whenever changes are taken back. `globals` has the global tables that the
+    processor reads.
 
     With *passing* a row that comes and goes within one transaction leaves no trace in what is stored.
     """
@@ -136,7 +137,8 @@ class Rows(Generic[R]):
         found = self._tables.get(name)
         if found is None:
             raise FoldError(
-                f"no table {name!r:.200}; the tables declared are {', '.join(self._tables) or 'none'}: write Processor(..., tables={{name: Row}})"
+                f"no table {name!r:.200}; the tables declared are {', '.join(self._tables) or 'none'}: write"
+                " Processor(..., tables={name: Row})"
             )
         return found
 
@@ -239,10 +241,10 @@ class Rows(Generic[R]):
         later append time, so an `on_wake` that sets a time not after the record's (its own again, say) is
         called for it once per append time, not for ever.
 
-        With *clock* "tick" it is `on_tick` that is called, at the first tick at or after *at_ms*: the worker's own
-        clock, which moves without records too, as the partition's choices have it. With *clock* "event" it is
-        `on_event`, when event time, the highest of the records' own times, gets to *at_ms*: before the record is
-        folded that moves it there. Each clock has timers of its own, one per key.
+        With *clock* "tick" it is `on_tick` that is called, at the first tick at or after *at_ms*: the
+        worker's own clock, which moves without records too, as the partition's choices have it. With *clock*
+        "event" it is `on_event`, when event time, the highest of the records' own times, gets to *at_ms*:
+        before the record is folded that moves it there. Each clock has timers of its own, one per key.
         """
         if at_ms is not None and not (isinstance(at_ms, int) and -NEVER < at_ms < NEVER):
             raise FoldError(f"wake_at({key!r:.200}, {at_ms!r:.200}): not a time in whole ms")
@@ -250,7 +252,8 @@ class Rows(Generic[R]):
             raise FoldError(f"timer key {key[:80]!r} is longer than {LIMIT_KEY_BYTES} bytes")
         if self._name:
             raise FoldError(
-                f"wake_at({key!r:.200}) on the rows of table {self._name}: timers are the processor's, call rows.wake_at"
+                f"wake_at({key!r:.200}) on the rows of table {self._name}: timers are the processor's, call"
+                " rows.wake_at"
             )
         if clock != "append":
             self._clock(key, clock).set(key, at_ms)
@@ -338,7 +341,9 @@ class Rows(Generic[R]):
             each.forget_replaced()
 
     def _note_born(self, born: set[str], keys: list[str]) -> None:
-        """Forget *keys* that are replaced, and note those of which no row is committed, or of which that is not known."""
+        """Forget *keys* that are replaced, and note those of which no row is committed, or of which that is
+        not known.
+        """
         before = [*map(self._young.pop, keys, repeat(_UNKNOWN))]
         born.update(key for key, row in zip(keys, before, strict=True) if row is None)
         for key in [key for key, row in zip(keys, before, strict=True) if row is _UNKNOWN]:

@@ -1,7 +1,9 @@
-"""Which logs a table was folded from: Kafka's ids of its sources. A topic that is deleted and made again under its name is another log.
+"""Which logs a table was folded from: Kafka's ids of its sources. A topic that is deleted and made again
+under its name is another log.
 
-A note on the changelog, `00 source-ids`, in the first transaction, and in the next one of a worker that finds none. It is bookkeeping, as that
-of lost heads. It bears the cluster's id: a cluster that was copied has ids of its own, and nothing can be told from them.
+A note on the changelog, `00 source-ids`, in the first transaction, and in the next one of a worker that finds
+none. It is bookkeeping, as that of lost heads. It bears the cluster's id: a cluster that was copied has ids
+of its own, and nothing can be told from them.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ class SourceIds(msgspec.Struct, frozen=True, array_like=True):
     topics: dict[str, str]
 
     def other_logs(self, now: SourceIds, folded: Collection[str]) -> list[str]:
-        """Return those of *folded*, topics that a state has records of, that have been made again since these were noted.
+        """Return those of *folded*, topics that a state has records of, that have been made again since these
+        were noted.
 
         >>> noted = SourceIds(1, "c", {"orders": "a", "customers": "b"})
         >>> noted.other_logs(SourceIds(1, "c", {"orders": "x", "customers": "y"}), ["orders"])
@@ -51,7 +54,9 @@ def encode_source_ids(ids: SourceIds) -> bytes:
 
 
 def decode_source_ids(value: bytes | None) -> SourceIds | None:
-    """Return what the note in *value* tells, None without one; ChangelogError for what no worker of this format wrote."""
+    """Return what the note in *value* tells, None without one; ChangelogError for what no worker of this
+    format wrote.
+    """
     if value is None:
         return None
     try:
@@ -62,6 +67,7 @@ def decode_source_ids(value: bytes | None) -> SourceIds | None:
         ) from error
     if note.format != SOURCE_IDS_FORMAT:
         raise ChangelogError(
-            f"the note of the sources' ids has format {note.format}, this version reads {SOURCE_IDS_FORMAT}: upgrade the workers"
+            f"the note of the sources' ids has format {note.format}, this version reads {SOURCE_IDS_FORMAT}:"
+            " upgrade the workers"
         )
     return note

@@ -31,7 +31,9 @@ class TimerStore(Protocol):
 
 
 class _Absent:
-    """What is known of a key that is not in memory: its timer is the stored one, which is not among the first."""
+    """What is known of a key that is not in memory: its timer is the stored one, which is not among the
+    first.
+    """
 
     __slots__ = ()
 
@@ -45,9 +47,9 @@ class TimerTable:
     The caller takes all that are `due`, then calls `fire` for each: one that was cancelled or moved
     meanwhile does not fire, and one that was set meanwhile waits for the next time the clock moves.
 
-    Of those in a *store* it holds the first in order of time, up to *last*, and what the transaction changes; the others are read
-    when their time comes. Without one, or when all are held (*last* is None), it is all there is. The store must have what
-    was committed when the next change, or the next look, is made.
+    Of those in a *store* it holds the first in order of time, up to *last*, and what the transaction changes;
+    the others are read when their time comes. Without one, or when all are held (*last* is None), it is all
+    there is. The store must have what was committed when the next change, or the next look, is made.
     """
 
     __slots__ = (
@@ -234,7 +236,9 @@ class _Ordered:
 
 
 def timers_in(store: Any, kind: bytes) -> TimerTable:
-    """Return the timers of a *kind* in *store*: read in order of time if it has `timers`, else all at once."""
+    """Return the timers of a *kind* in *store*: read in order of time if it has `timers`, else all at
+    once.
+    """
     if hasattr(store, "timers"):
         return TimerTable(store=_Ordered(store, kind))
     return TimerTable((text_key(key), decode_due(value)) for key, value in store.scan(kind))

@@ -19,7 +19,8 @@ from holdfast.core.kafka.topic_partition import TopicPartition
 class Ownership:
     """What members held before, cleaned: who still has a valid claim to what.
 
-    *owned* lists each member's partitions in the order of a HashMap; *disputed* are those two members of one generation claimed.
+    *owned* lists each member's partitions in the order of a HashMap; *disputed* are those two members of one
+    generation claimed.
     """
 
     __slots__ = ("disputed", "owned")

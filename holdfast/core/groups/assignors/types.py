@@ -25,8 +25,8 @@ class AssignorName(StrEnum):
 class Subscriber(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A member as an assignor sees it.
 
-    *instance_id* is the static id, which range and round-robin order by. *owned* is what the member held in *generation*; -1 is a
-    member that has been in none.
+    *instance_id* is the static id, which range and round-robin order by. *owned* is what the member held in
+    *generation*; -1 is a member that has been in none.
     """
 
     member_id: str

@@ -8,9 +8,10 @@ from math import inf
 class Gate:
     """The gate of one stay of one partition: the same object from `Start` to the end of the stay.
 
-    It is open until `deliver_until_s`, which a member moves as heartbeats are accepted (PROTOCOL.md#the-lease).
-    Once shut, by the member or by its shell, it never opens again: another stay has another gate.
-    It says nothing of `maximum_outstanding`, which limits what is taken from the queue (`Member.room`).
+    It is open until `deliver_until_s`, which a member moves as heartbeats are accepted
+    (PROTOCOL.md#the-lease). Once shut, by the member or by its shell, it never opens again: another stay has
+    another gate. It says nothing of `maximum_outstanding`, which limits what is taken from the queue
+    (`Member.room`).
 
     >>> gate = Gate()
     >>> gate.extend(10.0)

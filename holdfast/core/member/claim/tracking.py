@@ -162,7 +162,8 @@ class Tracker:
                 break
             self.outstanding -= block.cut(keep)
             if keep:
-                break  # also when all of it is done: those before it may not be, and what was done is still known
+                # also when all of it is done: those before it may not be, and what was done is still known
+                break
             self._blocks.pop()
             self._firsts.pop()
         self._pop()
@@ -225,7 +226,8 @@ class Tracker:
     def _commit_range(self, first: int, end: int) -> int:
         if first < self.start or end > self.position:
             raise CommitError(
-                f"offsets {first} to {end - 1} were not all delivered under this claim, which has delivered {self.start} to {self.position - 1}"
+                f"offsets {first} to {end - 1} were not all delivered under this claim, which has delivered"
+                f" {self.start} to {self.position - 1}"
             )
         fresh = 0
         at = max(self._head, bisect_right(self._firsts, first, self._head) - 1)
@@ -270,5 +272,6 @@ class Tracker:
             if (index := block.find(offset)) >= 0:
                 return block, index
         raise CommitError(
-            f"offset {offset} was never delivered under this claim, which has delivered {self.start} to {self.position - 1}"
+            f"offset {offset} was never delivered under this claim, which has delivered {self.start} to"
+            f" {self.position - 1}"
         )

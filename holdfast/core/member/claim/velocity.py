@@ -45,8 +45,8 @@ class ClaimVerdict(StrEnum):
 class Sample(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """What a check looks at. Ages are of the last heartbeat that counted and of the last message.
 
-    *at_work_s* is how long the user has been at work on the first message that is not done, or has let messages wait; None: nothing is in
-    hand and nothing waits, or nobody asks.
+    *at_work_s* is how long the user has been at work on the first message that is not done, or has let
+    messages wait; None: nothing is in hand and nothing waits, or nobody asks.
     """
 
     terminated: bool

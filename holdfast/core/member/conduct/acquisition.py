@@ -273,8 +273,9 @@ class Acquisition:
             client_id, instance_id = self._state.me
             self._fail(
                 InstanceConflictError(
-                    f"group {self._settings.group_id}: a newer process (instance {newer[0]}) runs under client id {client_id}; this one "
-                    f"(instance {instance_id}) has stopped. Give each process a client id of its own"
+                    f"group {self._settings.group_id}: a newer process (instance {newer[0]}) runs under"
+                    f" client id {client_id}; this one (instance {instance_id}) has stopped. Give each"
+                    " process a client id of its own"
                 ),
                 now_s,
             )
@@ -298,7 +299,10 @@ class Acquisition:
         skewed = least_s > limit_s or most_s < -limit_s
         if skewed and not self._skewed:
             ahead = f"{least_s:.0f} s ahead of" if least_s > 0 else f"{-most_s:.0f} s behind"
-            text = f"this machine's clock is {ahead} the broker's, the limit is {limit_s:g} s: synchronize it (NTP)"
+            text = (
+                f"this machine's clock is {ahead} the broker's, the limit is {limit_s:g} s: synchronize it"
+                " (NTP)"
+            )
             self._state.shell.notify(Event.CLOCK_SKEW, text=text)
             if not self._skew_known:
                 self._fail(ClockSkewError(text), now_s)
@@ -308,7 +312,10 @@ class Acquisition:
         """Before anything is written, the log's last append time shows a clock that is behind."""
         behind_s = log.at_ms / 1000 - self._state.wall.unix_s(now_s)
         if log.at_ms >= 0 and behind_s > self._settings.skew_within_s:
-            text = f"this machine's clock is {behind_s:.0f} s behind the broker's, the limit is {self._settings.skew_within_s:g} s: "
+            text = (
+                f"this machine's clock is {behind_s:.0f} s behind the broker's, the limit is"
+                f" {self._settings.skew_within_s:g} s: "
+            )
             self._fail(ClockSkewError(text + "synchronize it (NTP)"), now_s)
 
     # -- pauses

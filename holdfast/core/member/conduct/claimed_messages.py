@@ -127,8 +127,8 @@ class ClaimedMessages:
         claim: LocalClaim | None = self._claims.get((topic, partition))  # type: ignore[call-overload]  # equal to a Place, and cheaper
         if claim is None or claim.epoch != epoch or not isinstance(stage := claim.stage, WORKING):
             raise ClaimLostError(
-                f"{topic}/{partition}: the claim (epoch {epoch}) is not held any more, so nothing was committed; the message goes to its "
-                "next owner from the last offset committed"
+                f"{topic}/{partition}: the claim (epoch {epoch}) is not held any more, so nothing was"
+                " committed; the message goes to its next owner from the last offset committed"
             )
         return claim, stage
 
@@ -186,7 +186,8 @@ class ClaimedMessages:
             return False
         if has_moved:
             raise ClaimLostError(
-                f"{claim.place.topic}/{claim.place.partition}: the claim (epoch {claim.epoch}) was lost before the log had its offset "
-                f"{offset}; messages that were committed may come again, to the next owner"
+                f"{claim.place.topic}/{claim.place.partition}: the claim (epoch {claim.epoch}) was lost"
+                f" before the log had its offset {offset}; messages that were committed may come again, to"
+                " the next owner"
             )
         return True

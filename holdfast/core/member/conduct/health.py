@@ -95,6 +95,8 @@ class HealthCheck:
         self._state.shell.notify(
             Event.HANDLER_SLOW,
             claim,
-            text=f"{what.format(self._first_in_hand(work))} for {at_work_s:.0f} s, and handler_timeout_s is {settings.handler_timeout_s:g}: {then}; "
-            "see what the handler does, or allow it more",
+            text=(
+                f"{what.format(self._first_in_hand(work))} for {at_work_s:.0f} s, and handler_timeout_s is"
+                f" {settings.handler_timeout_s:g}: {then}; see what the handler does, or allow it more"
+            ),
         )

@@ -11,8 +11,8 @@ from holdfast.core.member.settings import MemberSettings
 
 
 class ClaimedTopics:
-    """*numbers* names the coordination partition of each topic, *logs* is what was read of those, *counts* how
-    many partitions each topic has. A topic that is retired is read on, and not claimed any more.
+    """*numbers* names the coordination partition of each topic, *logs* is what was read of those, *counts*
+    how many partitions each topic has. A topic that is retired is read on, and not claimed any more.
     """
 
     def __init__(self, settings: MemberSettings, coordination_partitions: int) -> None:

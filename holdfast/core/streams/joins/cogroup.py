@@ -37,10 +37,12 @@ def cogroup(
     in_place: bool = False,
     on_error: OnError = "quarantine",
 ) -> Processor[Any, A]:
-    """Return a processor that keeps one aggregate of the records of each key in several co-partitioned sources.
+    """Return a processor that keeps one aggregate of the records of each key in several co-partitioned
+    sources.
 
-    Each source has a fold of its own: it gets the aggregate so far, None at first, and the event, and returns the aggregate with it, of type
-    *row*, or None, which removes it. Each change is sent to *to*, and a removal as a tombstone. A record without a key is refused.
+    Each source has a fold of its own: it gets the aggregate so far, None at first, and the event, and returns
+    the aggregate with it, of type *row*, or None, which removes it. Each change is sent to *to*, and a
+    removal as a tombstone. A record without a key is refused.
 
     ConfigError for what cannot be, when the declaration is made.
 
@@ -81,7 +83,9 @@ def cogroup(
 
 
 def _keeping(fold: Callable[[A | None, Any], A | None], to: Stream[A] | None) -> FoldWith:
-    """Return the fold of a source: it keeps what *fold* makes of the aggregate, and sends a change of it to *to*."""
+    """Return the fold of a source: it keeps what *fold* makes of the aggregate, and sends a change of it to
+    *to*.
+    """
 
     def keep(rows: Rows[A], event: Any, at_ms: int, key: Any) -> Emits:
         of = key_of(key)

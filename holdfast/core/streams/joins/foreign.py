@@ -71,19 +71,23 @@ class AnsweredRow(msgspec.Struct, frozen=True, array_like=True):
 
 
 class JoinForeign(tuple[Processor[Any, Any], ...], Generic[L, R, J]):
-    """Each row of the table *left* with the row of the table *right* whose key it names: three processors, for `create_app([*priced])`.
+    """Each row of the table *left* with the row of the table *right* whose key it names: three processors,
+    for `create_app([*priced])`.
 
-    *key* gives the key in *right* of a left value, None for none. *join* gets the two values; what it returns is sent to *to* under the left row's key,
-    whenever either row changes. *how* is "inner", or "left", where the right one may be None. When a result is gone, a tombstone is sent,
-    so that the values of *to* must allow None; it is sent once, and only after a result.
+    *key* gives the key in *right* of a left value, None for none. *join* gets the two values; what it returns
+    is sent to *to* under the left row's key, whenever either row changes. *how* is "inner", or "left", where
+    the right one may be None. When a result is gone, a tombstone is sent, so that the values of *to* must
+    allow None; it is sent once, and only after a result.
 
-    The first processor sends each left row to the internal topic `<name>-subscriptions.v<version>` under its foreign key. The second folds that together with *right*,
-    and sends its results to the internal topic `<name>-answers.v<version>` under the left row's key. Answers of several partitions for one row may
-    overtake each other, so the third lets only those of the row's latest record pass. `holdfast topics create` makes the first topic with as many partitions as
-    *right*, the second with as many as *left*.
+    The first processor sends each left row to the internal topic `<name>-subscriptions.v<version>` under its
+    foreign key. The second folds that together with *right*, and sends its results to the internal topic
+    `<name>-answers.v<version>` under the left row's key. Answers of several partitions for one row may
+    overtake each other, so the third lets only those of the row's latest record pass. `holdfast topics
+    create` makes the first topic with as many partitions as *right*, the second with as many as *left*.
 
-    Limits: a right row that changes sends a result for each left row that refers to it, in one transaction. The third processor keeps a small row of each
-    left key that there ever was. ConfigError for what does not fit together, when it is declared.
+    Limits: a right row that changes sends a result for each left row that refers to it, in one transaction.
+    The third processor keeps a small row of each left key that there ever was. ConfigError for what does not
+    fit together, when it is declared.
 
     >>> from holdfast import Json, Source, Stream
     >>> from holdfast.testing import Topology
@@ -96,7 +100,7 @@ class JoinForeign(tuple[Processor[Any, Any], ...], Generic[L, R, J]):
     ...         _ = topology.pipe(source, value, key=key)
     ...     topology.values(prices)
     [('o-1', 60), ('o-1', None)]
-    """
+    """  # noqa: E501
 
     __slots__ = ()
 

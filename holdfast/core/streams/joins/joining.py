@@ -40,8 +40,8 @@ def check_key(whose: str, source: Source[Any]) -> None:
     """Raise ConfigError where the keys of a source are not text, as those of rows are."""
     if not _is_text(source.key):
         raise ConfigError(
-            f"{whose}: the keys of {str(source.topic)!r} are {source.key!r}, and rows are found by text: leave out key=, or put Rekey(by=...) before "
-            "that gives text"
+            f"{whose}: the keys of {str(source.topic)!r} are {source.key!r}, and rows are found by text:"
+            " leave out key=, or put Rekey(by=...) before that gives text"
         )
 
 
@@ -49,7 +49,8 @@ def check_result_key(whose: str, to: Stream[Any]) -> None:
     """Raise ConfigError where the keys of a stream of results are not text, as those of rows are."""
     if not _is_text(to.key):
         raise ConfigError(
-            f"{whose}: the keys of {str(to)!r} are {to.key!r}, and results have those of rows, which are text: leave out key="
+            f"{whose}: the keys of {str(to)!r} are {to.key!r}, and results have those of rows, which are"
+            " text: leave out key="
         )
 
 
@@ -64,8 +65,9 @@ def check_apart(whose: str, sources: Mapping[str, Source[Any]]) -> None:
     for what, source in sources.items():
         if (other := found.setdefault(str(source.topic), what)) != what:
             raise ConfigError(
-                f"{whose}: {other} and {what} are both {source.topic!r}: a record is folded once, so one side would stay empty; send the topic "
-                f"on under another name, by Map(source=..., each=lambda event: event, serde=...), and name that as {what}="
+                f"{whose}: {other} and {what} are both {source.topic!r}: a record is folded once, so one side"
+                " would stay empty; send the topic on under another name, by Map(source=..., each=lambda"
+                f" event: event, serde=...), and name that as {what}="
             )
 
 
@@ -92,7 +94,8 @@ def check_tombstones(whose: str, to: Stream[Any]) -> None:
         taken = False
     if not taken:
         raise ConfigError(
-            f"{whose}: {str(to)!r} cannot say that a result is gone: declare its values with | None, as in Json(Priced | None)"
+            f"{whose}: {str(to)!r} cannot say that a result is gone: declare its values with | None, as in"
+            " Json(Priced | None)"
         )
 
 
@@ -100,7 +103,8 @@ def held_type(whose: str, source: Source[Any]) -> Any:
     """Return the type of the values of *source*, None left out: that of the rows that hold them."""
     if not hasattr(source.serde, "of"):
         raise ConfigError(
-            f"{whose}: the serde {source.serde!r} of {source.topic} names no type for rows: take Json(...) or Msgpack(...)"
+            f"{whose}: the serde {source.serde!r} of {source.topic} names no type for rows: take Json(...) or"
+            " Msgpack(...)"
         )
     of = source.serde.of
     some = tuple(each for each in get_args(of) if each is not type(None))

@@ -5,7 +5,8 @@
     00 stream/3                      table time of partition 3, and how many of its records were late
     00 due/0001700003600000/d/ada    when the oldest version of "ada" may be dropped
 
-00 is the character U+0000; the number is the length of the key, so that no key's versions lie among another's.
+00 is the character U+0000; the number is the length of the key, so that no key's versions lie among
+another's.
 """
 
 from __future__ import annotations
@@ -71,7 +72,9 @@ class TableHistory:
         return rows[_older_name(key, times[at - 1])].value if at else None
 
     def keep(self, rows: Rows[Any], key: str, value: Any, timestamp: int, partition: int) -> bool:
-        """Take in a record of the table; return False for a late one, which changes nothing but their count."""
+        """Take in a record of the table; return False for a late one, which changes nothing but their
+        count.
+        """
         name = stream_key(partition)
         stream: StreamRow = rows.get(name, _START)
         if value is None and self._time is not None:

@@ -39,11 +39,14 @@ class Joined(msgspec.Struct, Generic[L, R], frozen=True, array_like=True):
 class JoinTables(Processor[Any, Any], Generic[L, R, J]):
     """The rows of two tables that have one key, joined whenever either changes.
 
-    *left* and *right* are topics of tables: a record sets the row of its key, one without value (a tombstone) removes it. *join* gets the
-    two rows and returns what is sent to *to*. *how* is "inner": there is a result while both rows are; "left": while the left one is, the right one
-    may be None; or "outer": while either is. *join* must not return None, which would be sent as a tombstone. When a result is gone, a tombstone is sent, so that the values of *to* must allow None.
+    *left* and *right* are topics of tables: a record sets the row of its key, one without value (a tombstone)
+    removes it. *join* gets the two rows and returns what is sent to *to*. *how* is "inner": there is a result
+    while both rows are; "left": while the left one is, the right one may be None; or "outer": while either
+    is. *join* must not return None, which would be sent as a tombstone. When a result is gone, a tombstone is
+    sent, so that the values of *to* must allow None.
 
-    Rows are `Joined` by key. ConfigError for what does not fit together, when it is declared; a record without a key is refused.
+    Rows are `Joined` by key. ConfigError for what does not fit together, when it is declared; a record
+    without a key is refused.
 
     >>> from holdfast import Json, Source, Stream
     >>> from holdfast.testing import Topology
@@ -55,7 +58,7 @@ class JoinTables(Processor[Any, Any], Generic[L, R, J]):
     ...         _ = topology.pipe(source, value, key="a")
     ...     topology.values(homes)
     [('a', 'ada of york'), ('a', None)]
-    """
+    """  # noqa: E501
 
     __slots__ = ()
 
@@ -88,7 +91,8 @@ class JoinTables(Processor[Any, Any], Generic[L, R, J]):
                 del rows[key]
             if _there(after, how):
                 return (to.emit(key, join(after.left, after.right)),)
-            return (to.emit(key, None),) if _there(before, how) else None  # type: ignore[arg-type]  # checked above
+            # checked above
+            return (to.emit(key, None),) if _there(before, how) else None  # type: ignore[arg-type]
 
         def set_left(rows: Rows[Any], value: Any, at_ms: int, key: Any) -> Emits:
             key = key_of(key)
@@ -101,7 +105,8 @@ class JoinTables(Processor[Any, Any], Generic[L, R, J]):
         super().__init__(
             name=name,
             on={left: FoldWith(set_left, ("key",)), right: FoldWith(set_right, ("key",))},
-            row=Joined[held_type(whose, left), held_type(whose, right)],  # type: ignore[misc]  # types as values
+            # types as values
+            row=Joined[held_type(whose, left), held_type(whose, right)],  # type: ignore[misc]
             version=version,
             route=route,
             emits=(to,),

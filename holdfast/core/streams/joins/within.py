@@ -63,8 +63,8 @@ class JoinStreamRow(msgspec.Struct, frozen=True, array_like=True, tag="s"):
 
     *failed* lone results could not be sent when their time came.
 
-    The rest is for the fold: nothing is due before *next_ms*; *at_ms* is the append time at which stream time was last moved by a record,
-    *tick_ms* when a tick was asked for.
+    The rest is for the fold: nothing is due before *next_ms*; *at_ms* is the append time at which stream time
+    was last moved by a record, *tick_ms* when a tick was asked for.
     """
 
     stream_ms: int = -1
@@ -76,31 +76,37 @@ class JoinStreamRow(msgspec.Struct, frozen=True, array_like=True, tag="s"):
 
 
 class JoinWithin(Processor[Any, Any], Generic[L, R, J]):
-    """Each record of *left* with each of *right* that has its key and is near: left time - *before* <= right time <= left time + *after*.
+    """Each record of *left* with each of *right* that has its key and is near: left time - *before* <= right
+    time <= left time + *after*.
 
-    Times are what the sources' `time` tells; without it the highest append time so far, so that nothing is late. *join* gets the two events and returns what is sent to *to* under
-    their key, as soon as both are there; of several partners, the one of the earliest time first, then in order of offsets. *how* is
-    "inner"; "left", which also sends a left event that met no partner, with None, once none can come any more; or "outer", which does that for both
-    sides.
+    Times are what the sources' `time` tells; without it the highest append time so far, so that nothing is
+    late. *join* gets the two events and returns what is sent to *to* under their key, as soon as both are
+    there; of several partners, the one of the earliest time first, then in order of offsets. *how* is
+    "inner"; "left", which also sends a left event that met no partner, with None, once none can come any
+    more; or "outer", which does that for both sides.
 
-    **Stream time** is the highest event time seen in a partition, of both sources. No partner is waited for any longer once stream time > a left
-    record's time + *after* + *grace*, or a right one's + *before* + *grace*: one that has met none is then told alone, if *how* says so, and
-    joins nothing any more. A record that comes when its own time is over so is **late**: it joins nothing, is sent to *late* if that is given, and
-    counted in the row `stream_key(partition)`, a `JoinStreamRow`. All others meet each partner that is near, unless that was told alone before.
-    So a record may come out of order by as much as the interval and grace, and stays in the store and the changelog until stream time > its time +
-    *before* + *after* + *grace*. A key has no more rows than the records it had within that time, however hot it is. Those told alone at one record are sent
-    by time, then left before right, then by key. A record whose event time is far in the future ends the waiting of all records of its partition, and makes
-    those that follow late; have the serde or *time* raise for a time that cannot be, and it goes to quarantine.
+    **Stream time** is the highest event time seen in a partition, of both sources. No partner is waited for
+    any longer once stream time > a left record's time + *after* + *grace*, or a right one's + *before* +
+    *grace*: one that has met none is then told alone, if *how* says so, and joins nothing any more. A record
+    that comes when its own time is over so is **late**: it joins nothing, is sent to *late* if that is given,
+    and counted in the row `stream_key(partition)`, a `JoinStreamRow`. All others meet each partner that is
+    near, unless that was told alone before. So a record may come out of order by as much as the interval and
+    grace, and stays in the store and the changelog until stream time > its time + *before* + *after* +
+    *grace*. A key has no more rows than the records it had within that time, however hot it is. Those told
+    alone at one record are sent by time, then left before right, then by key. A record whose event time is
+    far in the future ends the waiting of all records of its partition, and makes those that follow late; have
+    the serde or *time* raise for a time that cannot be, and it goes to quarantine.
 
-    A record is refused if *join* fails for a pair of it. If it fails for one alone, that result is quarantined at the stage "close" and counted as *failed*;
-    no other is the worse for it.
+    A record is refused if *join* fails for a pair of it. If it fails for one alone, that result is
+    quarantined at the stage "close" and counted as *failed*; no other is the worse for it.
 
-    **Idle.** A partition without traffic has no stream time that passes. With *idle* (a duration; None for never), stream time goes on by the
-    worker's clock once a partition has had no progress for so long, but only to where a record is done with: that is a tick, recorded and replayed. Records that come later
-    than that are late. "inner" needs no ticks and has none.
+    **Idle.** A partition without traffic has no stream time that passes. With *idle* (a duration; None for
+    never), stream time goes on by the worker's clock once a partition has had no progress for so long, but
+    only to where a record is done with: that is a tick, recorded and replayed. Records that come later than
+    that are late. "inner" needs no ticks and has none.
 
-    Records without a value are passed over; those without a key are refused. Durations are text such as "10s", or ms. ConfigError for what does not
-    fit together, when it is declared.
+    Records without a value are passed over; those without a key are refused. Durations are text such as
+    "10s", or ms. ConfigError for what does not fit together, when it is declared.
     """
 
     __slots__ = ()
@@ -250,7 +256,8 @@ class _Near:
     def _gone_ms(self, time_ms: int) -> int:
         """Return from which stream time on a record has no partner that is not late.
 
-        The last for a left record is of the time + after, and is late itself once stream time is beyond that + before + grace.
+        The last for a left record is of the time + after, and is late itself once stream time is beyond that
+        + before + grace.
         """
         return time_ms + self.before_ms + self.after_ms + self.grace_ms + 1
 
@@ -300,7 +307,9 @@ class _Near:
     def _settle(
         self, rows: Rows[Any], next_ms: int, stream_ms: int, emits: list[Emit]
     ) -> Generator[list[Emit], None, int]:
-        """Tell who is alone, and let go of what is done with; return a time before which nothing else is due."""
+        """Tell who is alone, and let go of what is done with; return a time before which nothing else is
+        due.
+        """
         alone: list[Alone] = []
         next_ms = yield from settle(rows, next_ms, stream_ms, partial(self._due, rows, alone), emits)
         for number, (time_ms, _, key, held) in enumerate(sorted(alone, key=_first_two), 1):
@@ -336,7 +345,9 @@ class _Near:
     # -- idle partitions
 
     def _awaited(self, rows: Rows[Any], partition: int, stream: JoinStreamRow) -> JoinStreamRow:
-        """Ask for a tick where the next record is done with by the clock, unless an earlier one is asked for."""
+        """Ask for a tick where the next record is done with by the clock, unless an earlier one is asked
+        for.
+        """
         if self.idle_ms is None or stream.next_ms == NEVER:
             return stream
         tick_ms = stream.at_ms + (stream.next_ms - stream.stream_ms) + self.idle_ms
@@ -379,11 +390,15 @@ def _first_two(alone: Alone) -> tuple[int, str]:
 
 _HELD = "held"
 SCANS, MOST_HELD = 64, 16_384
-"""After how many look-ups by scans the names of all records that wait are read, and of how many they are remembered."""
+"""After how many look-ups by scans the names of all records that wait are read, and of how many they are
+remembered.
+"""
 
 
 class _HeldNames:
-    """The names of the records that wait, by their beginnings up to the time; None while they are not known, or too many."""
+    """The names of the records that wait, by their beginnings up to the time; None while they are not known,
+    or too many.
+    """
 
     __slots__ = ("count", "looks", "names")
 
@@ -454,7 +469,8 @@ def _between(rows: Rows[Any], prefix: str, first_ms: int, last_ms: int) -> Itera
 def _scanned(rows: Rows[Any], prefix: str, first_ms: int, last_ms: int) -> Iterator[tuple[str, Any]]:
     """Yield what `_between` returns.
 
-    At most two scans cover the span, each of less than ten times as long. Keys of another length that begin alike are passed over.
+    At most two scans cover the span, each of less than ten times as long. Keys of another length that begin
+    alike are passed over.
     """
     exponent = min(len(str(last_ms - first_ms)), DIGITS - 1)
     width = 10**exponent

@@ -1,4 +1,6 @@
-"""What is due with windows when stream time gets there: an index in rows, read without scanning what is not due."""
+"""What is due with windows when stream time gets there: an index in rows, read without scanning what is not
+due.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ class _Queue:
                 self.__init__(sorted(self.live)[:FEW])  # type: ignore[misc]
 
     def take(self, beyond: str, taken: list[str], limit: int) -> str | None:
-        """Move the names before *beyond* to *taken*, up to *limit* in all; return the first of the others, None if none is remembered."""
+        """Move the names before *beyond* to *taken*, up to *limit* in all; return the first of the others,
+        None if none is remembered.
+        """
         names, live = self.names, self.live
         while names:
             name = names[0]
@@ -83,8 +87,8 @@ def cancel_due(rows: Rows[Any], entry: Entry) -> None:
 def take_due(
     rows: Rows[Any], from_ms: int, until_ms: int, limit: int = AT_ONCE
 ) -> tuple[list[Entry], Entry | None]:
-    """Remove and return what is due in [from_ms, until_ms], in order and at most *limit* of it, and the first of what is left, which may
-    be due as well; None if there is nothing.
+    """Remove and return what is due in [from_ms, until_ms], in order and at most *limit* of it, and the first
+    of what is left, which may be due as well; None if there is nothing.
 
     Nothing may be due before *from_ms*. What comes first is remembered from call to call (`Rows.derived`).
     """
@@ -109,8 +113,8 @@ def settle(
 ) -> Generator[list[Emit], None, int]:
     """Have *act* do what is due at *stream_ms*, in order; return a time before which nothing else is due.
 
-    It pauses after every AT_ONCE of it and yields what *emits* holds then. No more is done than LIMIT_DUE: the rest is for
-    the next record, since a transaction cannot end inside of one and is held in memory.
+    It pauses after every AT_ONCE of it and yields what *emits* holds then. No more is done than LIMIT_DUE:
+    the rest is for the next record, since a transaction cannot end inside of one and is held in memory.
     """
     heap: list[Entry] = []
     done, later_ms = 0, NEVER
@@ -146,8 +150,9 @@ def settle(
 def _look_up(rows: Rows[Any], from_ms: int, after: str) -> list[str]:
     """Return the first FEW entries behind *after*, which are not due before *from_ms*, in order.
 
-    Keys hold the time in 16 digits, so their first digits name a stretch of time. Stretches are looked at from there on, each a
-    thousand times as long as the last: so what was taken before it, of which a store may not be rid yet, is not met.
+    Keys hold the time in 16 digits, so their first digits name a stretch of time. Stretches are looked at
+    from there on, each a thousand times as long as the last: so what was taken before it, of which a store
+    may not be rid yet, is not met.
     """
     names: list[str] = []
     for exponent in (4, 7, 10, 13, DIGITS):
@@ -169,7 +174,8 @@ def _entry(name: str) -> Entry:
 
 
 def within(rows: Rows[Any], prefix: str, first_ms: int, last_ms: int) -> Iterator[tuple[int, Any]]:
-    """Yield (start, row) of the windows whose keys are *prefix* and a start in [first_ms, last_ms], ascending.
+    """Yield (start, row) of the windows whose keys are *prefix* and a start in [first_ms, last_ms],
+    ascending.
 
     Keys of another length that begin alike are passed over.
     """

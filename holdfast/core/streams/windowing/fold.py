@@ -1,4 +1,6 @@
-"""What the folds of all kinds of windows have in common: stream time, closing, dropping, telling, late records."""
+"""What the folds of all kinds of windows have in common: stream time, closing, dropping, telling, late
+records.
+"""
 
 from __future__ import annotations
 
@@ -78,8 +80,8 @@ class WindowFold:
         sent_later: Callable[[Any], bytes] | None = None,
         none_fits: bool = False,
     ) -> None:
-        """*sent_later* encodes those results that are not sent when their windows change; None where that cannot fail.
-        *none_fits* tells that None may be an aggregate.
+        """*sent_later* encodes those results that are not sent when their windows change; None where that
+        cannot fail. *none_fits* tells that None may be an aggregate.
         """
         self._none_fits = none_fits
         self._sent_later = sent_later
@@ -132,7 +134,9 @@ class WindowFold:
         now: tuple[int, int, int],
         emits: list[Emit],
     ) -> list[Emit]:
-        """Fold a record; *now* are stream time, when something is due next, and how many results have failed."""
+        """Fold a record; *now* are stream time, when something is due next, and how many results have
+        failed.
+        """
         event, partition, raw = arrived
         stream_ms, next_ms, failed = now
         name = stream_key(partition)
@@ -163,8 +167,8 @@ class WindowFold:
         *,
         fired: bool = False,
     ) -> None:
-        """Ask for a tick when the next thing is due by the clock, unless an earlier one is asked for: that one will
-        put it off. *moved_ms* is when stream time has moved, None if it has not.
+        """Ask for a tick when the next thing is due by the clock, unless an earlier one is asked for: that
+        one will put it off. *moved_ms* is when stream time has moved, None if it has not.
         """
         assert self._idle_ms is not None
         before: IdleRow | None = rows.get(name)
@@ -183,7 +187,9 @@ class WindowFold:
             rows[name] = after
 
     def tick(self, rows: Rows[Any], name: str, at_ms: int) -> Emits:
-        """The clock has passed what was asked for: let stream time go on to the last thing that is due by it."""
+        """The clock has passed what was asked for: let stream time go on to the last thing that is due by
+        it.
+        """
         return begun(self._ticked(rows, name))
 
     def _ticked(self, rows: Rows[Any], name: str) -> Work:
@@ -224,7 +230,9 @@ class WindowFold:
     def _add(
         self, rows: Rows[Any], window: str, end_ms: int, event: Any, stream_ms: int, emits: list[Emit]
     ) -> int:
-        """Fold a record into a window of fixed times; return when the first thing is due that this has set."""
+        """Fold a record into a window of fixed times; return when the first thing is due that this has
+        set.
+        """
         before: AnyWindow | None = rows.get(window)
         if before is None:
             after = WindowRow(self._aggregate(None, event), end_ms)
@@ -282,7 +290,9 @@ class WindowFold:
         return due_ms
 
     def _check_none(self, what: str) -> None:
-        """Raise FoldError where None is no aggregate: the next record would begin anew, and what was counted so far be lost."""
+        """Raise FoldError where None is no aggregate: the next record would begin anew, and what was counted
+        so far be lost.
+        """
         if not self._none_fits:
             raise FoldError(f"{what} gives None, which is no aggregate: does it lack a return?")
 
@@ -357,5 +367,7 @@ def _emit(to: Updates | Final, window: str, row: AnyWindow) -> Emit:
 
 
 def _send(rows: Rows[Any], emits: list[Emit], to: Updates | Final, window: str, row: AnyWindow) -> None:
-    """Send a result whose time has come: what fails then is put aside, and no other window is the worse for it."""
+    """Send a result whose time has come: what fails then is put aside, and no other window is the worse for
+    it.
+    """
     emit_result(rows, emits, f"result of window {window!r} to {row.end_ms}: ", lambda: _emit(to, window, row))

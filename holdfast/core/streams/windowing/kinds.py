@@ -119,9 +119,11 @@ class SessionFold(WindowFold):
 
     @staticmethod
     def _closed_of(rows: Rows[Any], key: str, starts: tuple[int, ...], closed_ms: int) -> int:
-        """Return how many of a key's sessions are closed though none has let go of them: the first, since their ends ascend.
+        """Return how many of a key's sessions are closed though none has let go of them: the first, since
+        their ends ascend.
 
-        Open ones lie more than the gap apart. One that began while another was closed already ends after that.
+        Open ones lie more than the gap apart. One that began while another was closed already ends after
+        that.
         """
         count = 0
         while count < len(starts) and rows[window_key(key, starts[count])].end_ms <= closed_ms:
@@ -141,11 +143,15 @@ class SessionFold(WindowFold):
 
 _NEAR = "near"
 MOST_KEYS, MOST_STARTS = 16_384, 64
-"""Of how many keys the starts of windows are remembered, and after how many of one the old ones are forgotten."""
+"""Of how many keys the starts of windows are remembered, and after how many of one the old ones are
+forgotten.
+"""
 
 
 class _Starts:
-    """The starts of a key's windows, all from *first_ms* on and maybe some that are gone, as rows have them."""
+    """The starts of a key's windows, all from *first_ms* on and maybe some that are gone, as rows have
+    them.
+    """
 
     __slots__ = ("first_ms", "starts")
 
@@ -166,10 +172,10 @@ class _Starts:
 class SlidingFold(WindowFold):
     """Sliding windows, each made of one that exists and holds the records that the new one has besides this.
 
-    Let f and l be the earliest and latest of the times that a new window shall hold, and p the latest time before f. Its records are
-    those of the window that ends with l, unless that reaches back to p: then the window that begins after p
-    reaches as far as l, and both hold f to l. One of the two is always there, since no record that was not
-    late has been left out of any window.
+    Let f and l be the earliest and latest of the times that a new window shall hold, and p the latest time
+    before f. Its records are those of the window that ends with l, unless that reaches back to p: then the
+    window that begins after p reaches as far as l, and both hold f to l. One of the two is always there,
+    since no record that was not late has been left out of any window.
     """
 
     __slots__ = ("_difference_ms",)
@@ -200,7 +206,9 @@ class SlidingFold(WindowFold):
         return due_ms, TAKEN
 
     def _starts(self, rows: Rows[Any], key: str, first_ms: int, stream_ms: int) -> _Starts:
-        """Return the starts of the windows of *key* from *first_ms* on: none is later than stream time + 1."""
+        """Return the starts of the windows of *key* from *first_ms* on: none is later than stream time +
+        1.
+        """
         known: dict[str, _Starts] = rows.derived.setdefault(_NEAR, {})
         near = known.get(key)
         if near is None or first_ms < near.first_ms:

@@ -4,7 +4,8 @@
     00 stream/3                        stream time of partition 3, and how many of its records were late
     00 due/0001700003600000/c/ada@...  what is due with a window when stream time gets there, in order of time
     00 open/ada                        where the open sessions of "ada" begin
-    00 idle/3                          with `idle=`: when stream time of partition 3 moved, and what tick was asked for
+    00 idle/3                          with `idle=`: when stream time of partition 3 moved, and what tick was
+    asked for
 
 00 is the character U+0000; keys of users do not begin with it.
 """
@@ -34,8 +35,9 @@ LIMIT_TIME_MS = 10**15
 class WindowRow(msgspec.Struct, Generic[A], frozen=True, array_like=True, tag="w", gc=False):
     """A window of one key: its aggregate, and the time before which it ends (exclusive, ms).
 
-    The rest is for the fold: *told_ms* is the stream time at which it was last told, -1 for never; *waiting* tells that it has changed
-    since. *first_ms* and *last_ms* are the earliest and latest event times in a sliding window.
+    The rest is for the fold: *told_ms* is the stream time at which it was last told, -1 for never; *waiting*
+    tells that it has changed since. *first_ms* and *last_ms* are the earliest and latest event times in a
+    sliding window.
     """
 
     value: A
@@ -49,8 +51,8 @@ class WindowRow(msgspec.Struct, Generic[A], frozen=True, array_like=True, tag="w
 class StreamRow(msgspec.Struct, frozen=True, array_like=True, tag="s", gc=False):
     """Stream time of a partition in ms (-1 before its first record), and its late records.
 
-    *late* were in no open window, *partly_late* in some of their hopping windows only. *failed* results could not be sent when their
-    time came. Nothing is due before *next_ms*.
+    *late* were in no open window, *partly_late* in some of their hopping windows only. *failed* results could
+    not be sent when their time came. Nothing is due before *next_ms*.
     """
 
     stream_ms: int = -1
@@ -71,8 +73,8 @@ class OpenRow(msgspec.Struct, frozen=True, array_like=True, tag="o", gc=False):
 
 
 class IdleRow(msgspec.Struct, frozen=True, array_like=True, tag="i", gc=False):
-    """For ticks: the append time at which stream time was last moved (or what stands for it, once ticks move it), and when
-    a tick was asked for.
+    """For ticks: the append time at which stream time was last moved (or what stands for it, once ticks move
+    it), and when a tick was asked for.
     """
 
     moved_ms: int
@@ -80,7 +82,9 @@ class IdleRow(msgspec.Struct, frozen=True, array_like=True, tag="i", gc=False):
 
 
 class WindowResult(msgspec.Struct, Generic[A], frozen=True):
-    """A window as it is told and read: its key, start (inclusive), end (exclusive), both in ms, and its aggregate."""
+    """A window as it is told and read: its key, start (inclusive), end (exclusive), both in ms, and its
+    aggregate.
+    """
 
     key: str
     start_ms: int
@@ -112,7 +116,9 @@ def parse_window_key(window: str) -> tuple[str, int] | None:
 
 @lru_cache(maxsize=4_096)
 def stream_key(partition: int) -> str:
-    """Return the key of the row with *partition*'s stream time and its count of late records: a `StreamRow`."""
+    """Return the key of the row with *partition*'s stream time and its count of late records: a
+    `StreamRow`.
+    """
     return f"{STREAM}{partition}"
 
 
@@ -163,11 +169,12 @@ def holds_windows(row: Any) -> bool:
 
 
 def why_no_range(since_ms: object, until_ms: object) -> str | None:
-    """Return why no window can start at or after *since_ms* and before *until_ms*; None for a range, open where it has None.
+    """Return why no window can start at or after *since_ms* and before *until_ms*; None for a range, open
+    where it has None.
 
     >>> why_no_range(5, None), why_no_range(5, 5)
     (None, 'since_ms is 5 and until_ms is 5, so no window can start between them; until_ms is exclusive and must be above since_ms')
-    """
+    """  # noqa: E501
     for name, bound in (("since_ms", since_ms), ("until_ms", until_ms)):
         if bound is not None and (type(bound) is not int or not -LIMIT_TIME_MS < bound <= LIMIT_TIME_MS):
             return f"{name} is {bound!r:.100}; write a whole number of ms since 1970, {LIMIT_TIME_MS} at most"
@@ -180,11 +187,12 @@ def why_no_range(since_ms: object, until_ms: object) -> str | None:
 
 
 def starts_within(name: str, key: str | None, since_ms: int | None, until_ms: int | None) -> bool:
-    """Return whether a row key is that of a window of *key*, if given, that starts at or after *since_ms* and before *until_ms*.
+    """Return whether a row key is that of a window of *key*, if given, that starts at or after *since_ms* and
+    before *until_ms*.
 
     >>> [starts_within("ada@0000000000003600", key, 3_600, until_ms) for key, until_ms in ((None, None), ("ada", 3_600), ("eve", None))]
     [True, False, False]
-    """
+    """  # noqa: E501
     found = parse_window_key(name)
     if found is None or (key is not None and found[0] != key):
         return False
@@ -193,7 +201,9 @@ def starts_within(name: str, key: str | None, since_ms: int | None, until_ms: in
 
 @lru_cache(maxsize=4_096)
 def idle_key(partition: int) -> str:
-    """Return the key of the row, and of the tick timer, with which *partition* waits to be idle: an `IdleRow`."""
+    """Return the key of the row, and of the tick timer, with which *partition* waits to be idle: an
+    `IdleRow`.
+    """
     return f"{IDLE}{partition}"
 
 

@@ -28,30 +28,35 @@ A = TypeVar("A")
 class Windowed(Processor[Any, Any], Generic[E, A]):
     """An aggregate of the records of each key in each window.
 
-    *source* is a `Source`, which tells what lies in the topic and by its `time` the event times, or the name of a topic with *decode* and *time*.
-    *by* gives an event's key, *time* its event time in ms since 1970 (without it: stream time by append time, so that nothing is out of
-    order or late). *fold* gets the aggregate so far, None at first, and the event, and returns the aggregate with it, which is of type
-    *row*. Sessions also need *merge*: it gets the aggregates of an earlier and a later session.
+    *source* is a `Source`, which tells what lies in the topic and by its `time` the event times, or the name
+    of a topic with *decode* and *time*. *by* gives an event's key, *time* its event time in ms since 1970
+    (without it: stream time by append time, so that nothing is out of order or late). *fold* gets the
+    aggregate so far, None at first, and the event, and returns the aggregate with it, which is of type *row*.
+    Sessions also need *merge*: it gets the aggregates of an earlier and a later session.
 
-    **Stream time** is the highest event time seen in a partition. A window is closed when stream time >= end + grace, and then takes no
-    more records. A record that none of its windows takes is **late**: it is sent to the topic *late* as it came (key, value, headers), and
-    counted in the row `stream_key(partition)`, a `StreamRow`, in any case. A record whose event time is far in the future closes all
-    windows of its partition; have *decode* or *time* raise for a time that cannot be, and it goes to quarantine.
+    **Stream time** is the highest event time seen in a partition. A window is closed when stream time >= end
+    + grace, and then takes no more records. A record that none of its windows takes is **late**: it is sent
+    to the topic *late* as it came (key, value, headers), and counted in the row `stream_key(partition)`, a
+    `StreamRow`, in any case. A record whose event time is far in the future closes all windows of its
+    partition; have *decode* or *time* raise for a time that cannot be, and it goes to quarantine.
 
-    A record is refused if it makes a result that could not be encoded, or would be larger than a record may be. A result that fails all the same
-    when its time comes is quarantined alone, at the stage "close", and counted as *failed* in the `StreamRow`.
+    A record is refused if it makes a result that could not be encoded, or would be larger than a record may
+    be. A result that fails all the same when its time comes is quarantined alone, at the stage "close", and
+    counted as *failed* in the `StreamRow`.
 
-    *emit* is `updates(topic)`, `final(topic)` or None; results are `WindowResult`s, and their keys are those of the rows. With *in_place*
-    they go to the partition of the record that caused them.
+    *emit* is `updates(topic)`, `final(topic)` or None; results are `WindowResult`s, and their keys are those
+    of the rows. With *in_place* they go to the partition of the record that caused them.
 
-    Rows are `WindowRow`s under `window_key(key, start_ms)`; `TableClient.windows` reads them. They are removed when stream time >=
-    end + grace + *retention* (a duration such as "1d", or ms; of sliding windows, at least their difference + 1 ms). A record closes and removes at most
-    100,000 windows; if more are due, the records behind it, or ticks, go on.
+    Rows are `WindowRow`s under `window_key(key, start_ms)`; `TableClient.windows` reads them. They are
+    removed when stream time >= end + grace + *retention* (a duration such as "1d", or ms; of sliding windows,
+    at least their difference + 1 ms). A record closes and removes at most 100,000 windows; if more are due,
+    the records behind it, or ticks, go on.
 
-    **Idle.** A partition without traffic has no stream time that passes. With *idle* (a duration; None for never), stream time goes on by the
-    worker's clock once it has not moved for so long, but only to where something is due: a window that ends then tells its final
-    result *idle* after its end and grace, by the append times, and is removed in its time. Such a processor is declared with `on=`, of one
-    source: its ticks are recorded as choices, and replayed.
+    **Idle.** A partition without traffic has no stream time that passes. With *idle* (a duration; None for
+    never), stream time goes on by the worker's clock once it has not moved for so long, but only to where
+    something is due: a window that ends then tells its final result *idle* after its end and grace, by the
+    append times, and is removed in its time. Such a processor is declared with `on=`, of one source: its
+    ticks are recorded as choices, and replayed.
 
     ConfigError for what does not fit together, when the declaration is made.
 
@@ -176,7 +181,9 @@ def _takes_none(row: Any) -> bool:
 
 
 def _sent_later(emit: Updates | Final | None, row: Any) -> Callable[[Any], bytes | None] | None:
-    """Return what encodes the results that are sent later than they change, None if there are none that could fail."""
+    """Return what encodes the results that are sent later than they change, None if there are none that could
+    fail.
+    """
     if emit is None or (isinstance(emit, Updates) and not emit.every_ms):
         return None
     return None if emit.encode is encode_json and row in (int, float, bool) else emit.encode

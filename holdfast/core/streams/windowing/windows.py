@@ -36,10 +36,11 @@ class Tumbling:
 
 @dataclass(frozen=True, slots=True, init=False)
 class Hopping:
-    """Windows of one size, one beginning at each multiple of *every*: a record is in about size / every of them.
+    """Windows of one size, one beginning at each multiple of *every*: a record is in about size / every of
+    them.
 
-    A record goes into those of its windows that are open. It is late when all are closed; when some are, it is
-    counted as partly late. Windows do not begin before time 0.
+    A record goes into those of its windows that are open. It is late when all are closed; when some are, it
+    is counted as partly late. Windows do not begin before time 0.
 
     >>> Hopping("1h", every="10m")
     Hopping(size_ms=3600000, every_ms=600000, grace_ms=0)
@@ -54,12 +55,13 @@ class Hopping:
         every_ms = duration_ms(every, "every of hopping windows")
         if every_ms > size_ms:
             raise ConfigError(
-                f"hopping windows of {size!r} every {every!r} leave times between them: every must not be longer than the size"
+                f"hopping windows of {size!r} every {every!r} leave times between them: every must not be"
+                " longer than the size"
             )
         if size_ms > LIMIT_WINDOWS * every_ms:
             raise ConfigError(
-                f"hopping windows of {size!r} every {every!r}: a record would be in more than {LIMIT_WINDOWS} windows; hop further, "
-                "or take Sliding"
+                f"hopping windows of {size!r} every {every!r}: a record would be in more than {LIMIT_WINDOWS}"
+                " windows; hop further, or take Sliding"
             )
         object.__setattr__(self, "size_ms", size_ms)
         object.__setattr__(self, "every_ms", every_ms)
@@ -68,18 +70,20 @@ class Hopping:
 
 @dataclass(frozen=True, slots=True, init=False)
 class Sliding:
-    """Windows of records that are at most *difference* apart, one for each different set of them, as in Kafka Streams.
+    """Windows of records that are at most *difference* apart, one for each different set of them, as in Kafka
+    Streams.
 
-    For a record of time t there are two windows of its key: the one that ends with it, [t - difference, t], and
-    the one that begins after it, [t + 1, t + 1 + difference], if any record is in it. Both times are
+    For a record of time t there are two windows of its key: the one that ends with it, [t - difference, t],
+    and the one that begins after it, [t + 1, t + 1 + difference], if any record is in it. Both times are
     inclusive, so `end_ms` is start + difference + 1.
 
     A record is late when the window that ends with it is closed: when stream time > t + grace. It is then in
-    no window at all; Kafka Streams puts it into later windows that are still open. So each window holds exactly
-    the records that were not late. The start of a window may be negative when times are below *difference*.
+    no window at all; Kafka Streams puts it into later windows that are still open. So each window holds
+    exactly the records that were not late. The start of a window may be negative when times are below
+    *difference*.
 
-    A record changes each window it is in, and looks at all windows of its key within 2 * difference before it.
-    So the cost of a record grows with the number of records of its key within *difference*.
+    A record changes each window it is in, and looks at all windows of its key within 2 * difference before
+    it. So the cost of a record grows with the number of records of its key within *difference*.
     """
 
     difference_ms: int
@@ -94,12 +98,12 @@ class Sliding:
 class Session:
     """Windows of records of which each is at most *gap* after another; a pause of more than *gap* ends one.
 
-    A session begins with its first record's time. Its `end_ms` is the last one's + gap + 1: the first time at which
-    a record no longer belongs to it. A record that is within *gap* of two open sessions merges them.
+    A session begins with its first record's time. Its `end_ms` is the last one's + gap + 1: the first time at
+    which a record no longer belongs to it. A record that is within *gap* of two open sessions merges them.
 
-    A record is late when a session of its own would be closed: when stream time > t + gap + grace. Closed sessions
-    are not merged again. (Kafka Streams still takes a late record that is within *gap* of an open session,
-    and merges a closed one that it still holds.)
+    A record is late when a session of its own would be closed: when stream time > t + gap + grace. Closed
+    sessions are not merged again. (Kafka Streams still takes a late record that is within *gap* of an open
+    session, and merges a closed one that it still holds.)
     """
 
     gap_ms: int

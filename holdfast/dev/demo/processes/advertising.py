@@ -1,4 +1,5 @@
-"""`python -P -m holdfast.dev.demo.processes.advertising worker`: an application of the demo that joins two streams.
+"""`python -P -m holdfast.dev.demo.processes.advertising worker`: an application of the demo that joins two
+streams.
 
 Each impression of an advertisement meets the clicks on it within two seconds of event time, or is emitted
 without one.

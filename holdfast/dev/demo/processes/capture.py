@@ -67,5 +67,6 @@ def load(settings: Settings, recorded: Sequence[Recorded]) -> None:
     if left or failures:
         cause = failures[0].str() if failures else f"not acknowledged within {FLUSH_TIMEOUT_S:g} s"
         raise BrokerError(
-            f"{left + len(failures)} records of the capture were not written to {settings.coordination_topic}: {cause}"
+            f"{left + len(failures)} records of the capture were not written to"
+            f" {settings.coordination_topic}: {cause}"
         )

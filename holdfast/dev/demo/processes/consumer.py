@@ -1,5 +1,5 @@
-"""`python -P -m holdfast.dev.demo.processes.consumer TOPIC GROUP CLIENT BOOK`: a service of the demo that claims
-partitions, until SIGTERM.
+"""`python -P -m holdfast.dev.demo.processes.consumer TOPIC GROUP CLIENT BOOK`: a service of the demo that
+claims partitions, until SIGTERM.
 
 Each message is one line in its book, `partition offset seconds`, written before the message is committed; so
 the book of a process that was killed says what it had handled.

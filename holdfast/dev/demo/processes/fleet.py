@@ -60,7 +60,8 @@ class FleetPlan:
     def __post_init__(self) -> None:
         if self.clients < 2 * len(GROUPS) or self.claims < self.clients:
             raise ConfigError(
-                f"a fleet of {self.clients} clients and {self.claims} claims: have {2 * len(GROUPS)} clients and a claim for each"
+                f"a fleet of {self.clients} clients and {self.claims} claims: have {2 * len(GROUPS)} clients"
+                " and a claim for each"
             )
         if self.heartbeat_s < TICK_S:
             raise ConfigError(f"a heartbeat every {self.heartbeat_s:g} s: {TICK_S:g} s is the shortest step")
@@ -358,7 +359,8 @@ class LiveFleet:
         if not self._arrived.wait(LIMIT_WAIT_S):
             self.check()
             raise BrokerError(
-                f"the fleet's first frames were not in {self._topic} within {LIMIT_WAIT_S:g} s: is the broker overloaded?"
+                f"the fleet's first frames were not in {self._topic} within {LIMIT_WAIT_S:g} s: is the broker"
+                " overloaded?"
             )
         self.check()
 
@@ -374,7 +376,8 @@ class LiveFleet:
         self.check()
         if self._thread.is_alive():
             raise BrokerError(
-                f"the fleet's last frames were not in {self._topic} within {LIMIT_WAIT_S:g} s: is the broker overloaded?"
+                f"the fleet's last frames were not in {self._topic} within {LIMIT_WAIT_S:g} s: is the broker"
+                " overloaded?"
             )
 
     # -- in the thread

@@ -1,5 +1,5 @@
-"""`python -P -m holdfast.dev.demo.processes.fleet_process SETTINGS FLEET PARTITIONS`: lets a fleet of `holdfast demo
---keep` live on after the demo.
+"""`python -P -m holdfast.dev.demo.processes.fleet_process SETTINGS FLEET PARTITIONS`: lets a fleet of
+`holdfast demo --keep` live on after the demo.
 """
 
 from __future__ import annotations

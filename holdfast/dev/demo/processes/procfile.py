@@ -23,8 +23,9 @@ from holdfast.dev import parent_death, processes
 from holdfast.errors import DemoError
 
 WORKER = (
-    "HOLDFAST_WEB_PORT=${PORT:-6066} HOLDFAST_DATA_DIR=${HOLDFAST_DATA_DIR:-.holdfast/data}/${HONCHO_PROCESS_NAME:-worker.1} "
-    "exec python -P -m holdfast.agents --loop uvloop worker -l info"
+    "HOLDFAST_WEB_PORT=${PORT:-6066}"
+    " HOLDFAST_DATA_DIR=${HOLDFAST_DATA_DIR:-.holdfast/data}/${HONCHO_PROCESS_NAME:-worker.1} exec python -P"
+    " -m holdfast.agents --loop uvloop worker -l info"
 )
 """What the repository's Procfile says; an installed wheel has no Procfile beside it."""
 
@@ -201,7 +202,9 @@ def program(name: str, *arguments: str, folder: Path, settings: Path) -> Process
 
 
 def worker(name: str, module: str, *, port: int, folder: Path, settings: Path) -> Process:
-    """Return a worker of the application in *module*, not yet started, with its own data folder under *folder*."""
+    """Return a worker of the application in *module*, not yet started, with its own data folder under
+    *folder*.
+    """
     arguments = (sys.executable, "-P", "-m", module, "--loop", "uvloop", "worker", "-l", "info")
     env = _environment(folder, settings) | {
         "HOLDFAST_WEB_PORT": str(port),
@@ -218,7 +221,8 @@ def _environment(folder: Path, settings: Path) -> dict[str, str]:
     path = os.pathsep.join([str(python), os.environ.get("PATH", os.defpath)])
     if shutil.which("python", path=path) is None:
         raise DemoError(
-            f"there is no `python` in {python} or on PATH, which the Procfile starts: use a virtual environment"
+            f"there is no `python` in {python} or on PATH, which the Procfile starts: use a virtual"
+            " environment"
         )
     env = {
         name: value

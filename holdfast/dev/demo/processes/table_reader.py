@@ -121,7 +121,8 @@ class TableReader:
             if self._clock.monotonic_s() > until_s:
                 found = "; ".join(causes) or f"partitions are owned like this: {owners}"
                 raise DemoError(
-                    f"the workers did not share the {self._partitions} partitions within {deadline_s:g} s: {found}"
+                    f"the workers did not share the {self._partitions} partitions within {deadline_s:g} s:"
+                    f" {found}"
                 )
             await asyncio.sleep(POLL_S)
 
@@ -225,7 +226,8 @@ class TableReader:
             or answer.as_of_offset < written.offset
         ):
             raise DemoError(
-                f"{written.key}: offset {written.offset} wrote {written.current_offset}, the answer is {answer}"
+                f"{written.key}: offset {written.offset} wrote {written.current_offset}, the answer is"
+                f" {answer}"
             )
         return at_s - written.acked_s
 

@@ -1,4 +1,5 @@
-"""`python -P -m holdfast.dev.demo.processes.visiting worker`: an application of the demo that counts visits, in version 1 of its table.
+"""`python -P -m holdfast.dev.demo.processes.visiting worker`: an application of the demo that counts visits,
+in version 1 of its table.
 
 `visiting_next.py` runs version 2, which also adds up how long they were.
 """

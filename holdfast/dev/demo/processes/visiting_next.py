@@ -1,4 +1,6 @@
-"""`python -P -m holdfast.dev.demo.processes.visiting_next worker`: the application of `visiting.py`, in version 2 of its table."""
+"""`python -P -m holdfast.dev.demo.processes.visiting_next worker`: the application of `visiting.py`, in
+version 2 of its table.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""`python -P -m holdfast.dev.demo.processes.writer DATABASE TOPIC SEED`: a service of the demo that takes orders into
-SQLite, until SIGTERM.
+"""`python -P -m holdfast.dev.demo.processes.writer DATABASE TOPIC SEED`: a service of the demo that takes
+orders into SQLite, until SIGTERM.
 
 Each order is a row of `orders` and a row of the outbox, in one transaction. Some transactions are rolled back
 at the very end, as when a payment fails: the number of such an order is given to the next one, so its message

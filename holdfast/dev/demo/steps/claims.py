@@ -95,8 +95,9 @@ class ClaimSteps:
             )
             heartbeat_s = self._settings.claim_interval_s
             self._teller.say(
-                f"Each is a ClaimConsumer in a process of its own: no worker of ours, no group of Kafka's, only claims in a topic, said "
-                f"again every {heartbeat_s:g} s at most. Letters come at {LETTERS_A_SECOND} a second. `holdfast groups describe {GROUP}` says:"
+                "Each is a ClaimConsumer in a process of its own: no worker of ours, no group of Kafka's,"
+                f" only claims in a topic, said again every {heartbeat_s:g} s at most. Letters come at"
+                f" {LETTERS_A_SECOND} a second. `holdfast groups describe {GROUP}` says:"
             )
             self._describe()
         return share
@@ -109,7 +110,8 @@ class ClaimSteps:
             process, killed_s = self._services.pop(victim), system_clock.monotonic_s()
             process.kill()
             self._teller.say(
-                f"pid {process.pid} is gone. Nobody says so for it; its claims of {_words(lost)} only stop being repeated."
+                f"pid {process.pid} is gone. Nobody says so for it; its claims of {_words(lost)} only stop"
+                " being repeated."
             )
             first_s = self._until(
                 f"{_words(lost)} to be taken over from {victim}",
@@ -121,11 +123,12 @@ class ClaimSteps:
             # too.
             if takeover_s > self.bound_s + letters.stalled_s:
                 raise DemoError(
-                    f"the takeover from {victim} took {takeover_s:.1f} s; {self.bound_s:g} s are promised: is the machine overloaded?"
+                    f"the takeover from {victim} took {takeover_s:.1f} s; {self.bound_s:g} s are promised: is"
+                    " the machine overloaded?"
                 )
             self._teller.say(
-                f"The others handle letters of all of {_words(lost)} after {takeover_s:.1f} s; two heartbeats and a second, {self.bound_s:g} s, are "
-                "promised."
+                f"The others handle letters of all of {_words(lost)} after {takeover_s:.1f} s; two heartbeats"
+                f" and a second, {self.bound_s:g} s, are promised."
             )
             self._describe()
         return takeover_s
@@ -149,8 +152,8 @@ class ClaimSteps:
                 )
             again = sum(count - 1 for count in times.values())
             self._teller.say(
-                f"All {len(wanted):,} letters were handled; {again:,} of them twice, which the killed one had handled and not yet said so: at "
-                "least once, as agreed."
+                f"All {len(wanted):,} letters were handled; {again:,} of them twice, which the killed one had"
+                " handled and not yet said so: at least once, as agreed."
             )
         return ClaimFindings(messages=len(wanted), again=again, takeover_s=takeover_s, bound_s=self.bound_s)
 

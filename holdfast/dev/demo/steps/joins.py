@@ -1,5 +1,5 @@
-"""Steps of the demo: a worker joins two streams within an interval, is killed and goes on, and the join is folded
-again from the logs and from the choices that were recorded.
+"""Steps of the demo: a worker joins two streams within an interval, is killed and goes on, and the join is
+folded again from the logs and from the choices that were recorded.
 """
 
 from __future__ import annotations
@@ -73,8 +73,9 @@ class JoinSteps:
             worker = self._stage.joiner("joiner", "holdfast.dev.demo.processes.advertising")
             self._until("results", reader, worker, audience, TOLD_BEFORE_KILL)
             self._teller.say(
-                f"{SHOWN_A_SECOND} impressions a second in one topic, clicks in another. A click counts for "
-                f"{WITHIN_MS // 1000} s of event time; an impression without one is told when none can come any more."
+                f"{SHOWN_A_SECOND} impressions a second in one topic, clicks in another. A click counts for"
+                f" {WITHIN_MS // 1000} s of event time; an impression without one is told when none can come"
+                " any more."
             )
         return worker
 
@@ -90,8 +91,9 @@ class JoinSteps:
             away_s = system_clock.monotonic_s() - killed_s
             self._until("results after the kill", reader, worker, audience, before + TOLD_AFTER_KILL)
             self._teller.say(
-                f"Its next result comes {away_s:.1f} s after the SIGKILL. It is a static member of its group, so its partitions "
-                "were still its own; its table and its position are those of its last transaction."
+                f"Its next result comes {away_s:.1f} s after the SIGKILL. It is a static member of its group,"
+                " so its partitions were still its own; its table and its position are those of its last"
+                " transaction."
             )
         return away_s
 
@@ -110,8 +112,9 @@ class JoinSteps:
                 raise DemoError(f"{len(wrong)} results are wrong: {'; '.join(wrong[:5])}")
             alone = sum(after is None for after in expected.values())
             self._teller.say(
-                f"{len(expected):,} impressions, each told once: {len(expected) - alone:,} with their click, {alone:,} without. No "
-                "record came to say the last of these; the worker's clock did, as a choice in the log."
+                f"{len(expected):,} impressions, each told once: {len(expected) - alone:,} with their click,"
+                f" {alone:,} without. No record came to say the last of these; the worker's clock did, as a"
+                " choice in the log."
             )
 
     def _again(self, results: int, away_s: float) -> JoinFindings:
@@ -123,8 +126,8 @@ class JoinSteps:
                 raise DemoError(f"the table of {joined.name} is not what its logs give: {differences}")
             digest = verdict.replayed_digest
             self._teller.say(
-                f"{verdict.records:,} records of two topics, in the order and with the ticks that the worker recorded, give its state: "
-                f"{digest[:HASH_SHOWN]}"
+                f"{verdict.records:,} records of two topics, in the order and with the ticks that the worker"
+                f" recorded, give its state: {digest[:HASH_SHOWN]}"
             )
         return JoinFindings(results=results, away_s=away_s, digest=digest)
 
@@ -145,7 +148,8 @@ class JoinSteps:
 
 
 def flaws(expected: Mapping[int, int | None], results: list[AdOutcome]) -> list[str]:
-    """Return what is wrong with *results*, of which the *expected* ones should be there, by number of the impression.
+    """Return what is wrong with *results*, of which the *expected* ones should be there, by number of the
+    impression.
 
     >>> flaws({1: 40, 2: None, 3: None}, [AdOutcome(1, 40), AdOutcome(2, 7), AdOutcome(2, None)])
     ['impression 2 was told 2 times', 'impression 2: 7 ms, not None', 'impression 3 was not told']

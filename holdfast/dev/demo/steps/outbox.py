@@ -67,7 +67,8 @@ class OutboxSteps:
         upgrade(self._url)
         with closing(sqlite3.connect(self._database)) as connection:
             connection.execute(
-                "CREATE TABLE orders (id INTEGER PRIMARY KEY AUTOINCREMENT, customer TEXT NOT NULL, cents INTEGER NOT NULL)"
+                "CREATE TABLE orders (id INTEGER PRIMARY KEY AUTOINCREMENT, customer TEXT NOT NULL, cents"
+                " INTEGER NOT NULL)"
             )
             connection.commit()
 
@@ -91,8 +92,8 @@ class OutboxSteps:
             )
             leader = self._leader(rows)
             self._teller.say(
-                f"{HARVESTERS} harvesters run, {leader.leader} was elected and publishes; the other one stands by. One order in ten is rolled back "
-                "after its message was written."
+                f"{HARVESTERS} harvesters run, {leader.leader} was elected and publishes; the other one"
+                " stands by. One order in ten is rolled back after its message was written."
             )
         return leader
 
@@ -103,7 +104,8 @@ class OutboxSteps:
             killed_s = system_clock.monotonic_s()
             process.kill()
             self._teller.say(
-                f"pid {process.pid} is gone, whatever it had begun. The services go on taking orders and notice nothing."
+                f"pid {process.pid} is gone, whatever it had begun. The services go on taking orders and"
+                " notice nothing."
             )
             seen: list[Published] = []
             first_s: list[float] = []
@@ -121,8 +123,9 @@ class OutboxSteps:
             self._until("messages of another harvester", published, TAKEOVER_DEADLINE_S)
             takeover_s, heir = first_s[0] - killed_s, self._leader(rows)
             self._teller.say(
-                f"{heir.leader} publishes after {takeover_s:.1f} s, as epoch {heir.epoch}; the session is {self.session_s:g} s. It read how far "
-                f"{leader.leader} had come from Kafka itself, deleted what was published, and went on with the next number."
+                f"{heir.leader} publishes after {takeover_s:.1f} s, as epoch {heir.epoch}; the session is"
+                f" {self.session_s:g} s. It read how far {leader.leader} had come from Kafka itself, deleted"
+                " what was published, and went on with the next number."
             )
         return takeover_s
 
@@ -135,7 +138,8 @@ class OutboxSteps:
                 counts = re.search(r"(\d+) orders taken, (\d+) rolled back", writer.last_words())
                 if counts is None:
                     raise DemoError(
-                        f"{writer.name} did not end in order; the end of {writer.log} says: {writer.last_words()}"
+                        f"{writer.name} did not end in order; the end of {writer.log} says:"
+                        f" {writer.last_words()}"
                     )
                 rolled_back += int(counts[2])
             self._writers.clear()
@@ -158,8 +162,9 @@ class OutboxSteps:
                 shown = "; ".join(found[: outbox_proof.SHOWN])
                 raise DemoError(f"{len(found)} findings among {len(published)} messages of {TOPIC}: {shown}")
             self._teller.say(
-                f"{len(orders):,} orders, {len(published):,} messages: each order once, each customer's in order, not one that was rolled back, "
-                "and the harvesters' numbers without a gap from the first leader to the second."
+                f"{len(orders):,} orders, {len(published):,} messages: each order once, each customer's in"
+                " order, not one that was rolled back, and the harvesters' numbers without a gap from the"
+                " first leader to the second."
             )
             self._teller.waiting("auditing")
             audit = (
@@ -178,7 +183,8 @@ class OutboxSteps:
             self._teller.show(self._stage.command(*audit))
             if unseen:
                 self._teller.note(
-                    f"{unseen:,} more lie in the log, of a transaction that died with its harvester; no reader of committed ones sees them."
+                    f"{unseen:,} more lie in the log, of a transaction that died with its harvester; no"
+                    " reader of committed ones sees them."
                 )
         return len(orders)
 

@@ -57,7 +57,7 @@ def flaws(orders: Mapping[int, DemoOrder], published: Iterable[Published]) -> li
     >>> flaws(kept, told(kept[1], kept[1], DemoOrder(2, "ada", 13)))  # doctest: +NORMALIZE_WHITESPACE
     ['order 1 at 0/1 comes twice, first at 0/0', 'order 2 at 0/2 is not what the database has: 13 cents of ada',
      'order 2 was never published']
-    """
+    """  # noqa: E501
     found, seen, last = [], dict[int, Published](), dict[str, int]()
     for each in published:
         order = each.order
@@ -136,7 +136,8 @@ class PublishedReader:
             return list(map(_decoded, unread))
         except TimeoutError:
             raise BrokerError(
-                f"{self._topic} was not read to its end within {READ_DEADLINE_S:g} s: is the broker overloaded?"
+                f"{self._topic} was not read to its end within {READ_DEADLINE_S:g} s: is the broker"
+                " overloaded?"
             ) from None
 
     def _refuse(self, error: KafkaError) -> None:

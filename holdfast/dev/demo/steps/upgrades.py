@@ -1,5 +1,5 @@
-"""Steps of the demo: a table goes from one version to the next, which begins from the lake, worker by worker, while it is
-written and asked without a pause.
+"""Steps of the demo: a table goes from one version to the next, which begins from the lake, worker by worker,
+while it is written and asked without a pause.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ class UpgradeSteps:
 
             wait_until("answers of version 1", is_asked, DEADLINE_S, check=reader.check)
             self._teller.say(
-                f"Two workers, {WRITTEN_A_SECOND} visits a second, and a reader that asks for all {PAGES} pages again and again."
+                f"Two workers, {WRITTEN_A_SECOND} visits a second, and a reader that asks for all {PAGES}"
+                " pages again and again."
             )
         return workers
 
@@ -96,8 +97,9 @@ class UpgradeSteps:
                 raise DemoError("version 2 did not begin with what a replay makes of its history")
             reader.check()
             self._teller.say(
-                f"{landed.rows:,} visits from the lake and {begun - landed.rows:,} that came since became {rows} rows of version 2 in {took_s:.1f} s. A replay "
-                "makes the same of them. Visitors, workers of version 1 and the reader went on meanwhile."
+                f"{landed.rows:,} visits from the lake and {begun - landed.rows:,} that came since became"
+                f" {rows} rows of version 2 in {took_s:.1f} s. A replay makes the same of them. Visitors,"
+                " workers of version 1 and the reader went on meanwhile."
             )
         return begun
 
@@ -115,8 +117,9 @@ class UpgradeSteps:
                 )
             wait_until("answers of version 2", lambda: reader.answers[2] > 0, DEADLINE_S, check=reader.check)
             self._teller.say(
-                "A new worker restores version 2, goes on behind it, and is ready when it has caught up; until then, version 1 was folded on and "
-                f"answered. One record in {self._settings.workers_topic} made version 2 the current one."
+                "A new worker restores version 2, goes on behind it, and is ready when it has caught up;"
+                " until then, version 1 was folded on and answered. One record in"
+                f" {self._settings.workers_topic} made version 2 the current one."
             )
         return after
 
@@ -141,8 +144,9 @@ class UpgradeSteps:
                 pause_s=reader.longest_s,
             )
             self._teller.say(
-                f"{found.visits:,} visits, each counted once in version 2. {reader.answers[1]:,} answers of version 1, then {reader.answers[2]:,} of "
-                f"version 2, and never a step back; the longest time without one was {found.pause_s:.1f} s."
+                f"{found.visits:,} visits, each counted once in version 2. {reader.answers[1]:,} answers of"
+                f" version 1, then {reader.answers[2]:,} of version 2, and never a step back; the longest"
+                f" time without one was {found.pause_s:.1f} s."
             )
         return found
 
@@ -187,8 +191,8 @@ class Visitors(Beside):
 
 
 class VisitReader(Beside):
-    """Asks for all pages, in whichever version is current, and looks that none goes back: it asks for answers as of the offsets
-    that it has seen at least, since another version may be a moment behind.
+    """Asks for all pages, in whichever version is current, and looks that none goes back: it asks for answers
+    as of the offsets that it has seen at least, since another version may be a moment behind.
 
     *answers* are counted by version; *longest_s* is the longest time from one to the next.
     """

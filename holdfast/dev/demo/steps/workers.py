@@ -37,8 +37,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoOptions:
-    """How large the fleet is, how long it is watched, whether all of it goes on afterwards, and whether the Kafka is
-    the embedded one.
+    """How large the fleet is, how long it is watched, whether all of it goes on afterwards, and whether the
+    Kafka is the embedded one.
     """
 
     clients: int = 200
@@ -96,11 +96,13 @@ class WorkerSteps:
             require_topics(settings, [self.claims], admin=self._admin)
             made = [action.spec.name for action in actions if isinstance(action, CreateTopic)]
             self._teller.say(
-                f"{settings.coordination_topic}: {PARTITIONS} partitions, dated by the broker. The claims are a fold of this log."
+                f"{settings.coordination_topic}: {PARTITIONS} partitions, dated by the broker. The claims are"
+                " a fold of this log."
             )
             self._teller.say(f"{changelog}: compacted; the table of claims, as a log.")
             self._teller.note(
-                f"Also {' and '.join(name for name in made if name not in (settings.coordination_topic, changelog))}."
+                "Also"
+                f" {' and '.join(name for name in made if name not in (settings.coordination_topic, changelog))}."  # noqa: E501
             )
 
     def workers(self) -> None:
@@ -110,7 +112,8 @@ class WorkerSteps:
             owners = self._shared(self.stage.workers)
             for worker in self.stage.workers:
                 self._teller.say(
-                    f"{worker.name} (pid {worker.pid}) folds and serves {_partitions(_places(owners, worker))} at {worker.url}."
+                    f"{worker.name} (pid {worker.pid}) folds and serves"
+                    f" {_partitions(_places(owners, worker))} at {worker.url}."
                 )
 
     # -- what is in the log
@@ -120,12 +123,14 @@ class WorkerSteps:
             capture.load(self._settings, self.recorded)
             kinds = Counter(each.value.partition("/")[0] for each in self.recorded)
             self._teller.say(
-                f"{len(self.recorded)} frames of the original Go library: {kinds['ClaimingPartition']} claims, {kinds['Heartbeat']} heartbeats, "
-                f"{kinds['ReleasingPartition']} releases, recorded over 510 s of real traffic."
+                f"{len(self.recorded)} frames of the original Go library: {kinds['ClaimingPartition']}"
+                f" claims, {kinds['Heartbeat']} heartbeats, {kinds['ReleasingPartition']} releases, recorded"
+                " over 510 s of real traffic."
             )
             self._teller.note(
-                "This broker dates them now: under LogAppendTime their own times cannot be kept. In this log no owner was silent "
-                f"for {STALE_AFTER_S} s, so where the recorded fleet took over from silent owners, here the first owner keeps the claim."
+                "This broker dates them now: under LogAppendTime their own times cannot be kept. In this log"
+                f" no owner was silent for {STALE_AFTER_S} s, so where the recorded fleet took over from"
+                " silent owners, here the first owner keeps the claim."
             )
 
     def arrival(self, live: LiveFleet) -> None:
@@ -136,7 +141,8 @@ class WorkerSteps:
             live.arrived()
             took_s = system_clock.monotonic_s() - began_s
             self._teller.say(
-                f"{live.written:,} frames in {took_s:.1f} s. Each claim was contested by a second client, which lost."
+                f"{live.written:,} frames in {took_s:.1f} s. Each claim was contested by a second client,"
+                " which lost."
             )
 
     def life(self, live: LiveFleet) -> None:
@@ -148,8 +154,9 @@ class WorkerSteps:
             self.seen.live_records, self.seen.live_s = written, took_s
             counts = self.fleet.counts
             self._teller.say(
-                f"{written:,} frames, {written / took_s:,.0f} a second: a heartbeat of each claim every {plan.heartbeat_s:g} s (60 s in real life), "
-                f"{counts.handovers} hand-overs, {counts.restarts} clients restarted under new instance ids."
+                f"{written:,} frames, {written / took_s:,.0f} a second: a heartbeat of each claim every"
+                f" {plan.heartbeat_s:g} s (60 s in real life), {counts.handovers} hand-overs,"
+                f" {counts.restarts} clients restarted under new instance ids."
             )
 
     async def _watch(self, live: LiveFleet, for_s: float) -> None:
@@ -167,13 +174,14 @@ class WorkerSteps:
             owners = self._run(self.reader.owners())
             redirects = self._run(self._ask_everyone(owners))
             self._teller.say(
-                f"Each was asked over HTTP for a row of every partition. The owner answered; the other one named the owner, {redirects} times."
+                "Each was asked over HTTP for a row of every partition. The owner answered; the other one"
+                f" named the owner, {redirects} times."
             )
             self._show_one()
             times, spans = self._read_your_writes()
             self._teller.say(
-                f"Then, {times} times: a heartbeat written, its row asked for as of the offset that Kafka acknowledged, and compared. "
-                f"Right every time, {spans}."
+                f"Then, {times} times: a heartbeat written, its row asked for as of the offset that Kafka"
+                f" acknowledged, and compared. Right every time, {spans}."
             )
 
     def _show_one(self) -> None:
@@ -185,8 +193,9 @@ class WorkerSteps:
                 f"{entry.key} has no row as of offset {answer.as_of_offset} of partition {answer.partition}"
             )
         self._teller.say(
-            f"For example {entry.key}: {claim.client_id} holds it in epoch {claim.epoch} and stands at offset {claim.current_offset:,}. "
-            f"The answer reflects the log up to offset {answer.as_of_offset:,} of partition {answer.partition}."
+            f"For example {entry.key}: {claim.client_id} holds it in epoch {claim.epoch} and stands at offset"
+            f" {claim.current_offset:,}. The answer reflects the log up to offset {answer.as_of_offset:,} of"
+            f" partition {answer.partition}."
         )
 
     def _read_your_writes(self) -> tuple[int, str]:
@@ -210,7 +219,8 @@ class WorkerSteps:
                     answered_by = await self.reader.answered_by(worker.url, written)
                     if answered_by != owner:
                         raise DemoError(
-                            f"{worker.url} says that {answered_by} serves partition {place}; its owner is {owner}"
+                            f"{worker.url} says that {answered_by} serves partition {place}; its owner is"
+                            f" {owner}"
                         )
                     redirects += worker.url != owner
         return redirects
@@ -227,29 +237,34 @@ class WorkerSteps:
             before, killed_s = live.written, system_clock.monotonic_s()
             victim.kill()
             self._teller.say(
-                f"pid {victim.pid} is gone, and with it the owner of {_partitions(lost)}. The fleet goes on writing."
+                f"pid {victim.pid} is gone, and with it the owner of {_partitions(lost)}. The fleet goes on"
+                " writing."
             )
             served_s = self._run(self._takeover(lost, killed_s))
             self.seen.takeover_s = max(served_s.values())
             survivor.check()
             live.check()
             self._teller.say(
-                f"{survivor.name} answers for {_partitions(lost)} after {self.seen.takeover_s:.1f} s, with what was written since the kill."
+                f"{survivor.name} answers for {_partitions(lost)} after {self.seen.takeover_s:.1f} s, with"
+                " what was written since the kill."
             )
             self._teller.note(
-                f"Most of that is the session timeout, {SESSION_TIMEOUT_S:g} s: so long Kafka waits for a silent worker. {live.written - before:,} "
-                "frames came meanwhile. The survivor kept a standby of each partition and had only the end of its log to read."
+                f"Most of that is the session timeout, {SESSION_TIMEOUT_S:g} s: so long Kafka waits for a"
+                f" silent worker. {live.written - before:,} frames came meanwhile. The survivor kept a"
+                " standby of each partition and had only the end of its log to read."
             )
         with self._teller.step("Ask the survivor"):
             owners = self._run(self.reader.owners())
             if set(owners.values()) != {survivor.url}:
                 raise DemoError(
-                    f"{survivor.name} at {survivor.url} should own every partition, the workers topic says {owners}"
+                    f"{survivor.name} at {survivor.url} should own every partition, the workers topic says"
+                    f" {owners}"
                 )
             self._run(self._ask_everyone(owners))
             times, spans = self._read_your_writes()
             self._teller.say(
-                f"It answers for all {PARTITIONS} partitions. {times} more writes were read back: right every time, {spans}."
+                f"It answers for all {PARTITIONS} partitions. {times} more writes were read back: right every"
+                f" time, {spans}."
             )
         return victim
 
@@ -293,11 +308,12 @@ class WorkerSteps:
             there = sum(changelog[place] + 1 for place in mine)
             if read > there - kept // 2:
                 raise DemoError(
-                    f"{worker.name} read {read} of {there} changelog records: its stores should have outlived the kill"
+                    f"{worker.name} read {read} of {there} changelog records: its stores should have outlived"
+                    " the kill"
                 )
             self._teller.say(
-                f"{worker.name} serves {_partitions(mine)} after {took_s:.1f} s. Its stores outlived the kill: of the {there:,} offsets in its "
-                f"changelogs it read {read:,} records, the rest."
+                f"{worker.name} serves {_partitions(mine)} after {took_s:.1f} s. Its stores outlived the"
+                f" kill: of the {there:,} offsets in its changelogs it read {read:,} records, the rest."
             )
 
     # -- books
@@ -320,8 +336,9 @@ class WorkerSteps:
             table = self._run(self.reader.table(ends, SCAN_TIMEOUT_S))
             compare(table.rows, self.fleet.entries)
             self._teller.say(
-                f"{records:,} frames gave {len(table.rows):,} rows. For all {plan.claims:,} claims of the fleet owner, instance, epoch and offset "
-                f"are what the clients did, and all {counts.zombies} heartbeats of replaced instances were refused.",
+                f"{records:,} frames gave {len(table.rows):,} rows. For all {plan.claims:,} claims of the"
+                f" fleet owner, instance, epoch and offset are what the clients did, and all {counts.zombies}"
+                " heartbeats of replaced instances were refused.",
             )
         return table
 

@@ -33,8 +33,8 @@ FIRST_OF_SEVERAL = 3
 
 
 def misplaced(call: Call, operation: AclOperation = AclOperation.READ) -> KafkaCode | None:
-    """Return why this broker does not answer for the group of a call: it has another one, or who asks may not do
-    *operation* to it.
+    """Return why this broker does not answer for the group of a call: it has another one, or who asks may not
+    do *operation* to it.
     """
     group_id = call.fields["group_id"]
     if not call.may_group(operation, group_id):

@@ -68,7 +68,9 @@ def offset_commit(call: Call) -> Fields:
 
 
 def commits(call: Call, code: int) -> tuple[list[Fields], dict[Place, CommittedOffset]]:
-    """Return the answer to each partition of a commit that is answered with *code*, and the offsets to keep."""
+    """Return the answer to each partition of a commit that is answered with *code*, and the offsets to
+    keep.
+    """
     topics, taken = [], {}
     for topic in call.fields["topics"]:
         by_id = topic.get("topic_id") if call.version >= FIRST_BY_ID else None
@@ -183,11 +185,15 @@ def _asked(call: Call, group: EmbeddedGroup | None, told: Fields) -> Iterator[Fi
         unknown = call.version >= FIRST_BY_ID and not name
         forbidden = bool(name) and not call.may_topic(AclOperation.DESCRIBE, name)
         partitions = [
-            _answer(each, NOTHING, KafkaCode.UNKNOWN_TOPIC_ID)
-            if unknown
-            else _answer(each, NOTHING, KafkaCode.TOPIC_AUTHORIZATION_FAILED)
-            if forbidden
-            else _offset(call, group, (name, each))
+            (
+                _answer(each, NOTHING, KafkaCode.UNKNOWN_TOPIC_ID)
+                if unknown
+                else (
+                    _answer(each, NOTHING, KafkaCode.TOPIC_AUTHORIZATION_FAILED)
+                    if forbidden
+                    else _offset(call, group, (name, each))
+                )
+            )
             for each in topic["partition_indexes"]
         ]
         yield {**named, "partitions": partitions}

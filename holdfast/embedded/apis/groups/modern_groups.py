@@ -219,14 +219,15 @@ def _text(
             assert held is not None
             than = "greater" if said.epoch > held.epoch else "smaller"
             return (
-                f"The consumer group member has a {than} member epoch ({said.epoch}) than the one known by the group"
-                f" coordinator ({held.epoch}). The member must abandon all its partitions and rejoin."
+                f"The consumer group member has a {than} member epoch ({said.epoch}) than the one known by"
+                f" the group coordinator ({held.epoch}). The member must abandon all its partitions and"
+                " rejoin."
             )
         case GroupCode.UNRELEASED_INSTANCE_ID:
             owner = heir_of(group.modern or ModernGroup(), said.instance_id)
             return (
-                f"Static member {said.member_id} with instance id {said.instance_id} cannot join the group because the instance"
-                f" id is owned by {owner} member."
+                f"Static member {said.member_id} with instance id {said.instance_id} cannot join the group"
+                f" because the instance id is owned by {owner} member."
             )
         case GroupCode.UNKNOWN_MEMBER_ID:
             return f"Member {said.member_id} is not a member of group {group.group_id}."

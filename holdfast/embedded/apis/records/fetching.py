@@ -43,7 +43,9 @@ class FetchAnswer(NamedTuple):
 
 
 def fetch(call: Call) -> Fields | Awaitable[Fields]:
-    """Answer Fetch: at once where there is enough or an error to tell, else within the time that the client waits."""
+    """Answer Fetch: at once where there is enough or an error to tell, else within the time that the client
+    waits.
+    """
     session = _session(call)
     if isinstance(session, KafkaCode):
         return {"error_code": session, "session_id": NO_SESSION, "responses": []}

@@ -24,8 +24,8 @@ _UNVERIFIED = "Unable to verify the partition has been added to the transaction.
 
 
 def produce(call: Call) -> Fields | None:
-    """Answer Produce; None where the producer asks for no answer. Where it does, and something was refused, HangUp: then it
-    looks who leads, as after a leader that has moved.
+    """Answer Produce; None where the producer asks for no answer. Where it does, and something was refused,
+    HangUp: then it looks who leads, as after a leader that has moved.
     """
     acks = call.fields["acks"]
     forbidden = _is_forbidden(call)
@@ -49,7 +49,9 @@ def produce(call: Call) -> Fields | None:
 
 
 def _is_forbidden(call: Call) -> bool:
-    """Return whether there are records of a transaction without a name, or by one who may not transact under it."""
+    """Return whether there are records of a transaction without a name, or by one who may not transact under
+    it.
+    """
     name = call.fields["transactional_id"]
     may = name is not None and call.may_transact(AclOperation.WRITE, name)
     if may:
@@ -155,7 +157,9 @@ def _appended(
 def _not_admitted(
     call: Call, partition: EmbeddedPartition, header: BatchHeader, now_ms: int
 ) -> BatchRefusal | None:
-    """Return why a transaction may not write here, as its coordinator says; None when it may, or is open here."""
+    """Return why a transaction may not write here, as its coordinator says; None when it may, or is open
+    here.
+    """
     producer = header.producer_id, header.producer_epoch
     if not partition.log.begin_verification(*producer, header.base_sequence, now_ms):
         return None

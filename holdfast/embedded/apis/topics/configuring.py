@@ -42,7 +42,9 @@ _GUARDED = {
 
 
 def list_config_resources(call: Call) -> Fields:
-    """Answer ListConfigResources: what could have settings, or, of groups and client metrics, has some, which is none here."""
+    """Answer ListConfigResources: what could have settings, or, of groups and client metrics, has some, which
+    is none here.
+    """
     if not call.may_cluster(AclOperation.DESCRIBE_CONFIGS):
         return {"error_code": KafkaCode.CLUSTER_AUTHORIZATION_FAILED}
     known = {TOPIC, BROKER, LOGGER, CLIENT_METRICS, GROUP} if call.version >= 1 else {CLIENT_METRICS}

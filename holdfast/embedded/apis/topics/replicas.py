@@ -1,4 +1,6 @@
-"""Who leads, what is being moved, and what lies where: ElectLeaders, ListPartitionReassignments, DescribeLogDirs."""
+"""Who leads, what is being moved, and what lies where: ElectLeaders, ListPartitionReassignments,
+DescribeLogDirs.
+"""
 
 from __future__ import annotations
 

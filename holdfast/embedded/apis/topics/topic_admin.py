@@ -146,7 +146,10 @@ def _grown(call: Call, told: Fields, *, has_room: bool) -> TopicRefusal | None:
         return _NO_ROOM
     placed = None if assignments is None else [each["broker_ids"] for each in assignments]
     if placed is not None and len(placed) != count - before:
-        text = f"Attempted to add {count - before} additional partition(s), but only {len(placed)} assignment(s) were specified."
+        text = (
+            f"Attempted to add {count - before} additional partition(s), but only {len(placed)} assignment(s)"
+            " were specified."
+        )
         return TopicRefusal(KafkaCode.INVALID_REPLICA_ASSIGNMENT, text)
     for nodes in placed or ():
         if (refusal := call.cluster.topics.misplaced(nodes)) is not None:
@@ -203,7 +206,9 @@ def _deleted(call: Call) -> Iterator[Fields]:
 
 
 def _forbidden_deletion(call: Call, topic: EmbeddedTopic | None, name: str | None) -> TopicRefusal | None:
-    """Return what one is told who may not delete a topic that it named, or told the id of, or not even know of it."""
+    """Return what one is told who may not delete a topic that it named, or told the id of, or not even know
+    of it.
+    """
     named = topic.name if topic is not None else name
     if named is None:
         return None

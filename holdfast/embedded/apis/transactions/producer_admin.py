@@ -1,4 +1,6 @@
-"""Producers and transactions as administrators see them: DescribeProducers, DescribeTransactions, ListTransactions."""
+"""Producers and transactions as administrators see them: DescribeProducers, DescribeTransactions,
+ListTransactions.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Transactions: InitProducerId, AddPartitionsToTxn, AddOffsetsToTxn, EndTxn, TxnOffsetCommit, WriteTxnMarkers."""
+"""Transactions: InitProducerId, AddPartitionsToTxn, AddOffsetsToTxn, EndTxn, TxnOffsetCommit,
+WriteTxnMarkers.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,12 @@ from holdfast.embedded.topics.registry import INTERNAL
 _FIRST_FENCED = {"InitProducerId": 4, "AddPartitionsToTxn": 2, "AddOffsetsToTxn": 2, "EndTxn": 2}
 """From which version on a client understands PRODUCER_FENCED; older ones are told INVALID_PRODUCER_EPOCH."""
 _BROKERS_OWN = 4
-"""Of AddPartitionsToTxn: from then on several transactions, and the question whether a partition belongs to one."""
+"""Of AddPartitionsToTxn: from then on several transactions, and the question whether a partition belongs to
+one.
+"""
 _IMPLICIT, _KNOWS_ABORTABLE = 5, 4
-"""Of TxnOffsetCommit: from then on it adds the group's partition itself, or is told that it may only abort."""
+"""Of TxnOffsetCommit: from then on it adds the group's partition itself, or is told that it may only abort.
+"""
 
 
 def _told(call: Call, api: str, code: int) -> int:
@@ -152,8 +157,9 @@ def _verified(call: Call, told: Fields, place: Place) -> int:
 def admitted(
     call: Call, transactional_id: str, producer: tuple[int, int], place: Place, *, adds: bool, abortable: bool
 ) -> int:
-    """Return the code with which the coordinator answers a leader that asks whether a transaction may write to *place*;
-    with *adds* it may from now on (KIP-890). Clients that do not know *abortable* errors are told another one.
+    """Return the code with which the coordinator answers a leader that asks whether a transaction may write
+    to *place*; with *adds* it may from now on (KIP-890). Clients that do not know *abortable* errors are told
+    another one.
     """
     command: CoordinatorCommand
     if adds:

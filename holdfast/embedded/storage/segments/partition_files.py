@@ -91,8 +91,8 @@ class PartitionFiles:
     # -- opening
 
     def load(self, rows: Rows[LeaderRow]) -> Iterator[LoadedBatch]:
-        """Yield what is in the segments. What was cut off while it was written goes; BrokerFolderError for what is
-        damaged though it was whole once.
+        """Yield what is in the segments. What was cut off while it was written goes; BrokerFolderError for
+        what is damaged though it was whole once.
         """
         finish_swaps(self._disk, self.folder)
         bases = sorted(int(each.stem) for each in self.folder.glob(f"*{LOG}") if each.stem.isdecimal())
@@ -113,8 +113,9 @@ class PartitionFiles:
         end = self.active.end if self.segments else first
         if end < self._offsets.synced.get(self._place):
             raise BrokerFolderError(
-                f"{self.folder} ends at offset {end}, though it went to {self._offsets.synced.get(self._place)} once: restore the"
-                f" folder, or remove its line in {self.folder.parent / 'recovery-point-offset-checkpoint'} to go on without"
+                f"{self.folder} ends at offset {end}, though it went to"
+                f" {self._offsets.synced.get(self._place)} once: restore the folder, or remove its line in"
+                f" {self.folder.parent / 'recovery-point-offset-checkpoint'} to go on without"
             )
         if not self.segments or self.active.end < self.start_offset:
             self._begin(max(first, self.start_offset))
@@ -137,12 +138,14 @@ class PartitionFiles:
         """Cut off what is not whole, as Kafka's recovery does; before what is known to be whole, refuse."""
         if segment.end < self._offsets.synced.get(self._place):
             raise BrokerFolderError(
-                f"{segment.path} is damaged at byte {scan.end} ({scan.trouble}), though it was whole once: restore the folder,"
-                f" or remove that file and the later ones of {self.folder.name} to go on without their records"
+                f"{segment.path} is damaged at byte {scan.end} ({scan.trouble}), though it was whole once:"
+                f" restore the folder, or remove that file and the later ones of {self.folder.name} to go on"
+                " without their records"
             )
         size = segment.path.stat().st_size
         _logger.warning(
-            "%(path)s ends with %(size)d bytes that are not whole (%(trouble)s): they go, and %(later)d later segments",
+            "%(path)s ends with %(size)d bytes that are not whole (%(trouble)s): they go, and %(later)d later"
+            " segments",
             {
                 "path": segment.path,
                 "size": size - scan.end,
@@ -244,7 +247,9 @@ class PartitionFiles:
     def replace(
         self, upper: int, kept: Iterable[LogBatch], aborted: Sequence[AbortedTransaction]
     ) -> list[LogBatch]:
-        """Rewrite the segments before *upper* that have changed; small ones that follow one another become one."""
+        """Rewrite the segments before *upper* that have changed; small ones that follow one another become
+        one.
+        """
         uppers = [each.base for each in self.segments[1:]]
         count = uppers.index(upper) + 1
         left, written, batches = list(kept), [], list[LogBatch]()

@@ -1,4 +1,6 @@
-"""The files beside a segment, as Kafka writes them: where offsets lie, where times lie, and which transactions were aborted."""
+"""The files beside a segment, as Kafka writes them: where offsets lie, where times lie, and which
+transactions were aborted.
+"""
 
 from __future__ import annotations
 

@@ -14,10 +14,11 @@ from holdfast.errors import WireError
 
 
 class SegmentScan:
-    """Iterates over the headers of a segment from offset *base* on. `end` is where the last whole batch ends, and *trouble*
-    what is wrong there, "" at the end of the file.
+    """Iterates over the headers of a segment from offset *base* on. `end` is where the last whole batch ends,
+    and *trouble* what is wrong there, "" at the end of the file.
 
-    A batch that ends at offset *checked_from* or later must have its checksum: what was written last may be there in part.
+    A batch that ends at offset *checked_from* or later must have its checksum: what was written last may be
+    there in part.
     """
 
     def __init__(self, path: Path, base: int, *, checked_from: int) -> None:

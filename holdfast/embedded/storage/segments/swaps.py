@@ -1,8 +1,8 @@
 """Segments that compaction has rewritten take the place of those before, whole or not at all.
 
-What is written is a ``.cleaned`` file at first. It is complete once its name is ``.swap``: then the segments that it
-replaces are removed, and it gets its last name. The name tells which they are, ``<first>.<end>.swap``, so a broker that
-starts after a crash goes on there.
+What is written is a ``.cleaned`` file at first. It is complete once its name is ``.swap``: then the segments
+that it replaces are removed, and it gets its last name. The name tells which they are,
+``<first>.<end>.swap``, so a broker that starts after a crash goes on there.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ def finish_swaps(disk: Disk, folder: Path) -> None:
 def swap(
     disk: Disk, folder: Path, fresh: LogSegment, upper: int, kept: Sequence[LogBatch]
 ) -> list[FiledBatch]:
-    """Have *fresh* hold *kept*, and be all there is from its base up to *upper*; return the batches as they lie there."""
+    """Have *fresh* hold *kept*, and be all there is from its base up to *upper*; return the batches as they
+    lie there.
+    """
     cleaned = folder / f"{named(fresh.base, '')}.{named(upper, CLEANED)}"
     disk.create(cleaned)
     filed = []

@@ -28,5 +28,7 @@ class MovedIn(ours.App):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests() -> None:
-    """Begin: before Faust's tests import anything, and not when ours are collected, which imports this too."""
+    """Begin: before Faust's tests import anything, and not when ours are collected, which imports this
+    too.
+    """
     faust.App = faust.app.App = MovedIn  # type: ignore[misc]

@@ -1,7 +1,8 @@
-"""Faust's own tests of agents, streams, tables, models, codecs and pages run against holdfast's application; what fails is
-what docs/from-faust.md lists with its reason.
+"""Faust's own tests of agents, streams, tables, models, codecs and pages run against holdfast's application;
+what fails is what docs/from-faust.md lists with its reason.
 
-They are those of the pinned version's source distribution, which is fetched once, by its checksum, into the cache folder.
+They are those of the pinned version's source distribution, which is fetched once, by its checksum, into the
+cache folder.
 """
 
 from __future__ import annotations
@@ -161,8 +162,8 @@ def test_what_fails_of_fausts_own_tests_is_what_the_page_lists(tmp_path: Path) -
 
 
 def _is_in(failed: str, one: str) -> bool:
-    """Return whether a failed test, as junit tells it, is *one* of the page: `tests/a/test_b.py::Test_C::test_d`, or all of a
-    file or class.
+    """Return whether a failed test, as junit tells it, is *one* of the page:
+    `tests/a/test_b.py::Test_C::test_d`, or all of a file or class.
     """
     place = one.replace(".py", "").replace("::", "/")
     return failed == place or failed.startswith((place + "/", place + "["))

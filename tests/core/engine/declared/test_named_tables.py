@@ -1,5 +1,5 @@
-"""Named tables of a processor: declared, kept apart, changed and undone together, and the same however a log is
-cut.
+"""Named tables of a processor: declared, kept apart, changed and undone together, and the same however a log
+is cut.
 """
 
 from __future__ import annotations

@@ -161,7 +161,10 @@ def wrapped(call: Callable[..., Any]) -> Callable[..., Any]:
         ({"route": lambda key: 0}, r"route takes \(key\), but"),
         (
             {"source": ["orders"]},
-            r"source \['orders'\] is not the name of a topic: a processor folds one; declare one for each topic",
+            (
+                r"source \['orders'\] is not the name of a topic: a processor folds one; declare one for each"
+                r" topic"
+            ),
         ),
         ({"source": None}, "source None is not the name of a topic"),
         ({"version": "2"}, "version '2' is not a whole number: write version=2"),
@@ -174,7 +177,10 @@ def wrapped(call: Callable[..., Any]) -> Callable[..., Any]:
         ({"emits": {"out": 1}}, "is not a tuple of topics"),
         (
             {"source": "orders", "emits": ("out", "orders")},
-            r"emits to 'orders', which it folds itself.*Emit to Internal\('orders-again', serde, version=1\) instead, and fold that as one more source",
+            (
+                r"emits to 'orders', which it folds itself.*Emit to Internal\('orders-again', serde,"
+                r" version=1\) instead, and fold that as one more source"
+            ),
         ),
         ({"row": Total()}, "row type Total.*: it cannot be decoded"),
         ({"row": None}, "None stands for no row"),

@@ -1,6 +1,8 @@
-"""What a processor of one source writes is, to the byte, what the release before processors of several sources wrote.
+"""What a processor of one source writes is, to the byte, what the release before processors of several
+sources wrote.
 
-The digest is that of commit db5052b3, by the same program. A change of it is a change of stored bytes: replicas of two releases would not agree.
+The digest is that of commit db5052b3, by the same program. A change of it is a change of stored bytes:
+replicas of two releases would not agree.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A version that is silent up to where its predecessor stood: what both emit together is what one alone emits, wherever they change hands and
-however the log is cut into transactions.
+"""A version that is silent up to where its predecessor stood: what both emit together is what one alone
+emits, wherever they change hands and however the log is cut into transactions.
 """
 
 from __future__ import annotations
@@ -111,7 +111,9 @@ def test_of_one_source_both_versions_together_emit_what_one_alone_does(
 
 
 class Successor(Worker):
-    """Owners of a partition in a version that is silent up to where *before* stands, each of which looks at that anew as long as it may have moved."""
+    """Owners of a partition in a version that is silent up to where *before* stands, each of which looks at
+    that anew as long as it may have moved.
+    """
 
     def __init__(
         self, rng: Random, logs: Sequence[Log], journal: Journal, version: int, before: Journal
@@ -154,7 +156,9 @@ class Successor(Worker):
 @pytest.mark.parametrize("width", [1, 2, 3])
 @pytest.mark.parametrize("seed", range(scaled(100)))
 def test_with_choices_both_versions_together_emit_what_one_alone_does(seed: int, width: int) -> None:
-    """With timers of all clocks, barriers and ticks that owners decide, which die, and are cut anywhere; and with the version before back for a while."""
+    """With timers of all clocks, barriers and ticks that owners decide, which die, and are cut anywhere; and
+    with the version before back for a while.
+    """
     rng = Random(seed)
     logs = [written_log(rng) for _ in range(width)]
     before = Journal()

@@ -1,4 +1,6 @@
-"""Folds that have to wait for what they need (`Later`), or may not refuse: nothing is lost, nothing is done twice."""
+"""Folds that have to wait for what they need (`Later`), or may not refuse: nothing is lost, nothing is done
+twice.
+"""
 
 from __future__ import annotations
 

@@ -39,7 +39,9 @@ def declared(fold: Callable[..., Any] = echo, **more: Any) -> Processor[Any, int
 def emitted(
     processor: Processor[Any, Any], headers: Iterable[Headers], events: Iterable[bytes] = (b"a",) * 9
 ) -> list[Headers]:
-    """Return the headers of what is emitted for records with *headers*, folded in any way that a worker or replay may."""
+    """Return the headers of what is emitted for records with *headers*, folded in any way that a worker or
+    replay may.
+    """
     with Topology([processor]) as topology:
         for event, each in zip(events, headers, strict=False):
             topology.pipe("in", event, key="k", headers=each)

@@ -70,9 +70,10 @@ def test_a_compatible_change_is_noted_and_compared_with_all_before_it() -> None:
 def test_an_incompatible_change_says_what_and_what_to_do() -> None:
     with pytest.raises(ConfigError) as refused:
         evolved(evolved(None, of(ONE)), of(OTHER))
-    assert str(refused.value) == (
-        "processor totals: rows of table totals.v1 do not fit the row type any more: field count was int and is str. Change it back, or write "
-        "version=2, which builds the table anew"
+    assert (
+        str(refused.value)
+        == "processor totals: rows of table totals.v1 do not fit the row type any more: field count was int"
+        " and is str. Change it back, or write version=2, which builds the table anew"
     )
 
 

@@ -1,4 +1,6 @@
-"""Row types that change: what is accepted reads each old row with the same content, and what would not is refused."""
+"""Row types that change: what is accepted reads each old row with the same content, and what would not is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ NAMES = ("a", "b", "c")
 
 
 class Spec(NamedTuple):
-    """A row type: (name, number of its type in TYPES, default or none) of each field, and options of the Struct."""
+    """A row type: (name, number of its type in TYPES, default or none) of each field, and options of the
+    Struct.
+    """
 
     fields: tuple[tuple[str, int, tuple[Any, ...]], ...]
     options: dict[str, Any]
@@ -89,7 +93,9 @@ def fields(draw: st.DrawFn, name: str) -> tuple[str, int, tuple[Any, ...]]:
 
 @st.composite
 def changes(draw: st.DrawFn, spec: Spec) -> Spec:
-    """Draw what somebody makes of a row type: a field more or less, another type or default, another order or form."""
+    """Draw what somebody makes of a row type: a field more or less, another type or default, another order or
+    form.
+    """
     changed, options = list(spec.fields), dict(spec.options)
     for _ in range(draw(st.integers(1, 2))):
         at = draw(st.integers(0, len(changed) - 1))

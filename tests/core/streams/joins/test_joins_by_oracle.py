@@ -266,7 +266,9 @@ class Interval:
         return [(each.key, (each.number, None) if each.left else (None, each.number)) for each in done]
 
     def add(self, each: Arrival) -> list[Any]:
-        """Who is not late meets all that are near, but for those that were told alone: none is gone too early."""
+        """Who is not late meets all that are near, but for those that were told alone: none is gone too
+        early.
+        """
         told = []
         if each.at > self.stream_ms:
             self.stream_ms = each.at

@@ -1,4 +1,6 @@
-"""Joins on the sequences of Kafka Streams' own documentation and tests: the same results, in the same order."""
+"""Joins on the sequences of Kafka Streams' own documentation and tests: the same results, in the same
+order.
+"""
 
 from __future__ import annotations
 
@@ -61,8 +63,8 @@ def test_a_stream_and_a_table(how: How, history: str | None) -> None:
 @pytest.mark.parametrize("grace", [0, 4_999])
 @pytest.mark.parametrize("how", WAYS)
 def test_two_streams(how: How, grace: int) -> None:
-    # The documented table tells lone records when stream time is exactly at their end and grace, Kafka's code and we
-    # one ms later: with one ms less of grace, or none, the rows are those of the table.
+    # The documented table tells lone records when stream time is exactly at their end and grace, Kafka's code
+    # and we one ms later: with one ms less of grace, or none, the rows are those of the table.
     joined = JoinWithin(
         name="joined",
         left=LEFT,

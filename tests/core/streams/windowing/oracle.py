@@ -156,7 +156,9 @@ class Oracle:
         return told
 
     def _settle(self) -> list[Told]:
-        """Return what is told because stream time has passed, in order of when it was due, then by row key."""
+        """Return what is told because stream time has passed, in order of when it was due, then by row
+        key.
+        """
         due: list[tuple[int, int, str, Place]] = []
         windows = self.windows()
         for place, (end, _) in windows.items():

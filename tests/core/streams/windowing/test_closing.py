@@ -1,4 +1,6 @@
-"""Results that cannot be sent: the record that makes one is refused, and one that fails when its time comes fails alone."""
+"""Results that cannot be sent: the record that makes one is refused, and one that fails when its time comes
+fails alone.
+"""
 
 from __future__ import annotations
 

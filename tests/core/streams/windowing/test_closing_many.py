@@ -1,4 +1,6 @@
-"""Much that is due at one record: it is done in parts, and behind a limit by the records that follow; the state stays that of the log."""
+"""Much that is due at one record: it is done in parts, and behind a limit by the records that follow; the
+state stays that of the log.
+"""
 
 from __future__ import annotations
 
@@ -186,7 +188,9 @@ def many(count: int) -> tuple[Folder[Any], DictStore]:
 def fold(
     folder: Folder[Any], store: DictStore, log: Sequence[Hit], *, early: bool = False
 ) -> tuple[Changes, int]:
-    """Fold *log* as one transaction, *early* ended as soon as it changes much; return what it writes, and how many steps it took."""
+    """Fold *log* as one transaction, *early* ended as soon as it changes much; return what it writes, and how
+    many steps it took.
+    """
     values = [msgspec.json.encode(hit) for hit in log]
     steps = 0
     for _ in folder.steps([Batch([hit.number for hit in log], [1] * len(log), (values, [0] * len(log)))]):
@@ -276,7 +280,7 @@ def test_event_timers_of_one_record_fire_in_parts_and_before_its_fold() -> None:
 def test_partners_that_are_alone_are_told_in_parts_and_as_before() -> None:
     left, right = (Source(name, Json(int), time=lambda at: at) for name in ("left", "right"))
     pairs = JoinWithin(
-        name="pairs", left=left, right=right, join=lambda one, other: [one, other], to=Stream("out", Json(list[int | None])), before=5,
+        name="pairs", left=left, right=right, join=lambda one, other: [one, other], to=Stream("out", Json(list[int | None])), before=5,  # noqa: E501
         how="left",
     )  # fmt: skip
     found = []

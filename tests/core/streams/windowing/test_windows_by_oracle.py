@@ -96,7 +96,9 @@ A_MOVE = st.one_of(st.integers(-12, 12), st.integers(0, 4), st.sampled_from([60,
 
 @st.composite
 def logs(draw: st.DrawFn) -> list[Given]:
-    """Times that go on with steps back, around powers of ten, where the keys of rows get other first digits."""
+    """Times that go on with steps back, around powers of ten, where the keys of rows get other first
+    digits.
+    """
     now = draw(st.sampled_from([0, 80, 990, 99_980]))
     out = []
     for number in range(draw(st.integers(1, 22))):
@@ -175,8 +177,9 @@ def test_keys_of_windows_are_in_order_of_time() -> None:
 
 
 def check_idle(window: Window, mode: str, log: list[Given], ahead: list[int], idle_ms: int) -> None:
-    """Pipe *log* and let the clock tick between its records, each time *ahead* by so much: stream time goes on by the
-    clock, less *idle_ms*, to where something is due, and each result is that of its definition then.
+    """Pipe *log* and let the clock tick between its records, each time *ahead* by so much: stream time goes
+    on by the clock, less *idle_ms*, to where something is due, and each result is that of its definition
+    then.
     """
     retention_ms, every_ms = 7, 5
     kept_ms = max(retention_ms, window.difference_ms + 1) if isinstance(window, Sliding) else retention_ms

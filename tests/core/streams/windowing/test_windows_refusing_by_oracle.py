@@ -1,4 +1,6 @@
-"""Windows beside records that are refused, for every reason, against their definition: such a record changes nothing."""
+"""Windows beside records that are refused, for every reason, against their definition: such a record changes
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -124,7 +126,9 @@ def check(
     every_ms: int,
     idle_ms: int | None = None,
 ) -> None:
-    """Pipe records with their faults, and let the clock go on by so many ms behind each where the windows have *idle_ms*."""
+    """Pipe records with their faults, and let the clock go on by so many ms behind each where the windows
+    have *idle_ms*.
+    """
     kept_ms = max(retention_ms, window.difference_ms + 1) if isinstance(window, Sliding) else retention_ms
     oracle = RefusingOracle(window, mode, kept_ms, every_ms)
     processor = declared(window, mode, retention_ms, every_ms, idle_ms)

@@ -1,4 +1,6 @@
-"""What folds of windows remember beside the rows: results are the same with it, without it, and after it was wrong."""
+"""What folds of windows remember beside the rows: results are the same with it, without it, and after it was
+wrong.
+"""
 
 from __future__ import annotations
 
@@ -101,8 +103,8 @@ def hits(draw: st.DrawFn) -> list[Hit]:
 def test_what_is_remembered_changes_nothing(
     window: Any, every: bool, log: list[Hit], data: st.DataObject
 ) -> None:
-    """One worker goes on, with records refused and transactions aborted; another restarts before each record, and a third
-    remembers next to nothing.
+    """One worker goes on, with records refused and transactions aborted; another restarts before each record,
+    and a third remembers next to nothing.
     """
     processor = declared(window, every=every)
     going, fresh, forgetful = (
