@@ -80,10 +80,10 @@ variants: ## what make test shows, on the other databases, engines and kinds of 
 	@$(MAKE) --silent test TESTS="variant and not slow"
 
 .PHONY: fast
-fast: $(READY) ## the tests that need no broker, database, Spark or other process, and compute for less than a fifth of a second each: while you work
+fast: $(READY) ## the tests that need no broker, database, Spark or other process, and take no longer than a moment each: while you work
 	@echo "== fast"
 	@TESTS_WITHOUT_PARTS=1 HOLDFAST_TEST_SCALE=0.2 $(RUN)/python -P -m pytest -q -m "not broker and not spark and not database and not process and not browser and not slow and not long and not variant" \
-		--numprocesses=6 --dist=loadfile --no-loadscope-reorder --durations=10 $(ARGS)
+		--numprocesses=4 --dist=loadfile --no-loadscope-reorder --durations=10 $(ARGS)
 
 .PHONY: fuzz
 fuzz: $(READY) ## every decoder of bytes from outside against any bytes (SEED=7 BUDGET=20000 inputs for each)

@@ -45,6 +45,7 @@ def stream(browsing: Browsing, path: str = "/", **headers: str) -> Any:
     return browsing.session.get(browsing.url + path, headers={"Accept": live.EVENT_STREAM, **headers})
 
 
+@pytest.mark.long
 @scenario
 async def test_what_happens_to_a_worker_is_sent_at_once() -> None:
     async with (
@@ -97,6 +98,7 @@ def test_so_many_pages_are_live_and_no_more(monkeypatch: pytest.MonkeyPatch) -> 
     run()
 
 
+@pytest.mark.long
 @scenario
 async def test_the_stream_ends_with_the_session_that_asked_for_it() -> None:
     same = {"Sec-Fetch-Site": "same-origin"}

@@ -296,6 +296,7 @@ def test_a_topic_that_nobody_knows_is_an_error_after_a_while(monkeypatch: pytest
     asyncio.run(run())
 
 
+@pytest.mark.long
 def test_brokers_that_are_away_are_told_of_once_and_found_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

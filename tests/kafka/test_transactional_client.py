@@ -423,6 +423,7 @@ def test_a_topic_that_stays_unknown_is_taken_for_missing(
     assert brokers.refreshed == 3
 
 
+@pytest.mark.long
 def test_a_topic_of_which_the_brokers_tell_nothing_any_more_is_taken_for_missing(
     brokers: Brokers, monkeypatch: pytest.MonkeyPatch
 ) -> None:

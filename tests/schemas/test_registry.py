@@ -145,6 +145,7 @@ def test_no_record_is_to_blame_for_a_registry_that_is_not_there(scripted: Script
     assert serde.decode(header(3) + b"\x02x") == "x"
 
 
+@pytest.mark.long
 def test_a_registry_that_is_away_or_slow_is_awaited_within_the_deadline(scripted: Scripted) -> None:
     asked_at("http://127.0.0.1:1")
     with pytest.raises(Later):

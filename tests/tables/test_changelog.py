@@ -149,6 +149,7 @@ async def write(writer: ChangelogWriter, what: Changes) -> None:
     await writer.write(what, (), DEADLINE_S)
 
 
+@pytest.mark.long
 def test_emits_go_where_they_say_or_where_their_key_does(
     broker: SessionBroker, topic: str, fresh_topic: FreshTopic, protocol: str
 ) -> None:
@@ -171,6 +172,7 @@ def test_emits_go_where_they_say_or_where_their_key_does(
     assert [m.value() for each in found.values() for m in each if m.key() is None] == [b"3"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("partition", [None, 7])
 def test_an_emit_to_a_topic_or_partition_that_does_not_exist_takes_the_transaction_back(
     broker: SessionBroker, topic: str, protocol: str, monkeypatch: pytest.MonkeyPatch, partition: int | None
@@ -232,6 +234,7 @@ def test_an_older_owner_is_refused_from_the_fence_on(
     ]
 
 
+@pytest.mark.long
 def test_many_small_transactions_follow_each_other_closely(
     broker: SessionBroker, topic: str, protocol: str
 ) -> None:

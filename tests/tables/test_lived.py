@@ -62,6 +62,7 @@ def test_a_deadline_that_nothing_meets_ends_in_time_all_the_same() -> None:
     on_a_loop(nothing)
 
 
+@pytest.mark.long
 def test_a_freeze_does_not_shorten_a_wait() -> None:
     async def waits(loop: FrozenLoop) -> None:
         loop.call_later(0.01, setattr, loop, "away_s", FROZEN_S)

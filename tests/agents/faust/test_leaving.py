@@ -52,6 +52,7 @@ class Refused(Worker):
         pass
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("level", "times"), [(logging.INFO, 2), (logging.WARNING, 1)])
 def test_the_cause_comes_once_more_where_other_lines_have_followed_it(
     level: int, times: int, caplog: pytest.LogCaptureFixture
@@ -69,6 +70,7 @@ def test_the_cause_comes_once_more_where_other_lines_have_followed_it(
     assert said[-1] == "leaving: cannot listen on port 6066"
 
 
+@pytest.mark.long
 def test_a_worker_words_its_cause_for_whoever_started_it(caplog: pytest.LogCaptureFixture) -> None:
     loop = asyncio.new_event_loop()
     app = Shop("shop", loop=loop)

@@ -265,6 +265,7 @@ async def test_silent_tls_handshakes_count_too() -> None:
                 await asyncio.sleep(0.05)
 
 
+@pytest.mark.long
 @scenario
 async def test_a_connection_that_sends_no_whole_request_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(port, "HEADERS_S", 0.5)

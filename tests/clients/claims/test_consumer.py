@@ -118,6 +118,7 @@ async def test_batches_hold_one_partition_each_and_are_committed_as_a_whole(wide
         assert consumer.lag == 0 or await until("the lag to be measured", lambda: consumer.lag == 0)
 
 
+@pytest.mark.long
 @scenario
 async def test_commits_in_any_order_move_the_offset_to_the_first_message_not_done(ground: Ground) -> None:
     """M7 on a live broker."""
@@ -135,6 +136,7 @@ async def test_commits_in_any_order_move_the_offset_to_the_first_message_not_don
             consumer.commit(DeliveryToken(ground.topic, 0, 95, messages[0].epoch))
 
 
+@pytest.mark.long
 @scenario
 async def test_a_clean_release_reaches_the_next_owner_within_a_second(ground: Ground) -> None:
     ground.fill(1)
@@ -153,6 +155,7 @@ async def test_a_clean_release_reaches_the_next_owner_within_a_second(ground: Gr
             _ = owner.load
 
 
+@pytest.mark.long
 @scenario
 async def test_a_restart_within_the_time_takes_its_claims_back_by_heartbeats_alone(wide: Ground) -> None:
     """M12: no ClaimingPartition, resumed at the offset of the last heartbeat."""
@@ -215,6 +218,7 @@ async def test_of_two_instances_under_one_client_id_the_older_fails_and_the_newe
     assert offsets == sorted(offsets)
 
 
+@pytest.mark.long
 @scenario
 async def test_new_partitions_are_claimed_without_a_restart(
     broker: SessionBroker, fresh_topic: FreshTopic
@@ -229,6 +233,7 @@ async def test_new_partitions_are_claimed_without_a_restart(
         assert [(each.partition, each.offset) for each in await take(consumer, 1)] == [(2, 0)]
 
 
+@pytest.mark.long
 @scenario
 async def test_a_log_that_ends_before_the_groups_offset_is_reported_once_with_its_cure(
     broker: SessionBroker, fresh_topic: FreshTopic, caplog: pytest.LogCaptureFixture
@@ -369,6 +374,7 @@ async def test_without_interop_frames_say_that_their_sender_obeys_pauses(ground:
     assert all(each.key is None and each.headers == [("holdfast", b"1")] for each in ground.written())
 
 
+@pytest.mark.long
 def test_the_blocking_form_does_the_same(ground: Ground) -> None:
     ground.fill(10)
 
@@ -480,6 +486,7 @@ def test_a_value_that_cannot_be_is_refused_with_its_name(named: dict[str, Any], 
         ClaimConsumer("127.0.0.1:9092", **given)
 
 
+@pytest.mark.long
 @scenario
 async def test_of_ten_that_race_one_wins_and_nine_know_at_once_that_they_lost(ground: Ground) -> None:
     """M6. All have decided to claim before the first of them writes it."""

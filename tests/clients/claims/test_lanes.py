@@ -126,6 +126,7 @@ def test_the_book_follows_the_lowest_lane_also_when_it_is_another_member_s_that_
     assert mirror.take() == {("orders", 0): 12}
 
 
+@pytest.mark.long
 @scenario
 async def test_members_share_one_partition_and_each_key_is_in_order_with_one_of_them(ground: Ground) -> None:
     fill(ground, 400)
@@ -298,6 +299,7 @@ async def test_a_killed_member_s_lanes_go_on_exactly_where_the_log_stands_and_in
         await task
 
 
+@pytest.mark.long
 @scenario
 async def test_at_most_once_lanes_hand_out_each_message_once(ground: Ground) -> None:
     fill(ground, 200)
@@ -318,6 +320,7 @@ async def test_at_most_once_lanes_hand_out_each_message_once(ground: Ground) -> 
     assert check_order(seen) == 0
 
 
+@pytest.mark.long
 @scenario
 async def test_lanes_in_a_balanced_group_are_placed_by_its_target(
     broker: SessionBroker, fresh_topic: FreshTopic

@@ -7,6 +7,8 @@ from __future__ import annotations
 import asyncio
 from contextlib import closing
 
+import pytest
+
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from tests.clients.claims.claiming import scenario, until
 from tests.clients.claims.test_balanced_consumer import PARTITIONS, BalancedGround, held
@@ -16,6 +18,7 @@ from tests.support.group_desk import GroupDesk
 from tests.support.strangers import open_transaction
 
 
+@pytest.mark.long
 @scenario
 async def test_members_of_a_balanced_group_hear_each_other(
     broker: SessionBroker, fresh_topic: FreshTopic

@@ -259,6 +259,7 @@ def listed(bootstrap: str, capsys: pytest.CaptureFixture[str]) -> tuple[object, 
     return wait_for("a list with the groups of those who answer", found, DEADLINE_S)
 
 
+@pytest.mark.long
 def test_a_list_that_lacks_a_coordinator_shows_the_others_and_fails(
     silent_broker: tuple[Settings, SilentBroker], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -290,6 +291,7 @@ def test_a_list_waits_for_its_time_once(groups: BrokerGroups, monkeypatch: pytes
     assert waits == [10.0, 4.0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("api", ["ListGroups", "ApiVersions"])
 def test_a_broker_that_lists_no_groups_hides_none_of_others(
     silent_broker: tuple[Settings, SilentBroker], capsys: pytest.CaptureFixture[str], api: str
@@ -302,6 +304,7 @@ def test_a_broker_that_lists_no_groups_hides_none_of_others(
     assert "1 of the brokers did not list the groups that they coordinate: list of groups: no answer" in told
 
 
+@pytest.mark.long
 def test_a_coordinator_that_cuts_its_answers_is_asked_again(
     kafka: EmbeddedKafka, groups: BrokerGroups
 ) -> None:
@@ -315,6 +318,7 @@ def test_a_coordinator_that_cuts_its_answers_is_asked_again(
         assert len(kafka.faults.hits) == before + 1
 
 
+@pytest.mark.long
 def test_a_coordinator_that_is_slower_than_the_first_attempt_is_heard(
     groups: BrokerGroups, monkeypatch: pytest.MonkeyPatch
 ) -> None:

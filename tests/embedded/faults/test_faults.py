@@ -257,6 +257,7 @@ def test_a_member_that_is_forgotten_is_told_so(kafka: EmbeddedKafka) -> None:
         assert client.ask("Heartbeat", 4, **beat)["error_code"] == 25
 
 
+@pytest.mark.long
 def test_a_coordinator_that_moves_is_found_again() -> None:
     with EmbeddedKafka(nodes=3, seed=1) as kafka:
         topic = kafka.create_topic("orders")

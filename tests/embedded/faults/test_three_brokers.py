@@ -48,6 +48,7 @@ def test_leaders_are_spread_and_others_take_over(three: EmbeddedKafka) -> None:
     assert leaders(three, topic) == after, "nobody gives up what it leads"
 
 
+@pytest.mark.long
 def test_what_was_acknowledged_survives_a_broker_and_its_clients_go_on(three: EmbeddedKafka) -> None:
     topic = three.create_topic("orders", partitions=3)
     told = {**QUICK, "transactional.id": "writer", "acks": "all"}
@@ -168,6 +169,7 @@ def test_a_node_that_is_none_is_an_error(three: EmbeddedKafka) -> None:
         EmbeddedKafka(nodes=3).kill(1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_a_group_goes_on_as_its_coordinator_moves(three: EmbeddedKafka, protocol: str) -> None:
     """What was committed with the coordinator before counts with the next, and no member has to join

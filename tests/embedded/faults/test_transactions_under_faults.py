@@ -185,6 +185,7 @@ def _copied_while_brokers_die(three: EmbeddedKafka, seed: int, times: int) -> No
     copier.check()
 
 
+@pytest.mark.long
 def test_transactions_are_whole_while_brokers_die(three: EmbeddedKafka) -> None:
     _copied_while_brokers_die(three, 1, 4)
 

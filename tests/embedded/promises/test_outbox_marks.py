@@ -28,6 +28,7 @@ def kafka() -> Iterator[EmbeddedKafka]:
         yield kafka
 
 
+@pytest.mark.long
 def test_after_a_fatal_error_of_its_producer_it_waits_for_no_broker_that_is_silent(
     kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:

@@ -150,6 +150,7 @@ def test_who_is_not_let_in_is_told_so_while_others_wait_for_the_disk(tmp_path: P
         assert told["error_code"] == KafkaCode.SASL_AUTHENTICATION_FAILED
 
 
+@pytest.mark.long
 def test_nothing_is_answered_that_could_not_be_synced(tmp_path: Path) -> None:
     disk = BrokenDisk(fsync=True)
     errors: list[KafkaError | None] = []

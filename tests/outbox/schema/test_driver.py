@@ -131,6 +131,7 @@ def silent() -> Iterator[int]:
         yield listener.getsockname()[1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["postgresql", "mysql"])
 def test_a_database_that_accepts_and_is_silent_is_not_waited_for(kind: str, silent: int) -> None:
     url = f"{kind}://u:PW@127.0.0.1:{silent}/d"
@@ -158,6 +159,7 @@ def locked(outbox: FreshOutbox) -> Iterator[None]:
             connection.execute(text("UNLOCK TABLES"))
 
 
+@pytest.mark.long
 def test_a_locked_table_is_not_waited_for(outbox: FreshOutbox) -> None:
     with locked(outbox), pytest.raises(OutboxDatabaseError, match=SLOW):
         upgrade(outbox.url, table=outbox.table, limits=SHORT)
@@ -237,6 +239,7 @@ def test_nor_for_a_mysql_that_was_stopped(kind: str, request: pytest.FixtureRequ
         connection.execute(text("SELECT 1"))
 
 
+@pytest.mark.long
 def test_a_watch_cuts_the_call_that_lasts_and_no_other() -> None:
     cuts: list[int] = []
     watch = CallWatch(0.08, lambda: cuts.append(1))
