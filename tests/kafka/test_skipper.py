@@ -16,6 +16,7 @@ from confluent_kafka.admin import AdminClient
 from holdfast.config import Settings
 from holdfast.core.kafka.unreadable import Unreadable
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
+from holdfast.kafka.reading.batch_look import BatchLook
 from holdfast.kafka.reading.skipper import Skipper
 from tests.support.hostile_batches import ROOM, corrupt_batch, misplaced_batch, send, send_bomb, send_raw
 from tests.support.patience import DEADLINE_S
@@ -45,6 +46,13 @@ class Reading:
         else:
             assert error.code() == KafkaError._PARTITION_EOF, error
             self.end = message.offset() or 0
+
+    def hold(self) -> None:
+        """Have the consumer fetch nothing, as that of a process which stands still."""
+        self._consumer.pause(self._consumer.assignment())
+
+    def go_on(self) -> None:
+        self._consumer.resume(self._consumer.assignment())
 
     def until(self, reached: Callable[[], bool]) -> None:
         until_s = time.monotonic() + DEADLINE_S
@@ -252,3 +260,40 @@ def test_a_log_that_has_lost_its_beginning_is_read_from_where_it_begins(
     with reading(broker, topic) as found:
         found.until(lambda: found.end == 10)
         assert (found.offsets, found.skipper.skipped) == ([5, 6, 7, 8, 9], 0)
+
+
+def test_a_log_whose_beginning_is_deleted_again_after_each_look_loses_no_sound_batch(
+    broker: SessionBroker, fresh_topic: FreshTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where other members of a group delete what nobody needs: the hole before what is left is none of a
+    batch that cannot be read.
+    """
+    topic, looks = fresh_topic("own"), 6
+    admin, rows = AdminClient(broker.client_config()), [b"%d" % number for number in range(10)]
+
+    def delete(before: int) -> None:
+        (deleted,) = admin.delete_records([TopicPartition(topic, 0, before)]).values()
+        deleted.result(WITHIN_S)
+
+    send(broker, topic, rows)
+    with reading(broker, topic) as found:
+        found.until(lambda: found.end == 10)
+        judge, seen = found.skipper._judge, list[int]()
+
+        def shorten(consumer: Consumer, look: BatchLook) -> None:
+            """Have what was looked at deleted before the consumer is sent there."""
+            if look.over and len(seen) < looks:
+                seen.append(look.at)
+                send(broker, topic, rows)
+                delete(10 + 10 * len(seen) + 5)
+            judge(consumer, look)
+
+        monkeypatch.setattr(found.skipper, "_judge", shorten)
+        found.hold()
+        send(broker, topic, rows)
+        delete(15)
+        found.go_on()
+        found.until(lambda: len(seen) >= looks and found.end == 10 * (looks + 2))
+        left = list(range(10 * looks + 15, 10 * (looks + 2)))
+        assert found.offsets[-len(left) :] == left, "the log as it is left is read whole"
+        assert found.skipper.skipped == 0

@@ -26,7 +26,7 @@ from holdfast.core.kafka.unreadable import Unreadable
 from holdfast.core.kafka.wire import WireReason
 from holdfast.errors import HoldfastError, WireError
 from holdfast.kafka.clients import make_reader
-from holdfast.kafka.codes import UNREADABLE, is_end
+from holdfast.kafka.codes import OUT_OF_LOG, UNREADABLE, is_end
 from holdfast.kafka.requests.raw_log import RawLog
 
 logger = logging.getLogger(__name__)
@@ -155,6 +155,8 @@ class BatchLook(threading.Thread):
         self._refused, self._insists, self._committed = refused, insists, committed
         self.place, self.at = place, at
         self.found: list[Unreadable] = []
+        self.log_start = -1
+        """Where the log begins; -1 where no leader has told."""
         self.sound_until = -1
         """Where nothing was found: up to here all batches are as they should be."""
         self._stopping = threading.Event()
@@ -193,8 +195,9 @@ class BatchLook(threading.Thread):
         topic, partition = self.place
         at, refused = self.at, self._refused
         async with RawLog(self._settings, timeout_s=LOOK_S) as log:
-            start, _ = await log.bounds(topic, partition)
-            at = max(at, start)
+            self.log_start, _ = await log.bounds(topic, partition)
+            if self.log_start > at:  # what was refused is the hole before it, and no batch
+                at, refused, self._insists = self.log_start, None, False
             while len(self.found) < LIMIT_RUN:
                 batch = await batch_at(log, topic, partition, at, committed=self._committed)
                 if batch is None:
@@ -244,7 +247,7 @@ class BatchLook(threading.Thread):
             message = consumer.poll(PROBE_POLL_S)
             if message is not None:
                 error = message.error()
-                if error is None or is_end(error):
+                if error is None or is_end(error) or error.code() in OUT_OF_LOG:
                     return None
                 if error.code() in UNREADABLE:
                     return error.str()

@@ -282,6 +282,10 @@ class Skipper:
         standing = self._places.get(look.place)
         if standing is None or standing.next != look.at:
             return
+        if standing.strays and look.log_start > standing.next:
+            # The hole that was doubted is a deleted beginning. Sent to where that began, the consumer would
+            # come back with the same hole, or with a greater one.
+            standing.next, standing.times = look.log_start, 0
         if not look.found:
             if standing.strays or standing.is_behind:
                 self._go(consumer, look.place, standing.next)
