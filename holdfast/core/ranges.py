@@ -244,8 +244,18 @@ class Horizon:
             self._kept[key] = _Kept(offset, at_ms, offset)
             return -1
         settles = isinstance(wish, Base) and wish.after >= 0 and wish.after == before.last
-        self._kept[key] = _Kept(offset, at_ms, before.last + 1 if settles else before.needed_from)
+        self._kept[key] = _Kept(offset, at_ms, offset if settles else before.needed_from)
         return before.last
+
+    def last(self, key: str) -> int:
+        """Return where the last record about a row lies, -1 for none."""
+        kept = self._kept.get(key)
+        return -1 if kept is None else kept.last
+
+    def lacks(self, key: str, begin: int) -> bool:
+        """Return whether who begins to read at *begin* lacks records of a row that is known here."""
+        kept = self._kept.get(key)
+        return kept is not None and kept.needed_from < begin
 
     def begin(self, end: int, now_ms: int) -> int:
         """Return the offset, *end* at most, before which everything can be deleted at *now_ms* of the log's
@@ -270,6 +280,24 @@ class Horizon:
 def low_water(row: Ranges) -> int:
     """Return where a reader that knows no blocks would begin: all before it is done."""
     return row.blocks[0].progress if row.blocks else row.low
+
+
+def shows(row: Ranges, wish: Wish) -> bool:
+    """Return whether a wish counted by what a later *row* holds, for who cannot read its record any more.
+
+    >>> shows(Ranges(9), Keep(0, 1, "i", 9)), shows(Ranges(9), Take(0, 9, "a", "i"))
+    (True, False)
+    """
+    if isinstance(wish, Base):
+        return False
+    found = row.block(wish.start)
+    if found is None:  # all of the block is done, so nothing of it can be handed out
+        return isinstance(wish, Keep) and wish.given < 0 and wish.start < wish.progress <= row.low
+    if found.instance != wish.instance:
+        return False
+    if isinstance(wish, Take):
+        return found.at_ms >= 0
+    return found.epoch == wish.epoch and found.progress >= wish.progress and (found.at_ms >= 0 or wish.free)
 
 
 def next_take(

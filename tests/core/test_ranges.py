@@ -29,6 +29,7 @@ from holdfast.core.ranges import (
     low_water,
     next_take,
     range_key,
+    shows,
 )
 from holdfast.errors import ConfigError
 
@@ -416,3 +417,54 @@ def test_a_row_that_nobody_has_touched_for_a_month_does_not_hold_the_log_and_goe
     assert shared.horizon.begin(5, later_ms) == 4
     assert shared.read_from(4) == {"new": shared.rows["new"]}
     assert shared.horizon.begin(5, FORGOTTEN_AFTER_MS) == 0, "a moment earlier it was not forgotten"
+
+
+# -- whether a wish counted, for who cannot read its record any more
+
+
+def test_a_later_row_shows_of_the_owners_last_wish_whether_it_counted() -> None:
+    """What it shows of a wish that did not count is that its member had the block before, and has it."""
+    counted = 0
+    for seed in range(300):
+        shared, draws = Shared(), random.Random(seed)
+        busy_log(seed, shared)
+        row = shared.rows.get("a")
+        if row is None or not row.row.blocks:
+            continue
+        block, end = draws.choice(row.row.blocks), len(shared.records)
+        wishes: list[Take | Keep] = [
+            *(Take(block.start, block.end, "owner", instance) for instance in "ij"),
+            *(Keep(block.start, block.epoch, instance, block.progress) for instance in "ij"),
+            Keep(block.start, block.epoch, "i", block.end),
+            Keep(block.start, block.epoch, "j", block.progress, free=True),
+            Keep(block.start, block.epoch, "i", block.progress, given=block.end),
+        ]
+        wish = draws.choice(wishes)
+        shared.write("a", wish, end * 50)
+        after = shared.rows["a"]
+        assert after is not None
+        counted += after.offset == end
+        if after.offset == end:
+            assert shows(after.row, wish), f"seed {seed}: {wish}"
+        elif shows(after.row, wish):
+            assert block.instance == wish.instance, f"seed {seed}: {wish}"
+    assert counted > 50
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        Base(-1, Ranges(0)),
+        Take(0, 10, "b", "ib"),
+        Take(20, 30, "a", "ia"),
+        Keep(0, 1, "ia", 4),
+        Keep(0, 2, "ib", 4),
+        Keep(0, 2, "ia", 5),
+        Keep(10, 1, "ia", 10, given=15),
+        Keep(-10, 1, "ia", 0, given=5),
+        Keep(20, 1, "ia", 30),
+    ],
+)
+def test_what_a_row_does_not_show_did_not_count(wish: Wish) -> None:
+    blocks = (Block(0, 10, 4, "a", "ia", 2, 0, 4, 7), Block(10, 20, 10, "a", "ia", 1, 0, 10, -1))
+    assert not shows(Ranges(0, blocks), wish)

@@ -50,6 +50,10 @@ class ScriptedConsumer:
     def incremental_assign(self, places: Iterable[Any]) -> None:
         self.assigned += [(each.topic, each.partition, each.offset) for each in places]
 
+    def incremental_unassign(self, places: Iterable[Any]) -> None:
+        gone = {(each.topic, each.partition) for each in places}
+        self.assigned = [each for each in self.assigned if each[:2] not in gone]
+
     def poll(self, timeout_s: float) -> Message | None:
         found = self._told.pop(0) if self._told else None
         if found is None:
@@ -169,3 +173,14 @@ def test_where_reading_begins_at_the_end_is_not_known_before_something_is_told()
     reader._skipper = None
     reader.read(0)
     assert reader.next[PLACE] == 7
+
+
+def test_a_partition_is_read_from_its_beginning_again_while_others_go_on() -> None:
+    skipper = NotingSkipper()
+    reader = reader_of(skipper=cast(Skipper, skipper))
+    reader.assign({PLACE: 7, ("log", 1): 9})
+    reader.ended |= {PLACE: 7, ("log", 1): 9}
+    reader.begin_anew(PLACE, 30)
+    assert sorted(cast(ScriptedConsumer, reader.consumer).assigned) == [("log", 0, 30), ("log", 1, 9)]
+    assert (reader.next, reader.ended) == ({PLACE: 30, ("log", 1): 9}, {("log", 1): 9})
+    assert skipper.begun[-1] == (*PLACE, 0), "no hole before what it finds is to be looked at"

@@ -241,6 +241,8 @@ class RangeConsumer:
     # -- in the thread
 
     def _keep_held(self) -> None:
+        if self._mine:
+            self._log.catch_up()  # also where the handler takes long: newcomers are to find the rows
         for mine in list(self._mine.values()):
             if self._may_keep(mine):
                 with suppress(ClaimLostError):  # the task that works on it gets the error from `done`
@@ -321,9 +323,12 @@ class RangeConsumer:
 
     def _take(self, partition: int, latest: int) -> _Mine | None:
         """Take a block with messages in it, or one that waits for them if none of ours does."""
+        row = self._log.row(partition)
+        if row is None:  # its log was shortened while another partition was looked at: see after `catch_up`
+            return None
         waits = any(mine.partition == partition for mine in self._mine.values())
         wish = next_take(
-            self._log.rows[partition].row,
+            row,
             self.client,
             self.instance,
             now_ms=self._log.now_ms(),
@@ -336,8 +341,9 @@ class RangeConsumer:
         sent_s = self._clock.monotonic_s()
         if not self._log.wish(partition, wish):
             return None
-        block = self._log.rows[partition].row.block(wish.start)
-        if not self._is_mine(block) or block is None:
+        row = self._log.row(partition)
+        block = None if row is None else row.block(wish.start)
+        if block is None or not self._is_mine(block):
             return None
         mine = _Mine(
             partition,
@@ -352,8 +358,8 @@ class RangeConsumer:
         self._mine[partition, block.start] = mine
         return mine
 
-    def _is_mine(self, block: Block | None) -> bool:
-        return block is not None and block.instance == self.instance and block.at_ms >= 0
+    def _is_mine(self, block: Block) -> bool:
+        return block.instance == self.instance and block.at_ms >= 0
 
     def _until(self, sent_s: float) -> float:
         return sent_s + (1 - MARGIN_LEASES) * self._lease_s

@@ -20,6 +20,7 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient
 
+from holdfast.clients.ranges.home import RangeHome
 from holdfast.clock import Clock
 from holdfast.config import Settings
 from holdfast.core.groups.java_order import coordinator_partition
@@ -27,19 +28,17 @@ from holdfast.core.kafka.topic_partition import Place
 from holdfast.core.kafka.unreadable import Unreadable
 from holdfast.core.ranges import (
     Base,
-    Horizon,
-    RangeRow,
     Ranges,
     Wish,
     decode_wish,
     encode_wish,
-    fold_range,
     low_water,
     range_key,
+    shows,
 )
-from holdfast.errors import BrokerError, TopicError
+from holdfast.errors import BrokerError, HoldfastError, TopicError
 from holdfast.kafka.clients import make_admin, make_reader, make_writer, reader_options
-from holdfast.kafka.codes import COORDINATOR_MOVES, MISSING_TOPIC, code_of, is_end
+from holdfast.kafka.codes import COORDINATOR_MOVES, NO_TOPIC, code_of, is_end
 from holdfast.kafka.leader_requests import delete_records
 from holdfast.kafka.librdkafka_log import Quiet, impatient
 from holdfast.kafka.reading.log_bounds import log_bounds
@@ -55,9 +54,17 @@ SLACK_S = 1.0
 """A request ends by its own deadline; this is for the answer to reach us."""
 TRIM_RECORDS = 1_000
 """Records at the beginning that nobody needs any more and that are worth a request to delete them."""
+COUNT_EVERY_S = 30.0
+"""How often partitions are looked for that were added."""
 FETCH_S = 0.5
 POLL_S = 0.02
 READ_RECORDS = 1_000
+NEW_GROUP = "create it, and give the group a new name, since it keeps its place in the old one"
+CORRECT_NAME = "create it, or correct its name"
+SAME_GROUP = (
+    "create it with `holdfast --set ranges=true topics create --partitions N`, and start the members again; "
+    "the group goes on where __consumer_offsets has it"
+)
 
 _Dead = tuple[bytes | None, bytes | None, list[tuple[str, str | bytes | None]]]
 """Value, key and headers of a dead letter."""
@@ -87,11 +94,18 @@ class RangeLog:
             lease_ms,
             timeout_s,
         )
-        self._keys: dict[str, int] = {}
-        self._homes: dict[int, int] = {}
-        self.rows: dict[int, RangeRow] = {}
+        self._home_of: dict[int, int] = {}
+        """By partition of the topic the one of the ranges' log in which its row's records lie."""
+        self._homes: dict[int, RangeHome] = {}
+        self._homes_count, self._counted_s = 0, 0.0
+        self._lost: set[int] = set()
+        """Homes that are to be read from their beginning again."""
         self._log_lead_ms: int | None = None
-        self._watched, self._counted = (-1, -1), False
+        self._watched, self._counted, self._forgot = (-1, -1), False, False
+        """The record of the wish that is waited for, whether it counted, and whether its home was
+        forgotten.
+        """
+        self._ends: dict[Place, int] = {}
         self._reader: LogReader | None = None
         self._messages: Consumer | None = None
         self._watcher: Skipper | None = None
@@ -101,16 +115,17 @@ class RangeLog:
         """How many such batches the dead letters have a note of."""
         self._producer: Producer | None = None
         self._admin: AdminClient | None = None
-        self._horizons: dict[int, Horizon] = {}
-        self._folded: dict[int, int] = {}
-        """By partition of the ranges' log the offset before which all is folded, -1 where nothing is yet."""
-        self._trimmed: dict[int, int] = {}
         self._short: set[int] = set()
         """Partitions that end before what is done of them, and were reported."""
 
     @property
     def partitions(self) -> list[int]:
-        return sorted(self._homes)
+        return sorted(self._home_of)
+
+    def row(self, partition: int) -> Ranges | None:
+        """Return how a partition stands, None until `catch_up` where the log was shortened meanwhile."""
+        found = self._homes[self._home_of[partition]].rows.get(partition)
+        return None if found is None else found.row
 
     def open(self) -> None:
         """Connect, read all wishes there are, and begin the rows that nobody has begun."""
@@ -133,24 +148,52 @@ class RangeLog:
         self._producer = make_writer(
             {**self._settings.producer(**writing), "message.timeout.ms": timeout_ms}, logger=quiet
         )
-        homes = self._count(
+        self._homes_count = self._count(
             self._ranges_topic,
             "create it with `holdfast --set ranges=true topics create --partitions N`, or name another one by ranges_topic",
         )
         self._count(self._dead_letters, "create it, or name another one by dead_letters")
-        for partition in range(self._count(self.topic, "create it, or correct its name")):
-            key = range_key(self._group, self.topic, partition)
-            self._keys[key], self._homes[partition] = partition, coordinator_partition(key, homes)
-        self._trimmed = dict.fromkeys(self._homes.values(), 0)
-        self._horizons = {home: Horizon() for home in self._trimmed}
-        self._folded = dict.fromkeys(self._trimmed, -1)
-        self._reader.assign({(self._ranges_topic, home): OFFSET_BEGINNING for home in self._trimmed})
+        self._add_partitions(self._count(self.topic, CORRECT_NAME))
+        self._reader.assign({(self._ranges_topic, number): OFFSET_BEGINNING for number in self._homes})
+        self._counted_s = self._clock.monotonic_s()
         self.catch_up()
+
+    def _add_partitions(self, count: int) -> set[int]:
+        """Have a row of each partition of the topic; return the homes whose rows are more by that."""
+        grown = set()
+        for partition in range(len(self._home_of), count):
+            key = range_key(self._group, self.topic, partition)
+            number = self._home_of[partition] = coordinator_partition(key, self._homes_count)
+            self._homes.setdefault(number, RangeHome(self._lease_ms)).add(key, partition)
+            grown.add(number)
+        return grown
+
+    def _see_partitions(self) -> None:
+        """Look, now and then, for partitions that were added to the topic, and to the ranges' log."""
+        assert self._reader is not None
+        if self._clock.monotonic_s() < self._counted_s + COUNT_EVERY_S:
+            return
+        self._counted_s = self._clock.monotonic_s()
+        homes = self._count(self._ranges_topic, SAME_GROUP)
+        if homes != self._homes_count:
+            raise TopicError(
+                f"{self._ranges_topic} at {self._settings.bootstrap_servers} has {homes} partitions, "
+                f"and had {self._homes_count}: members that start now have their rows in others; stop all members, and start them again: "
+                "the group goes on where __consumer_offsets has it"
+            )
+        for number in self._add_partitions(self._count(self.topic, CORRECT_NAME)):
+            if (self._ranges_topic, number) in self._reader.next:
+                self._lose(number, *self._home_bounds(number))
+            else:
+                self._reader.follow({(self._ranges_topic, number): 0})
 
     def _count(self, topic: str, what: str) -> int:
         assert self._reader is not None
+        assert self._messages is not None
+        # Of who reads it: a client knows the partitions that it was told of last.
+        consumer = self._messages if topic == self.topic else self._reader.consumer
         try:
-            listed = self._reader.consumer.list_topics(topic, timeout=self._timeout_s).topics[topic]
+            listed = consumer.list_topics(topic, timeout=self._timeout_s).topics[topic]
         except KafkaException as error:
             raise self._broken("looking for topics", error) from None
         if listed.error is not None or not listed.partitions:
@@ -183,122 +226,190 @@ class RangeLog:
         return int(self._clock.monotonic_s() * 1_000) + (self._log_lead_ms or 0)
 
     def catch_up(self) -> None:
-        """Fold all that is in the log by now, and begin the rows that are not in it."""
+        """Fold all that is in the log by now. Write the rows that are not in it, or that a newcomer would not
+        find whole in it.
+        """
+        self._see_partitions()
+        begins, ends = dict[int, int](), dict[Place, int]()
+        for number, home in self._homes.items():
+            begins[number], end = self._home_bounds(number)
+            ends[self._ranges_topic, number] = end
+            # Nobody else tells it where nothing is left behind the hole.
+            if home.has_missed(begins[number], end):
+                self._lose(number, begins[number], end)
+        self._read_to(ends)
+        for partition, number in self._home_of.items():
+            home = self._homes[number]
+            if partition not in home.rows:
+                self.wish(partition, Base(-1, Ranges(self._begin(partition))))
+            elif home.lacks(partition, begins[number]):
+                # A newcomer finds no row, and begins one of its own. Members delete no record that a row
+                # needs: so this is an administrator's doing, or the row was idle for FORGOTTEN_AFTER_MS.
+                self.wish(partition, home.base(partition))
+
+    def _home_bounds(self, number: int) -> tuple[int, int]:
         assert self._reader is not None
         try:
-            ends = {place: self._bounds(self._reader.consumer, place)[1] for place in self._reader.next}
+            return self._bounds(self._reader.consumer, (self._ranges_topic, number))
         except KafkaException as error:
-            raise self._broken("the end of the ranges' log", error) from None
-        self._read_to(ends)
-        for partition in self._homes:
-            if partition not in self.rows:
-                self.wish(partition, Base(-1, Ranges(self._begin(partition))))
+            what = f"where {self._ranges_topic}/{number} begins and ends"
+            raise self._broken(what, error, SAME_GROUP) from None
 
     def _read_to(self, ends: Mapping[Place, int]) -> None:
         assert self._reader is not None
         reader, deadline_s = self._reader, self._clock.monotonic_s() + self._timeout_s
+        self._ends = dict(ends)
         try:
-            for message in reader.until(lambda: reader.has_read(ends), deadline_s=deadline_s):
-                self._seen(message)
+            while True:
+                self._begin_lost_anew(reader)
+                for message in reader.until(
+                    lambda: bool(self._lost) or reader.has_read(self._ends), deadline_s=deadline_s
+                ):
+                    self._seen(message)
+                if not self._lost:
+                    return
+        except HoldfastError:
+            # What was read with the record that it came of is not folded.
+            for number, home in self._homes.items():
+                home.forget()
+                self._lost.add(number)
+            raise
         except TimeoutError:
             raise BrokerError(
                 f"{self._ranges_topic} was not read to its end within {self._timeout_s:g} s: check the broker"
             ) from None
 
+    def _begin_lost_anew(self, reader: LogReader) -> None:
+        for number in self._lost:
+            begin, end = self._home_bounds(number)
+            reader.begin_anew((self._ranges_topic, number), begin)
+            self._read_on_to(number, end)
+        self._lost.clear()
+
+    def _read_on_to(self, number: int, end: int) -> None:
+        place = (self._ranges_topic, number)
+        self._ends[place] = max(end, self._ends.get(place, 0))
+
     def _seen(self, message: Message) -> None:
-        home, offset = message.partition() or 0, message.offset() or 0
-        if 0 <= self._folded[home] < offset:
-            self._pass_hole(home)
-        self._folded[home] = offset + 1
+        number, offset = message.partition() or 0, message.offset() or 0
+        home = self._homes[number]
+        if number in self._lost or self._is_torn(number, offset):
+            return
+        if home.next < 0:
+            # The Base for which all before this was deleted lies before the end as it is now.
+            self._read_on_to(number, self._home_bounds(number)[1])
+        home.next = offset + 1
         at_ms = message.timestamp()[1]
         lead_ms = at_ms - int(self._clock.monotonic_s() * 1_000)
         self._log_lead_ms = lead_ms if self._log_lead_ms is None else max(self._log_lead_ms, lead_ms)
         key, wish = (message.key() or b"").decode(errors="replace"), decode_wish(message.value() or b"")
         if wish is None:
             return
-        previous = self._horizons[home].note(key, wish, offset, at_ms)
-        partition = self._keys.get(key)
-        if partition is None:
-            return
-        before = self.rows.get(partition)
-        row = fold_range(before, wish, offset, at_ms, self._lease_ms, previous)
-        if row is not None and row is not before:
-            self.rows[partition] = row
-            self._counted |= (home, offset) == self._watched
+        is_begun = home.is_begun_by(key, wish)
+        if home.fold(key, wish, offset, at_ms):
+            self._counted |= (number, offset) == self._watched
+        elif is_begun:
+            self._ask_who_is_right(number, key)
 
-    def _pass_hole(self, home: int) -> None:
-        """Forget rows whose records were deleted before they were read: what is left of the log begins them."""
-        assert self._reader is not None
-        try:
-            earliest, _ = self._bounds(self._reader.consumer, (self._ranges_topic, home))
-        except KafkaException as error:
-            raise self._broken("the beginning of the ranges' log", error) from None
-        if earliest <= self._folded[home]:  # a batch that nobody can read: all pass it alike
-            return
+    def _is_torn(self, number: int, offset: int) -> bool:
+        """Return whether the record at *offset* does not follow what was read: then all is read anew."""
+        home = self._homes[number]
+        if home.next in (-1, offset):
+            return False
+        begin, end = self._home_bounds(number)
+        if begin <= home.next < offset:  # a batch that nobody can read: all pass it alike
+            return False
+        self._lose(number, begin, end)
+        return True
+
+    def _ask_who_is_right(self, number: int, key: str) -> None:
+        """See whether a member found no row where we have one since records of it were deleted: then its
+        row counts, as for all who come later.
+        """
+        begin, end = self._home_bounds(number)
+        if self._homes[number].horizon.lacks(key, begin):
+            self._lose(number, begin, end)
+
+    def _lose(self, number: int, begin: int, end: int) -> None:
+        """Forget the rows of a home: what is left of the log begins them, as for a new member."""
+        home = self._homes[number]
         logger.info(
-            "%(topic)s/%(partition)d was shortened to offset %(earliest)d while this member had read up to %(folded)d: "
-            "it reads on from there, as a new member does",
+            "%(topic)s/%(partition)d holds offsets %(begin)d to %(last)d, and this member had read up to "
+            "%(next)d: it reads it from its beginning, as a new member does",
             {
                 "topic": self._ranges_topic,
-                "partition": home,
-                "earliest": earliest,
-                "folded": self._folded[home],
+                "partition": number,
+                "begin": begin,
+                "last": end - 1,
+                "next": home.next,
             },
         )
-        self._horizons[home] = Horizon()
-        for partition in [each for each in self.rows if self._homes[each] == home]:
-            del self.rows[partition]
+        home.forget()
+        self._lost.add(number)
+        if self._watched[0] == number:
+            self._counted, self._forgot = False, True
 
     def wish(self, partition: int, wish: Wish) -> bool:
         """Write a wish, read the log up to it, and return whether it counted."""
-        assert self._producer is not None
-        acks: list[tuple[KafkaError | None, int]] = []
-        home = self._homes[partition]
-        self._producer.produce(
-            self._ranges_topic,
-            encode_wish(wish),
-            range_key(self._group, self.topic, partition).encode(),
-            partition=home,
-            on_delivery=lambda error, message: acks.append((error, message.offset() or 0)),
-        )
-        self._producer.flush(self._timeout_s)
-        if not acks or acks[0][0] is not None:
-            raise BrokerError(
-                f"{self._ranges_topic} took no record within {self._timeout_s:g} s: {acks[0][0] if acks else 'no answer'}"
-            )
-        offset = acks[0][1]
-        self._watched, self._counted = (home, offset), False
-        self._read_to({(self._ranges_topic, home): offset + 1})
-        counted, row = self._counted, self.rows.get(partition)
+        number = self._home_of[partition]
+        home, offset = self._homes[number], self._write(partition, wish)
+        self._watched, self._counted, self._forgot = (number, offset), False, False
+        if offset < home.next:  # the log is another than that we have read
+            self._lose(number, *self._home_bounds(number))
+        self._read_to({(self._ranges_topic, number): offset + 1})
+        row = home.rows.get(partition)
+        # Its record may have been deleted before it was read: then what it led to tells.
+        counted = self._counted or (self._forgot and row is not None and shows(row.row, wish))
         if (
             counted
             and row is not None
             and row.since_base >= BASE_EVERY
             and self.wish(partition, Base(row.offset, row.row))
         ):
-            self._trim(home)
+            self._trim(number)
         return counted
 
-    def _trim(self, home: int) -> None:
+    def _write(self, partition: int, wish: Wish) -> int:
+        """Write a wish; return its offset."""
+        assert self._producer is not None
+        acks: list[tuple[KafkaError | None, int]] = []
+        self._producer.produce(
+            self._ranges_topic,
+            encode_wish(wish),
+            range_key(self._group, self.topic, partition).encode(),
+            partition=self._home_of[partition],
+            on_delivery=lambda error, message: acks.append((error, message.offset() or 0)),
+        )
+        self._producer.flush(self._timeout_s)
+        error, offset = acks[0] if acks else (None, -1)
+        if error is not None and error.code() in NO_TOPIC:
+            raise self._broken(f"writing to {self._ranges_topic}", KafkaException(error), SAME_GROUP)
+        if error is not None or not acks:
+            raise BrokerError(
+                f"{self._ranges_topic} took no record within {self._timeout_s:g} s: {error or 'no answer'}"
+            )
+        return offset
+
+    def _trim(self, number: int) -> None:
         """Have the broker delete the beginning of a log that nobody needs any more, best effort: it is
         asked again after the next Base.
         """
         assert self._reader is not None
-        read = self._reader.next[self._ranges_topic, home]
-        begin = self._horizons[home].begin(read, self.now_ms())
-        if begin - self._trimmed[home] < TRIM_RECORDS:
+        home, read = self._homes[number], self._reader.next[self._ranges_topic, number]
+        begin = home.horizon.begin(read, self.now_ms())
+        if begin - home.trimmed < TRIM_RECORDS:
             return
-        self._trimmed[home] = begin
+        home.trimmed = begin
         if self._admin is None:
             self._admin = make_admin(self._settings.client(), logger=quiet)
-        place = TopicPartition(self._ranges_topic, home, begin)
+        place = TopicPartition(self._ranges_topic, number, begin)
         (asked,) = delete_records(self._admin, [place], timeout_s=self._timeout_s).values()
         try:
             asked.result(self._timeout_s + SLACK_S)
         except (KafkaException, FutureTimeoutError) as error:
             logger.warning(
                 "the beginning of %(topic)s/%(partition)d was not deleted, it grows: %(error)s",
-                {"topic": self._ranges_topic, "partition": home, "error": error},
+                {"topic": self._ranges_topic, "partition": number, "error": error},
             )
 
     # -- messages
@@ -315,7 +426,8 @@ class RangeLog:
 
     def _compare(self, partition: int, end: int) -> None:
         """Report once that a log ends before what is done of it: it is not the log that the row is about."""
-        low = self.rows[partition].row.low
+        row = self.row(partition)
+        low = 0 if row is None else row.low
         if low <= end:
             self._short.discard(partition)
         elif partition not in self._short:
@@ -433,9 +545,12 @@ class RangeLog:
     def commit(self, partition: int) -> None:
         """Have Kafka's own book of offsets follow the low-water offset, best effort."""
         assert self._messages is not None
+        row = self.row(partition)
+        if row is None:
+            return
         try:
             self._messages.commit(
-                offsets=[TopicPartition(self.topic, partition, low_water(self.rows[partition].row))],
+                offsets=[TopicPartition(self.topic, partition, low_water(row))],
                 asynchronous=True,
             )
         except KafkaException as error:
@@ -452,11 +567,11 @@ class RangeLog:
             if each is not None:
                 each.close()
 
-    def _broken(self, what: str, error: KafkaException) -> BrokerError | TopicError:
-        if code_of(error) in MISSING_TOPIC:
+    def _broken(self, what: str, error: KafkaException, remedy: str = NEW_GROUP) -> BrokerError | TopicError:
+        if code_of(error) in NO_TOPIC:
             return TopicError(
                 f"{what} at {self._settings.bootstrap_servers}: {error.args[0].str()}; the topic was deleted: "
-                "create it, and give the group a new name, since it keeps its place in the old one"
+                + remedy
             )
         return BrokerError(
             f"{what} at {self._settings.bootstrap_servers}: {error.args[0].str()}; check the broker"

@@ -74,6 +74,17 @@ class LogReader:
         self.consumer.incremental_assign([TopicPartition(*place, offset) for place, offset in starts.items()])
         self._begin(starts)
 
+    def begin_anew(self, place: Place, log_start: int) -> None:
+        """Read a partition again from *log_start* on, its first record, or from what is first by then; the
+        others go on.
+        """
+        self.consumer.incremental_unassign([TopicPartition(*place)])
+        self.consumer.incremental_assign([TopicPartition(*place, log_start)])
+        self.next[place] = log_start
+        self.ended.pop(place, None)
+        if self._skipper is not None:
+            self._skipper.begin(*place, 0)  # a hole before the first record is a lost beginning
+
     def _begin(self, starts: Mapping[Place, int]) -> None:
         for place, offset in starts.items():
             self.next[place] = max(0, offset)

@@ -16,10 +16,13 @@ from typing import Any
 
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewPartitions
 
 from holdfast.clients.ranges import log
 from holdfast.clients.ranges.consumer import RangeConsumer
 from holdfast.config import Settings
+from holdfast.core.ranges import Keep, Take, Wish
 from holdfast.dev import parent_death
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.errors import ClaimLostError, ConfigError, TopicError
@@ -96,6 +99,27 @@ class Field:
         """Return what a process handled before it died."""
         out, _ = child.communicate(timeout=DEADLINE_S)
         return {tuple(json.loads(line)) for line in out.splitlines()}
+
+    def add_partitions(self, topic: str, count: int) -> None:
+        admin = AdminClient({**self.config})
+        admin.create_partitions([NewPartitions(topic, count)])[topic].result(DEADLINE_S)
+
+    def delete_all(self) -> None:
+        """Have all of the log of wishes deleted, as an administrator may."""
+        reader = Consumer({**self.config, "group.id": "nobody"})
+        try:
+            places = [TopicPartition(self.ranges, home) for home in range(2)]
+            for place in places:
+                place.offset = reader.get_watermark_offsets(place, DEADLINE_S)[1]
+        finally:
+            reader.close()
+        self.delete(*places)
+
+    def delete(self, *places: TopicPartition) -> None:
+        """Have all before these offsets deleted."""
+        admin = AdminClient({**self.config})
+        for deleted in admin.delete_records(list(places)).values():
+            deleted.result(DEADLINE_S)
 
     def dead_letters(self) -> list[bytes]:
         reader = Consumer({**self.config, "group.id": "nobody", "enable.auto.commit": False})
@@ -389,6 +413,182 @@ async def test_who_slept_while_its_log_was_shortened_begins_again_where_it_begin
         field.fill(40, 0)
         await work_until(sleeper, seen, done, 640)
     assert sorted(seen) == [(0, offset) for offset in range(340)] + [(1, offset) for offset in range(300)]
+
+
+@scenario
+async def test_who_slept_while_all_of_the_log_was_deleted_begins_where_the_group_stands(field: Field) -> None:
+    field.fill(100, 0)
+    field.fill(100, 1)
+    seen: list[tuple[int, int]] = []
+    done: list[int] = []
+    long = partial(field.consumer, lease_s=60.0)
+    async with long("sleeper") as sleeper:
+        with asleep(sleeper, field):
+            async with long("a") as a:
+                await work_until(a, seen, done, 200)
+            field.delete_all()
+        field.fill(40, 0)
+        await work_until(sleeper, seen, done, 240)
+        async with long("newcomer") as newcomer:
+            field.fill(40, 1)
+            await asyncio.gather(*(work_until(each, seen, done, 280) for each in (sleeper, newcomer)))
+    assert sorted(seen) == [(at, offset) for at in (0, 1) for offset in range(140)]
+
+
+@scenario
+async def test_a_beginning_that_no_broker_tells_of_is_written_anew_by_who_has_read_it(field: Field) -> None:
+    """The next offset of a member who has read all is still there: only the beginning of the log tells."""
+    field.fill(60, 0)
+    field.fill(60, 1)
+    seen: list[tuple[int, int]] = []
+    long = partial(field.consumer, lease_s=60.0)
+    async with long("a") as a:
+        await handle(a, seen, 3)
+        early = await anext(a)
+        held = len(early.records)
+        field.delete_all()
+        await a._do(a._keep_held)  # as its thread does, however long a handler takes
+        async with long("newcomer") as newcomer:
+            await handle(newcomer, seen, 8)
+            assert early.is_held
+            await early.done()
+            field.fill(40, 0)
+            done = [len(seen) + held]
+            await asyncio.gather(*(work_until(each, seen, done, 160) for each in (a, newcomer)))
+    seen += [(early.partition, each.offset() or 0) for each in early.records]
+    assert sorted(seen) == [(0, offset) for offset in range(100)] + [(1, offset) for offset in range(60)]
+
+
+@scenario
+async def test_who_finds_that_another_has_begun_its_rows_takes_them_as_they_are(field: Field) -> None:
+    """Its log was deleted while it was at work, and a newcomer was faster: what that one wrote counts."""
+    field.fill(60, 0)
+    field.fill(60, 1)
+    seen: list[tuple[int, int]] = []
+    long = partial(field.consumer, lease_s=600.0)  # nor does a see to its log while it has a block in hand
+    async with long("a") as a:
+        await handle(a, seen, 4)
+        early = await anext(a)
+        field.delete_all()
+        async with long("newcomer") as newcomer:
+            block = await anext(newcomer)
+            assert (block.partition, block.first_offset) == (early.partition, early.first_offset)
+            with pytest.raises(ClaimLostError):
+                await early.done()
+            await block.done()
+            seen += [(block.partition, each.offset() or 0) for each in block.records]
+            done = [len(seen)]
+            await asyncio.gather(*(work_until(each, seen, done, 120) for each in (a, newcomer)))
+            await a._do(a._log.catch_up)
+            await newcomer._do(newcomer._log.catch_up)
+            rows = [a._log.row(number) for number in (0, 1)]
+            assert [newcomer._log.row(number) for number in (0, 1)] == rows
+    assert sorted(seen) == [(at, offset) for at in (0, 1) for offset in range(60)]
+
+
+@scenario
+async def test_who_finds_its_own_record_deleted_goes_by_what_that_led_to(
+    field: Field, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another was so fast that its Base and the deletion came before the record was read."""
+    field.fill(30)
+    seen: list[tuple[int, int]] = []
+    long = partial(field.consumer, lease_s=600.0)
+    async with long("a") as a, long("fast") as fast:
+        write, wishes = a._log._write, list[Wish]()
+
+        def write_and_shorten(partition: int, wish: Wish) -> int:
+            with unassigned(a):
+                offset, number = write(partition, wish), fast._log._home_of[partition]
+                fast._log.catch_up()
+                home = fast._log._homes[number]
+                assert all(fast._log.wish(row, home.base(row)) for row in list(home.rows))
+                field.delete(TopicPartition(field.ranges, number, home.horizon.begin(home.next, 0)))
+            wishes.append(wish)
+            return offset
+
+        monkeypatch.setattr(a._log, "_write", write_and_shorten)
+        await handle(a, seen, 3)
+        monkeypatch.setattr(a._log, "_write", write)
+        assert a._log.row(0) == fast._log.row(0)
+    assert sorted(seen) == [(0, offset) for offset in range(30)]
+    assert {type(wish) for wish in wishes} == {Take, Keep}
+
+
+@scenario
+async def test_a_log_of_wishes_that_is_deleted_is_named_and_the_group_goes_on_in_a_new_one(
+    field: Field, broker: SessionBroker
+) -> None:
+    field.ranges = broker.create_topic("wishes", config=LOG_APPEND)
+    # How long a client takes a topic that is gone for one that is not known yet.
+    field.settings = Settings(kafka={**field.config, "topic.metadata.propagation.max.ms": "1000"})
+    try:
+        field.fill(100)
+        seen: list[tuple[int, int]] = []
+        async with field.consumer("a", lease_s=600.0) as a:
+            await handle(a, seen, 5)
+            await a._do(a._give_all_back)
+            broker.delete_topics([field.ranges])
+            with pytest.raises(TopicError, match="and start the members again"):
+                await anext(a)
+        broker.create_topic(field.ranges, exact=True, config=LOG_APPEND)
+        async with field.consumer("a") as a:
+            await handle(a, seen, 5)
+        assert sorted(seen) == [(0, offset) for offset in range(100)]
+    finally:
+        broker.delete_topics([field.ranges])
+
+
+@scenario
+async def test_partitions_that_are_added_are_worked_on_too(
+    field: Field, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log, "COUNT_EVERY_S", 0.0)
+    field.fill(20)
+    seen: list[tuple[int, int]] = []
+    done: list[int] = []
+    async with field.consumer("a", lease_s=600.0) as a:
+        await work_until(a, seen, done, 20)
+        field.add_partitions(field.topic, 4)
+        field.fill(20)
+        for added in (2, 3):
+            field.fill(20, added)
+        async with field.consumer("newcomer", lease_s=600.0) as newcomer:
+            await asyncio.gather(*(work_until(each, seen, done, 80) for each in (a, newcomer)))
+    assert sorted(seen) == [
+        *((0, offset) for offset in range(40)),
+        *((at, offset) for at in (2, 3) for offset in range(20)),
+    ]
+
+
+@scenario
+async def test_partitions_that_are_added_to_the_log_of_wishes_are_told_of(
+    field: Field, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log, "COUNT_EVERY_S", 0.0)
+    async with field.consumer("a") as a:
+        field.add_partitions(field.ranges, 3)
+        with pytest.raises(TopicError, match=r"has 3 partitions, and had 2: .* stop all members"):
+            await anext(a)
+
+
+async def handle(consumer: RangeConsumer, seen: list[tuple[int, int]], blocks: int) -> None:
+    """Have *consumer* handle so many blocks, each to its end."""
+    for _ in range(blocks):
+        block = await anext(consumer)
+        seen += [(block.partition, each.offset() or 0) for each in block.records]
+        await block.done()
+
+
+@contextmanager
+def unassigned(consumer: RangeConsumer) -> Iterator[None]:
+    """Have a member read nothing in a call of its own thread; then it reads on where it was."""
+    reader = consumer._log._reader
+    assert reader is not None
+    starts = dict(reader.next)
+    reader.consumer.unassign()
+    yield
+    reader.consumer.assign([TopicPartition(*place, offset) for place, offset in starts.items()])
 
 
 @contextmanager
