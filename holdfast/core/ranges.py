@@ -30,8 +30,8 @@ class Block(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Offsets from *start* to before *end*. All below *progress* is done; from there to before *given*, all
     was handed out *deliveries* times.
 
-    *epoch* counts owners: a record with another one does not count. *at_ms* is when the owner was last heard, -1 once it gave the block
-    back.
+    *epoch* counts owners: a record with another one does not count. *at_ms* is when the owner was last heard,
+    -1 once it gave the block back.
     """
 
     start: int
@@ -145,8 +145,9 @@ def fold_range(
     """Return the row after the record at *offset*, written at *at_ms* of the log's time; *before* itself when
     it does not count.
 
-    *previous* is where the record about the same row lies that was read just before, -1 for none. A Base that follows the record it was
-    made after counts for everybody: so it sets right who began to read in the middle of the log, at a Base perhaps that never counted.
+    *previous* is where the record about the same row lies that was read just before, -1 for none. A Base that
+    follows the record it was made after counts for everybody: so it sets right who began to read in the
+    middle of the log, at a Base perhaps that never counted.
     """
     match wish:
         case Base(after=after, row=row):
@@ -266,7 +267,7 @@ class Horizon:
         [-1, 0, 1]
         >>> horizon.begin(3, 0), horizon.begin(3, FORGOTTEN_AFTER_MS + 1)
         (2, 3)
-        """
+        """  # noqa: E501
         idle = {key for key, kept in self._kept.items() if now_ms - kept.at_ms > FORGOTTEN_AFTER_MS}
         begin = min((kept.needed_from for key, kept in self._kept.items() if key not in idle), default=end)
         # A forgotten row goes as a whole or not at all: part of its records would be read as if they were

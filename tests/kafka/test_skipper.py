@@ -273,7 +273,7 @@ def test_a_log_whose_beginning_is_deleted_again_after_each_look_loses_no_sound_b
 
     def delete(before: int) -> None:
         (deleted,) = admin.delete_records([TopicPartition(topic, 0, before)]).values()
-        deleted.result(WITHIN_S)
+        deleted.result(DEADLINE_S)
 
     send(broker, topic, rows)
     with reading(broker, topic) as found:

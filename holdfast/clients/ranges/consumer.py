@@ -46,8 +46,8 @@ JOIN_S = 10.0
 class _Mine:
     """A block of this member, as it stands. Nothing of it is handed out at *until_s* or later.
 
-    *begun*: its delivery by this member is counted in *deliveries*; offsets before *given* were in every delivery. *handed_s* is since when the
-    user has it in hand, None while nobody has.
+    *begun*: its delivery by this member is counted in *deliveries*; offsets before *given* were in every
+    delivery. *handed_s* is since when the user has it in hand, None while nobody has.
     """
 
     partition: int
@@ -97,11 +97,11 @@ class RangeConsumer:
     asked for.
 
     At most one block of each partition waits for messages; beside it, whatever was left behind by others is
-    taken as it gets free.
-    *lease_s* is how long a silent member keeps a block, the same in the whole group. Messages that were handed out *maximum_deliveries*
-    times and got nowhere go to *dead_letters*. A block in hand is kept from a thread, also while its handler holds up the event loop, for no
-    longer than *handler_timeout_s* (0: for ever); a warning comes at half of it. *ranges_topic* is that of
-    the settings unless it is given here.
+    taken as it gets free. *lease_s* is how long a silent member keeps a block, the same in the whole group.
+    Messages that were handed out *maximum_deliveries* times and got nowhere go to *dead_letters*. A block in
+    hand is kept from a thread, also while its handler holds up the event loop, for no longer than
+    *handler_timeout_s* (0: for ever); a warning comes at half of it. *ranges_topic* is that of the settings
+    unless it is given here.
     """
 
     def __init__(
@@ -265,9 +265,9 @@ class RangeConsumer:
                     "partition": mine.partition,
                     "age_s": age_s,
                     "handler_timeout_s": self._handler_timeout_s,
-                    "outcome": "it goes to another member"
-                    if late
-                    else "at that age it goes to another member",
+                    "outcome": (
+                        "it goes to another member" if late else "at that age it goes to another member"
+                    ),
                 },
             )
             mine.warned = True
@@ -392,6 +392,7 @@ class RangeConsumer:
 
     def _lost(self, mine: _Mine) -> ClaimLostError:
         return ClaimLostError(
-            f"{self._log.topic}/{mine.partition}: the block from {mine.start} to {mine.end - 1} (epoch {mine.epoch}) is not held any more; "
-            f"what was not noted as done, from {mine.progress} on, goes to another member"
+            f"{self._log.topic}/{mine.partition}: the block from {mine.start} to {mine.end - 1} (epoch"
+            f" {mine.epoch}) is not held any more; what was not noted as done, from {mine.progress} on, goes"
+            " to another member"
         )

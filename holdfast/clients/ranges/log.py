@@ -150,7 +150,8 @@ class RangeLog:
         )
         self._homes_count = self._count(
             self._ranges_topic,
-            "create it with `holdfast --set ranges=true topics create --partitions N`, or name another one by ranges_topic",
+            "create it with `holdfast --set ranges=true topics create --partitions N`, or name another one by"
+            " ranges_topic",
         )
         self._count(self._dead_letters, "create it, or name another one by dead_letters")
         self._add_partitions(self._count(self.topic, CORRECT_NAME))
@@ -177,9 +178,9 @@ class RangeLog:
         homes = self._count(self._ranges_topic, SAME_GROUP)
         if homes != self._homes_count:
             raise TopicError(
-                f"{self._ranges_topic} at {self._settings.bootstrap_servers} has {homes} partitions, "
-                f"and had {self._homes_count}: members that start now have their rows in others; stop all members, and start them again: "
-                "the group goes on where __consumer_offsets has it"
+                f"{self._ranges_topic} at {self._settings.bootstrap_servers} has {homes} partitions, and had"
+                f" {self._homes_count}: members that start now have their rows in others; stop all members,"
+                " and start them again: the group goes on where __consumer_offsets has it"
             )
         for number in self._add_partitions(self._count(self.topic, CORRECT_NAME)):
             if (self._ranges_topic, number) in self._reader.next:
@@ -433,8 +434,9 @@ class RangeLog:
         elif partition not in self._short:
             self._short.add(partition)
             logger.warning(
-                "%(topic)s/%(partition)d ends at offset %(end)d, and group %(group)s has done all before "
-                "%(low)d, so it hands out nothing before that: if the topic was made anew, give the group a new name",
+                "%(topic)s/%(partition)d ends at offset %(end)d, and group %(group)s has done all before"
+                " %(low)d, so it hands out nothing before that: if the topic was made anew, give the group a"
+                " new name",
                 {
                     "topic": self.topic,
                     "partition": partition,
@@ -539,7 +541,8 @@ class RangeLog:
         left = self._producer.flush(self._timeout_s)
         if left or failed:
             raise BrokerError(
-                f"{self._dead_letters} did not take all dead letters: {failed[0] if failed else 'no answer'}; nothing is lost"
+                f"{self._dead_letters} did not take all dead letters: {failed[0] if failed else 'no answer'};"
+                " nothing is lost"
             )
 
     def commit(self, partition: int) -> None:
@@ -570,8 +573,8 @@ class RangeLog:
     def _broken(self, what: str, error: KafkaException, remedy: str = NEW_GROUP) -> BrokerError | TopicError:
         if code_of(error) in NO_TOPIC:
             return TopicError(
-                f"{what} at {self._settings.bootstrap_servers}: {error.args[0].str()}; the topic was deleted: "
-                + remedy
+                f"{what} at {self._settings.bootstrap_servers}: {error.args[0].str()}; the topic was"
+                " deleted: " + remedy
             )
         return BrokerError(
             f"{what} at {self._settings.bootstrap_servers}: {error.args[0].str()}; check the broker"

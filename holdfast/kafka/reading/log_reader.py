@@ -160,7 +160,9 @@ def reading(
     clock: Clock = system_clock,
     limit: int = 1,
 ) -> Iterator[LogReader]:
-    """Open a reader of *topic* that passes what nobody can read; BrokerError for what keeps it from its end."""
+    """Open a reader of *topic* that passes what nobody can read; BrokerError for what keeps it from its
+    end.
+    """
     reader = LogReader(
         make_reader(config, logger=logger),
         Skipper(settings, config, clock=clock),

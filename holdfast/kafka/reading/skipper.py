@@ -38,7 +38,10 @@ INSIST_TIMES = 3
 """What a consumer has refused or not given so often counts, even if we can read it."""
 STOP_S = 2.0
 TOLD_ONE_BY_ONE = 10
-CURE = "brokers refuse the compressed ones among them where compression.type=uncompressed: run `holdfast topics create --alter`"
+CURE = (
+    "brokers refuse the compressed ones among them where compression.type=uncompressed: run `holdfast topics"
+    " create --alter`"
+)
 
 
 @dataclass(slots=True)

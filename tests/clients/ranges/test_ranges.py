@@ -1,4 +1,6 @@
-"""Ranges on a real broker: blocks shared, taken over after SIGKILL, put aside when they kill their consumers."""
+"""Ranges on a real broker: blocks shared, taken over after SIGKILL, put aside when they kill their
+consumers.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ LEASE_S = 2.0
 
 
 class Field:
-    """Topics of one test, and members on them: those of this process lose no block because it stands still."""
+    """Topics of one test, and members on them: those of this process lose no block because it stands
+    still.
+    """
 
     def __init__(self, broker: SessionBroker, create: FreshTopic) -> None:
         self.config = {name: str(value) for name, value in broker.config.items()}
