@@ -18,16 +18,32 @@ CREATED = "holdfast-created"
 LIMIT_TIMES = 2_000
 """So many different times are told; where there are more, all are rounded down to steps of 10 ms, 100 ms and so on."""
 LIMIT_CREATED_BYTES = 200_000
-_PAIR = re.compile(rb"(-?[0-9]{1,18})(?:x([0-9]{1,9}))?")
+LIMIT_MS = 253_402_300_800_000
+"""The year 10000. What is not between 1970 and this is no time of creation, but one in ns, or something
+else. MySQL says 0 of times that it cannot convert.
+"""
+_PAIR = re.compile(rb"(-?[0-9]{1,20})(?:x([0-9]{1,9}))?")
+
+
+def is_created_time(at_ms: int) -> bool:
+    """Return whether *at_ms* can be when a row was created: after the beginning of 1970 and before the
+    year 10000.
+
+    >>> is_created_time(1764072000000), is_created_time(1764072000000 * 10**6), is_created_time(-1)
+    (True, False, False)
+    """
+    return 0 < at_ms < LIMIT_MS
 
 
 def created_header(created_ms: Iterable[int | None]) -> tuple[str, bytes] | None:
     """Return the header that tells when rows were created, in ms; None where no row has a time.
 
+    What cannot be one is left out.
+
     >>> created_header([1012, 1000, None, 1000])
     ('holdfast-created', b'1000x2,12')
     """
-    times = Counter(each for each in created_ms if each is not None)
+    times = Counter(each for each in created_ms if each is not None and 0 < each < LIMIT_MS)
     step = 10
     while len(times) > LIMIT_TIMES:
         rounded = Counter[int]()
@@ -43,6 +59,9 @@ def created_header(created_ms: Iterable[int | None]) -> tuple[str, bytes] | None
 
 def read_created(headers: Headers) -> list[tuple[int, int]]:
     """Return (ms, how many rows) for each time that a progress record tells, ascending; none where it has no such header, DecodeError where that is malformed.
+
+    Earlier releases told whatever stood in the column, ns too: what can be no time of creation is passed
+    over.
 
     >>> read_created((("holdfast-created", b"1000x2,12"),))
     [(1000, 2), (1012, 1)]
@@ -62,7 +81,8 @@ def read_created(headers: Headers) -> list[tuple[int, int]]:
                 f"{CREATED} {told[:60]!r}: {each[:40]!r} is not a time, or a time and how many rows"
             )
         at_ms += int(pair[1])
-        found.append((at_ms, int(pair[2] or 1)))
+        if is_created_time(at_ms):
+            found.append((at_ms, int(pair[2] or 1)))
     return found
 
 

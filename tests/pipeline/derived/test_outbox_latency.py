@@ -17,7 +17,7 @@ from sqlalchemy import text
 
 from holdfast.cli.__main__ import main
 from holdfast.config import Settings
-from holdfast.core.outbox.created_times import LIMIT_TIMES, created_header, read_created
+from holdfast.core.outbox.created_times import LIMIT_MS, LIMIT_TIMES, created_header, read_created
 from holdfast.core.outbox.harvest import RowsProgress, SequencesProgress, rows_key, sequences_key
 from holdfast.embedded.kafka import EmbeddedKafka
 from holdfast.errors import DecodeError
@@ -43,11 +43,22 @@ Published = tuple[str, int, int, list[int]]
 # -- the header
 
 
-@given(st.lists(st.integers(-(10**12), 10**15), max_size=60))
+TIMES = st.integers(1, LIMIT_MS - 1)
+"""From 1970 to the end of the year 9999."""
+
+
+@given(st.lists(TIMES | st.integers(-(2**63), 2**63 - 1), max_size=60))
 def test_times_of_creation_are_read_as_they_were_told(created: list[int]) -> None:
+    """A time in ns was told as it stood in the column, and no reader took the header."""
     told = created_header(created)
+    assert created_header([each for each in created if 0 < each < LIMIT_MS]) == told
     expanded = [] if told is None else [at for at, rows in read_created((told,)) for _ in range(rows)]
-    assert expanded == sorted(created)
+    assert expanded == sorted(each for each in created if 0 < each < LIMIT_MS)
+
+
+def test_what_earlier_releases_told_that_is_no_time_is_passed_over() -> None:
+    told = b"-9223372036854775808x2,9223372036854775809,1000x3,1764072000000000000"
+    assert read_created((("holdfast-created", told),)) == [(1, 1), (1001, 3)]
 
 
 def test_many_times_are_rounded_down_and_none_is_lost() -> None:
