@@ -119,7 +119,7 @@ def decode_progress(key: bytes | None, value: bytes | None) -> RowsProgress | Se
 
 
 def pack_ids(ids: Iterable[int]) -> list[int]:
-    """Return *ids* as gap, length, gap, length ... of their ascending runs; ids are not negative.
+    """Return *ids* as gap, length, gap, length ... of their ascending runs; the first gap is from 0.
 
     >>> pack_ids([12, 10, 11, 20]), unpack_ids([10, 3, 7, 1])
     ([10, 3, 7, 1], [10, 11, 12, 20])
@@ -136,14 +136,20 @@ def pack_ids(ids: Iterable[int]) -> list[int]:
 
 
 def unpack_ids(packed: Iterable[int]) -> list[int]:
-    """Return the ids that `pack_ids` was given, ascending."""
+    """Return the ids that `pack_ids` was given, ascending.
+
+    Earlier releases published rows with ids below 0 and named them: of those, the first gap is negative.
+
+    >>> unpack_ids([-5, 2, 3, 1])
+    [-5, -4, 0]
+    """
     out: list[int] = []
     end = 0
     numbers = list(packed)
     if len(numbers) % 2:
         raise DecodeError(f"packed ids of {len(numbers)} numbers: they come in pairs")
     for gap, length in zip(numbers[::2], numbers[1::2], strict=True):
-        if gap < 0 or length < 1 or len(out) + length > LIMIT_IDS:
+        if (gap < 0 and out) or length < 1 or len(out) + length > LIMIT_IDS:
             raise DecodeError(
                 f"packed ids with gap {gap} and length {length}: a progress record names {LIMIT_IDS} rows at most"
             )
