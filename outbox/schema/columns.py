@@ -65,7 +65,9 @@ def _now_sqlite(element: now_ms, compiler: SQLCompiler, **_: Any) -> str:
 
 @compiles(epoch_ms, "postgresql")
 def _epoch_postgres(element: epoch_ms, compiler: SQLCompiler, **more: Any) -> str:
-    return f"CAST(EXTRACT(EPOCH FROM {compiler.process(element.clauses, **more)}) * 1000 AS BIGINT)"
+    at = compiler.process(element.clauses, **more)
+    # `infinity` is a time, and no number: the statement would fail, for every row that it reads.
+    return f"CASE WHEN isfinite({at}) THEN CAST(EXTRACT(EPOCH FROM {at}) * 1000 AS BIGINT) END"
 
 
 @compiles(epoch_ms, "mysql")

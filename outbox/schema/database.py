@@ -90,7 +90,17 @@ class Database:
             return cursor
 
     def rows(self, sql: str, parameters: Parameters = ()) -> list[Any]:
-        """Return all rows of one query."""
+        """Return all rows of one query. Text in SQLite that is not UTF-8 comes as bytes."""
+        try:
+            return self._rows(sql, parameters)
+        except OutboxDatabaseError as error:
+            if not (self._is_sqlite and _UNDECODABLE in str(error)) or self._connection is None:
+                raise
+            # From here on: one call for each text is dear, and few files hold such a row.
+            self._connection.text_factory = _text_or_bytes
+            return self._rows(sql, parameters)
+
+    def _rows(self, sql: str, parameters: Parameters) -> list[Any]:
         connection = self.connection()
         with self.errors_of(connection), contextlib.closing(self.run(sql, parameters)) as cursor:
             found: list[Any] = cursor.fetchall()
@@ -176,6 +186,17 @@ class Database:
     def quoted(self, table: Any) -> str:
         """Return the name of *table*, quoted where it must be."""
         return self.dialect.identifier_preparer.format_table(table)
+
+
+_UNDECODABLE = "Could not decode to UTF-8"
+"""What Python's sqlite3 says of text that is not UTF-8, which SQLite keeps as it is given."""
+
+
+def _text_or_bytes(found: bytes) -> str | bytes:
+    try:
+        return found.decode()
+    except UnicodeDecodeError:
+        return found
 
 
 def _leave_json(connection: Any) -> None:

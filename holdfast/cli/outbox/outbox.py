@@ -273,7 +273,7 @@ def _named(rows: OutboxRows, ids: Sequence[int] | None, everything: bool) -> lis
             "name rows by their ids, or all of them with --all; `holdfast outbox quarantine list` shows them"
         )
     found: list[int] = []
-    after = 0
+    after: int | None = None
     while page := rows.quarantined(LIMIT_LISTED, after_id=after, ids=ids):
         after = page[-1].row.id
         found += [each.row.id for each in page]

@@ -96,7 +96,7 @@ class Refusals:
         """
         refused = self._hold_refused_topics(rows, destinations)
         fit = [row for row in rows if row.topic not in refused] if refused else rows
-        self._limits.look({row.topic for row in fit})
+        self._limits.look(_topics_of(fit))
         plan = self.failed(plan_for(fit, destinations), {})
         return replace(plan, is_plain=False) if refused else plan
 
@@ -223,7 +223,7 @@ class Refusals:
         aside in the end.
         """
         refused: dict[str, KafkaError] = {}
-        for topic in {row.topic for row in rows}:
+        for topic in _topics_of(rows):
             why = destinations.refusal(topic)
             if why is None:
                 self._holds.pop(topic, None)
@@ -268,6 +268,11 @@ class Refusals:
             wait_s = max(LEAST_HOLD_S, (self._clock.monotonic_s() - began_s) * HOLD_SHARE)
         hold.until_s = self._clock.monotonic_s() + wait_s
         self._stats.holds = set(self._holds)
+
+
+def _topics_of(rows: Sequence[OutboxRow]) -> set[str]:
+    """Return the topics of those rows that can be published; that of a row with a flaw may be none."""
+    return {row.topic for row in rows if row.flaw is None}
 
 
 def _halves(

@@ -104,7 +104,7 @@ class MarkedRows:
         chosen = (
             select(*([order] if is_postgres else [*rows.layout.selection(outbox), attempts]))
             .select_from(outbox.outerjoin(mine, mine.c.id == order))
-            .where(*rows.takeable(outbox, mine, False, True, 0, topics))
+            .where(*rows.takeable(outbox, mine, (False, False), True, 0, topics))
             .where(or_(leader.is_(None), leader != me))
             .order_by(order)
             .limit(bindparam("limit_rows"))

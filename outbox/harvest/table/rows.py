@@ -10,23 +10,42 @@ after that commit), and those take their ids in that order.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Final, Self
 
-from sqlalchemy import and_, bindparam, exists, func, literal_column, or_, select
+import msgspec
+from sqlalchemy import (
+    ColumnElement,
+    LargeBinary,
+    Text,
+    and_,
+    bindparam,
+    cast,
+    exists,
+    func,
+    literal_column,
+    or_,
+    select,
+)
 from sqlalchemy.engine.url import URL
 
 from holdfast.clock import Clock, system_clock
 from holdfast.errors import FencedError
 from holdfast.outbox.harvest.table.row_types import OutboxStatus, QuarantinedRow, ShardEpoch, ShardLeader
 from holdfast.outbox.schema.database import Database
-from holdfast.outbox.schema.layouts import Layout, OutboxRow
+from holdfast.outbox.schema.layouts import BUCKETS, Layout, OutboxRow
 from holdfast.outbox.schema.tables import OutboxTables, outbox_tables
 from holdfast.outbox.schema.wakeup import Wakeup
 
 LIMIT_REASON: Final = 2_000
 LIMIT_COUNTED: Final = 1_000_000
 LIMIT_IDS: Final = 10_000  # of one statement
+
+Ends = tuple[bool, bool]
+"""Whether a range of buckets begins above bucket 0, and whether it ends below the last. What is no bucket at
+all is below the one or above the other: some shard has to take it, or it would wait in silence.
+"""
 
 
 class OutboxRows:
@@ -50,11 +69,12 @@ class OutboxRows:
         self.tables: OutboxTables = outbox_tables(layout, table, dialect=self.database.name)
         self.layout = self.tables.layout
         self._clock = clock
-        self._takes: dict[tuple[bool, bool, bool, int, int, bool], tuple[str, dict[str, Any]]] = {}
+        self._takes: dict[tuple[bool, Ends, bool, int, int, bool], tuple[str, dict[str, Any]]] = {}
         self._failing: set[int] = set()  # ids that may have a row in the attempts table
         self._outbox, self._attempts, self._quarantine, self._lease = map(
             self.database.quoted, self.tables.every
         )
+        self._is_sqlite = self.database.name == "sqlite"
         quote = self.database.dialect.identifier_preparer.quote
         self._order = quote(self.layout.order)
         self._columns = [quote(column.name) for column in self.tables.outbox.columns]
@@ -74,8 +94,9 @@ class OutboxRows:
     ) -> list[OutboxRow]:
         """Return at most *limit* rows in the order of their ids: the lowest, or the lowest above *after_id*.
 
-        *buckets* are those of a shard (a range of step 1). Left out are rows of the keys *excluding*, rows that failed and are not due
-        yet and, with *hold_keys*, all later rows of their topic and key.
+        *buckets* are those of a shard (a range of step 1); the first and the last shard also take what is no
+        bucket, as rows with a flaw. Left out are rows of the keys *excluding*, rows that failed and are not
+        due yet and, with *hold_keys*, all later rows of their topic and key.
 
         *expecting* makes it safe to take rows above *after_id* while those up to it are in flight: nothing is returned unless exactly
         that many rows up to *after_id* would be taken in the same look at the table. Another one there has become visible late or fallen
@@ -84,12 +105,13 @@ class OutboxRows:
         named: dict[str, Any] = {"limit_rows": limit, "now_ms": self._clock.now_ms()}
         if after_id is not None:
             named["after_id"] = after_id
+        ends = (False, False) if buckets is None else (buckets.start > 0, buckets.stop < BUCKETS)
         if buckets is not None:
-            named |= {"bucket_low": buckets.start, "bucket_high": buckets.stop - 1}
+            named |= {"bucket_low": buckets.start, "bucket_stop": buckets.stop}
         keys = sorted(excluding)
         if keys:  # in powers of two, so that there are few texts of the statement
             keys += keys[-1:] * ((1 << (len(keys) - 1).bit_length()) - len(keys))
-            as_text = self.layout.name != "holdfast"
+            as_text = self.layout.name != "holdfast" and not self._is_sqlite
             named |= {f"key_{index}": key.decode() if as_text else key for index, key in enumerate(keys)}
         topics = sorted(map(self._stored_topic, without_topics))
         named |= {f"topic_{index}": topic for index, topic in enumerate(topics)}
@@ -97,7 +119,7 @@ class OutboxRows:
             named["expecting"] = expecting
         shape = (
             after_id is not None,
-            buckets is not None,
+            ends,
             hold_keys,
             len(keys),
             len(topics),
@@ -109,6 +131,8 @@ class OutboxRows:
         sql, own = found
         decode = self.layout.decode
         rows = [decode(raw) for raw in self.database.rows(sql, own | named)]
+        if buckets is not None:
+            rows = [row if 0 <= row.bucket < BUCKETS else _of_no_shard(row) for row in rows]
         self.note_failing(rows)
         return rows
 
@@ -125,7 +149,7 @@ class OutboxRows:
     def _take(
         self,
         with_after: bool,
-        with_buckets: bool,
+        ends: Ends,
         hold_keys: bool,
         excluded: int,
         topics: int,
@@ -133,7 +157,7 @@ class OutboxRows:
     ) -> Any:
         outbox, mine = self.tables.outbox, self.tables.attempts.alias("mine")
         order = outbox.c[self.layout.order]
-        shape = (with_buckets, hold_keys, excluded, topics)
+        shape = (ends, hold_keys, excluded, topics)
         statement = (
             select(*self.layout.selection(outbox), func.coalesce(mine.c.attempts, literal_column("0")))
             .select_from(outbox.outerjoin(mine, mine.c.id == order))
@@ -157,7 +181,7 @@ class OutboxRows:
         return statement
 
     def takeable(
-        self, outbox: Any, mine: Any, with_buckets: bool, hold_keys: bool, excluded: int, topics: int
+        self, outbox: Any, mine: Any, ends: Ends, hold_keys: bool, excluded: int, topics: int
     ) -> list[Any]:
         """Return the conditions under which a row of *outbox*, with its failed attempts in *mine*, may be
         taken.
@@ -166,26 +190,30 @@ class OutboxRows:
         order, topic, key = outbox.c[layout.order], outbox.c[layout.topic], outbox.c[layout.key]
         now = bindparam("now_ms", type_=mine.c.next_attempt_ms.type)
         conditions: list[Any] = [or_(mine.c.id.is_(None), mine.c.next_attempt_ms <= now)]
-        if with_buckets and layout.sharded:
-            column = outbox.c.bucket
-            conditions.append(
-                column.between(
-                    bindparam("bucket_low", type_=column.type), bindparam("bucket_high", type_=column.type)
-                )
-            )
+        if layout.sharded:
+            conditions += _within(outbox.c.bucket, ends)
         if hold_keys:
             earlier = and_(
-                other.c.topic == topic, other.c.key == key, other.c.id < order, other.c.next_attempt_ms > now
+                self._plain(other.c.topic) == self._plain(topic),
+                self._plain(other.c.key) == self._plain(key),
+                other.c.id < order,
+                other.c.next_attempt_ms > now,
             )
             conditions.append(~exists().select_from(other).where(earlier))
         if excluded:
-            listed = [bindparam(f"key_{index}", type_=key.type) for index in range(excluded)]
-            conditions.append(or_(key.is_(None), key.not_in(listed)))
+            same = self._plain(key)
+            listed = [bindparam(f"key_{index}", type_=same.type) for index in range(excluded)]
+            conditions.append(or_(key.is_(None), same.not_in(listed)))
         if topics:
+            named = cast(topic, Text()) if self._is_sqlite else topic
             conditions.append(
-                topic.not_in([bindparam(f"topic_{index}", type_=topic.type) for index in range(topics)])
+                named.not_in([bindparam(f"topic_{index}", type_=topic.type) for index in range(topics)])
             )
         return conditions
+
+    def _plain(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
+        """Return *column* so that text is equal to the same text given as bytes, which SQLite keeps apart."""
+        return cast(column, LargeBinary()) if self._is_sqlite else column
 
     def marks(self, ids: Collection[int] | None = None) -> list[tuple[int, str]]:
         """Return id and mark of the rows that bear one, of *ids* or of the whole table; none where the
@@ -238,7 +266,7 @@ class OutboxRows:
         """
         attempts = row.attempts + 1
         self._failing.add(row.id)
-        key = row.key if row.key is None or self.layout.name == "holdfast" else row.key.decode()
+        key = row.key if row.key is None or self.layout.name == "holdfast" else self._key_text(row.key)
         named = {
             "id": row.id,
             "topic": self._stored_topic(row.topic),
@@ -255,6 +283,14 @@ class OutboxRows:
                 named,
             )
         return attempts
+
+    def _key_text(self, key: bytes) -> str | bytes:
+        """Return *key* as a column of text holds it: SQLite's may hold bytes that are no text."""
+        if self._is_sqlite:
+            with contextlib.suppress(UnicodeDecodeError):
+                return key.decode()
+            return key
+        return key.decode(errors="replace")
 
     def retry_now(self) -> int:
         """Let every row that failed be taken again now, and return how many there are."""
@@ -313,7 +349,7 @@ class OutboxRows:
     # --- the quarantine ------------------------------------------------------------------------------------------------------
 
     def quarantined(
-        self, limit: int, *, after_id: int = 0, ids: Collection[int] | None = None
+        self, limit: int, *, after_id: int | None = None, ids: Collection[int] | None = None
     ) -> list[QuarantinedRow]:
         """Return at most *limit* rows that were set aside, in the order of their ids, of *ids* only when
         given.
@@ -323,7 +359,9 @@ class OutboxRows:
         statement = select(
             *self.layout.selection(table), table.c.attempts, table.c.reason, table.c.quarantined_ms
         )
-        statement = statement.where(order > after_id).order_by(order).limit(limit)
+        statement = statement.order_by(order).limit(limit)
+        if after_id is not None:
+            statement = statement.where(order > after_id)
         if ids is not None:
             statement = statement.where(order.in_(list(ids)))
         found = self.database.rows(self.database.text(statement))
@@ -387,6 +425,14 @@ class OutboxRows:
             raise FencedError(
                 f"shard {held.shard} of {self._outbox}: epoch {newest} was taken after {held.epoch}; this process leads it no more"
             )
+
+    def look(self) -> None:
+        """Read what a leader reads first: a row with its attempts, and the leases; OutboxDatabaseError where
+        that cannot be.
+        """
+        sql, own = self.database.compile(self._take(False, (False, False), True, 0, 0, False))
+        self.database.rows(sql, own | {"limit_rows": 1, "now_ms": 0})
+        self._leases()
 
     def lease(self, shard: int) -> ShardLeader | None:
         """Return who took the last epoch of *shard*; None when nobody ever did."""
@@ -454,6 +500,28 @@ class OutboxRows:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _within(bucket: ColumnElement[Any], ends: Ends) -> Iterator[ColumnElement[bool]]:
+    """Yield the conditions under which *bucket* lies within a range with these ends.
+
+    NULL is below all numbers; SQLite sorts text and bytes above them, and 84.5 between two numbers.
+    """
+    begins_above, ends_below = ends
+    stop = bindparam("bucket_stop", type_=bucket.type)
+    if begins_above:
+        yield bucket >= bindparam("bucket_low", type_=bucket.type)
+    if ends_below:
+        yield bucket < stop if begins_above else or_(bucket.is_(None), bucket < stop)
+
+
+def _of_no_shard(row: OutboxRow) -> OutboxRow:
+    """Return *row*, whose bucket is none, as one that cannot be published: rows of its key may be another
+    shard's.
+    """
+    takes = f"numbers from 0 to {BUCKETS - 1}, by which shards share the rows"
+    flaw = f"column bucket holds the number {row.bucket}; it takes {takes}"
+    return msgspec.structs.replace(row, flaw=row.flaw or flaw)
 
 
 def _parts(ids: Iterable[int]) -> Iterator[list[int]]:

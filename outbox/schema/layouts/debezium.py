@@ -21,12 +21,15 @@ from sqlalchemy import (
 from holdfast.errors import OutboxRecordError
 from holdfast.outbox.schema.columns import JsonText, big_id, uuid_text
 from holdfast.outbox.schema.layouts.layout import Layout
+from holdfast.outbox.schema.layouts.odd_values import KnownTopics, OddValues
 from holdfast.outbox.schema.layouts.outbox_row import (
     Header,
     OutboxRow,
     PreparedRecord,
 )
-from holdfast.outbox.schema.layouts.values import as_bytes, column_text, refuse_given
+from holdfast.outbox.schema.layouts.values import column_text, refuse_given
+
+_UUIDS, _TEXTS = frozenset((str, uuid.UUID)), frozenset((str, bytes))
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,7 @@ class DebeziumLayout(Layout):
     topic = "aggregatetype"
     key = "aggregateid"
     limit_text: ClassVar[int] = 255
+    _topics: ClassVar[KnownTopics] = KnownTopics()
     written: ClassVar[Mapping[str, str]] = {
         "id": "uuid",
         "aggregatetype": "text",
@@ -91,23 +95,33 @@ class DebeziumLayout(Layout):
         return [*(table.c[name] for name in names), type_coerce(table.c.payload, LargeBinary())]
 
     def decode(self, raw: Sequence[Any]) -> OutboxRow:
-        order, id_, aggregate, key, type_, payload, attempts = raw
+        order, id_, aggregate, key, _, payload, attempts = raw
+        topic = f"{self.topic_prefix}{aggregate}"
+        if not (
+            type(aggregate) is type(key) is str
+            and topic in self._topics
+            and type(id_) in _UUIDS
+            and (payload is None or type(payload) in _TEXTS)
+            and self.type_header is None
+            and type(order) is int
+            and order >= 0
+        ):
+            return self._decode_odd(raw)
         headers: list[Header] = [("id", str(id_).encode())]
+        value = payload.encode() if type(payload) is str else payload
+        return OutboxRow(order, topic, key.encode(), value, headers, None, None, 0, attempts, None)
+
+    def _decode_odd(self, raw: Sequence[Any]) -> OutboxRow:
+        """Decode a row with an odd value, of a topic met the first time, or with its type in a header."""
+        order, id_, aggregate, key, type_, payload, attempts = raw
+        odd = OddValues()
+        row_id = odd.row_id("holdfast_id", order)
+        headers: list[Header] = [("id", odd.as_text("id", id_).encode())]
+        topic = odd.as_topic("aggregatetype", aggregate, self._topics, self.topic_prefix)
         if self.type_header is not None:
-            headers.append((self.type_header, as_bytes(type_)))
-        value = as_bytes(payload)
-        return OutboxRow(
-            order,
-            f"{self.topic_prefix}{aggregate}",
-            as_bytes(key),
-            value,
-            headers,
-            None,
-            None,
-            0,
-            attempts,
-            None,
-        )
+            headers.append((self.type_header, odd.as_bytes("type", type_)))
+        key, value = odd.as_bytes("aggregateid", key), odd.as_bytes("payload", payload)
+        return OutboxRow(row_id, topic, key, value, headers, None, None, 0, attempts, None, odd.flaw)
 
     def encode(self, record: PreparedRecord) -> tuple[Any, ...]:
         refuse_given(

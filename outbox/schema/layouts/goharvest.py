@@ -12,16 +12,18 @@ from sqlalchemy import (
     Table,
 )
 
+from holdfast.core.outbox.created_times import LIMIT_MS
 from holdfast.errors import OutboxRecordError
 from holdfast.outbox.schema.columns import big_id, epoch_ms, instant, texts, uuid_text
 from holdfast.outbox.schema.layouts.layout import Layout
+from holdfast.outbox.schema.layouts.odd_values import KnownTopics, OddValues, created_time
 from holdfast.outbox.schema.layouts.outbox_row import (
     LIMIT_TOPIC,
     Header,
     OutboxRow,
     PreparedRecord,
 )
-from holdfast.outbox.schema.layouts.values import array_text, as_bytes, column_text, read_texts, refuse_given
+from holdfast.outbox.schema.layouts.values import array_text, column_text, read_texts, refuse_given
 
 
 class GoharvestLayout(Layout):
@@ -33,6 +35,7 @@ class GoharvestLayout(Layout):
     stamped = "create_time"
     limit_key: ClassVar[int] = 100
     limit_value: ClassVar[int] = 10_000
+    _topics: ClassVar[KnownTopics] = KnownTopics()
     written: ClassVar[Mapping[str, str]] = {
         "kafka_topic": "text",
         "kafka_key": "text",
@@ -69,28 +72,21 @@ class GoharvestLayout(Layout):
 
     def decode(self, raw: Sequence[Any]) -> OutboxRow:
         id_, topic, key, value, names, values, created_ms, leader_id, attempts = raw
-        flaw = None
-        headers: list[Header] = []
-        try:
-            names, values = read_texts(names), read_texts(values)
-        except ValueError as error:
-            flaw = f"header columns hold no JSON array of texts: {error}"
-        else:
-            if None in names:
-                flaw = "a header has no key"
-            elif len(names) == len(values):
-                headers = [
-                    (str(name), None if each is None else each.encode())
-                    for name, each in zip(names, values, strict=True)
-                ]
-            else:
-                flaw = f"unequal number of header keys ({len(names)}) and values ({len(values)})"
-        mark = None if leader_id is None else str(leader_id)
+        if not (
+            topic in self._topics
+            and type(key) is str
+            and (value is None or type(value) is str)
+            and type(id_) is type(created_ms) is int
+            and id_ >= 0
+            and 0 < created_ms < LIMIT_MS
+        ):
+            return self._decode_odd(raw)
+        headers, flaw = _headers(names, values)
         return OutboxRow(
             id_,
             topic,
-            as_bytes(key),
-            as_bytes(value),
+            key.encode(),
+            None if value is None else value.encode(),
             headers,
             None,
             None,
@@ -98,7 +94,28 @@ class GoharvestLayout(Layout):
             attempts,
             created_ms,
             flaw,
-            mark,
+            None if leader_id is None else str(leader_id),
+        )
+
+    def _decode_odd(self, raw: Sequence[Any]) -> OutboxRow:
+        """Decode a row with an odd value, or of a topic that is met the first time."""
+        id_, topic, key, value, names, values, created_ms, leader_id, attempts = raw
+        odd = OddValues()
+        row_id, name = odd.row_id("id", id_), odd.as_topic("kafka_topic", topic, self._topics)
+        headers, flaw = _headers(names, values)
+        return OutboxRow(
+            row_id,
+            name,
+            odd.as_bytes("kafka_key", key),
+            odd.as_bytes("kafka_value", value),
+            headers,
+            None,
+            None,
+            0,
+            attempts,
+            created_time(created_ms),
+            odd.flaw or flaw,
+            None if leader_id is None else str(leader_id),
         )
 
     def encode(self, record: PreparedRecord) -> tuple[Any, ...]:
@@ -121,3 +138,22 @@ class GoharvestLayout(Layout):
                 )
             values.append(column_text(each, f"header {name}", self.name))
         return (record.topic, key, value, array_text(names), array_text(values))
+
+
+def _headers(names: Any, values: Any) -> tuple[list[Header], str | None]:
+    """Return the headers of a row by its two columns, or none and what is wrong with them."""
+    column = "kafka_header_keys"
+    try:
+        read = read_texts(names)
+        column = "kafka_header_values"
+        told = read_texts(values)
+    except ValueError as error:
+        return [], f"column {column} holds no array of texts: {error}"
+    if None in read:
+        return [], "column kafka_header_keys: a header has no key"
+    if len(read) != len(told):
+        return [], f"unequal number of header keys ({len(read)}) and values ({len(told)})"
+    headers: list[Header] = [
+        (str(name), None if each is None else each.encode()) for name, each in zip(read, told, strict=True)
+    ]
+    return headers, None

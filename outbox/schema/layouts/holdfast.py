@@ -17,10 +17,12 @@ from sqlalchemy import (
     Table,
 )
 
-from holdfast.core.untrusted import careful
+from holdfast.core.outbox.created_times import LIMIT_MS
+from holdfast.core.untrusted import UNFIT
 from holdfast.errors import OutboxRecordError
 from holdfast.outbox.schema.columns import big_id, blob, now_ms
 from holdfast.outbox.schema.layouts.layout import Layout
+from holdfast.outbox.schema.layouts.odd_values import KnownTopics, OddValues, created_time
 from holdfast.outbox.schema.layouts.outbox_row import (
     LIMIT_TOPIC,
     Header,
@@ -28,6 +30,10 @@ from holdfast.outbox.schema.layouts.outbox_row import (
     PreparedRecord,
     bucket_of,
 )
+
+
+def _headers_flaw(error: Exception) -> str:
+    return f"column headers is not a msgpack list of [name, bytes or null]: {error}"
 
 
 class HoldfastLayout(Layout):
@@ -59,7 +65,8 @@ class HoldfastLayout(Layout):
         "partition": "number",
         "timestamp_ms": "big number",
     }
-    _read_headers = staticmethod(careful(msgspec.msgpack.Decoder(list[Header]).decode))
+    _read_headers = msgspec.msgpack.Decoder(list[Header]).decode
+    _topics = KnownTopics()
     _write_headers = msgspec.msgpack.Encoder().encode
 
     def columns(self, dialect: str) -> list[Column[Any]]:
@@ -91,15 +98,55 @@ class HoldfastLayout(Layout):
 
     def decode(self, raw: Sequence[Any]) -> OutboxRow:
         id_, topic, key, value, packed, partition, timestamp_ms, bucket, created_ms, attempts = raw
+        if not (
+            topic in self._topics
+            and (key is None or type(key) is bytes)
+            and (value is None or type(value) is bytes)
+            and (packed is None or type(packed) is bytes)
+            and (partition is None or type(partition) is int)
+            and (timestamp_ms is None or (type(timestamp_ms) is int and timestamp_ms >= 0))
+            and type(bucket) is type(id_) is type(created_ms) is int
+            and id_ >= 0
+            and 0 < created_ms < LIMIT_MS
+        ):
+            return self._decode_odd(raw)
         headers: list[Header] = []
         flaw = None
         if packed is not None:
             try:
                 headers = self._read_headers(packed)
-            except msgspec.DecodeError as error:
-                flaw = f"column headers is not a msgpack list of [name, bytes or null]: {error}"
+            except UNFIT as error:
+                flaw = _headers_flaw(error)
         return OutboxRow(
             id_, topic, key, value, headers, partition, timestamp_ms, bucket, attempts, created_ms, flaw
+        )
+
+    def _decode_odd(self, raw: Sequence[Any]) -> OutboxRow:
+        """Decode a row with an odd value, or of a topic that is met the first time."""
+        id_, topic, key, value, packed, partition, timestamp_ms, bucket, created_ms, attempts = raw
+        odd = OddValues()
+        row_id, name = odd.row_id("id", id_), odd.as_topic("topic", topic, self._topics)
+        key, value = odd.as_bytes("key", key), odd.as_bytes("value", value)
+        packed = odd.as_bytes("headers", packed)
+        headers: list[Header] = []
+        flaw = None
+        if packed is not None:
+            try:
+                headers = self._read_headers(packed)
+            except UNFIT as error:
+                flaw = _headers_flaw(error)
+        return OutboxRow(
+            row_id,
+            name,
+            key,
+            value,
+            headers,
+            odd.number("partition", partition),
+            odd.number("timestamp_ms", timestamp_ms, least=0),
+            odd.number("bucket", bucket, is_wanted=True) or 0,
+            attempts,
+            created_time(created_ms),
+            odd.flaw or flaw,
         )
 
     def encode(self, record: PreparedRecord) -> tuple[Any, ...]:

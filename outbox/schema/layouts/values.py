@@ -1,37 +1,44 @@
-"""Values of columns as text, arrays or bytes, however a database gives them, and what a column cannot hold."""
+"""Arrays of texts, however a database gives them, and what a column cannot hold."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
+import msgspec
+
+from holdfast.core.untrusted import UNFIT
 from holdfast.errors import OutboxRecordError
 from holdfast.outbox.schema.layouts.outbox_row import (
     PreparedRecord,
 )
 
+_read_array = msgspec.json.Decoder(list[str | None]).decode
+
 
 def read_texts(found: Any) -> list[str | None]:
-    """Return an array of texts, however its database gave it."""
+    """Return an array of texts, however its database gave it; ValueError where it is none."""
     if isinstance(found, list):
-        return found
+        return _texts_of(found)
     try:
-        read = json.loads(found)
-    except (RecursionError, TypeError) as error:
+        return _read_array(found)
+    except (*UNFIT, TypeError, UnicodeEncodeError) as error:
         raise ValueError(f"{found!r:.200}: {error}") from error
-    if not isinstance(read, list) or not all(each is None or isinstance(each, str) for each in read):
+
+
+def _texts_of(found: list[Any]) -> list[str | None]:
+    try:
+        "".join(found)
+        return found
+    except TypeError:
+        pass  # a null among them; bytes, of a Postgres with encoding SQL_ASCII; or arrays within the array
+    try:
+        read = [each.decode() if isinstance(each, bytes) else each for each in found]
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{found!r:.200}: {error}") from error
+    if not all(each is None or isinstance(each, str) for each in read):
         raise ValueError(f"{found!r:.200}")
-    "".join(
-        each or "" for each in read
-    ).encode()  # a lone surrogate, which JSON can spell, is no text for Kafka
     return read
-
-
-def as_bytes(found: str | bytes | memoryview | None) -> bytes | None:
-    """Return text as UTF-8, and bytes (which SQLite gives for any column they were put into) as they are."""
-    if found is None:
-        return None
-    return found.encode() if isinstance(found, str) else bytes(found)
 
 
 def array_text(texts: list[str]) -> str:
