@@ -25,6 +25,7 @@ from holdfast.outbox.election import Election
 from holdfast.outbox.harvest.shard.shard import LeaderSignals, ShardRows, ShardStats, Term
 from holdfast.outbox.harvest.strategies.fenced import FencedTerm
 from holdfast.outbox.harvest.strategies.mark import MarkTerm
+from holdfast.outbox.harvest.table.readable import refuse_unreadable
 from holdfast.outbox.harvest.table.rows import OutboxRows
 from holdfast.outbox.settings import HarvestSettings, Strategy
 from holdfast.outbox.topics import ensure_topics
@@ -97,7 +98,13 @@ class Harvester:
     # -- life
 
     def start(self) -> Self:
-        """Create missing topics and join the election; raises TopicError, BrokerError or ConfigError."""
+        """Create missing topics and join the election.
+
+        Raises OutboxError when the outbox cannot be read, TopicError, BrokerError or ConfigError. Nothing was
+        joined then.
+        """
+        with self._make_rows(self.settings) as rows:
+            refuse_unreadable(rows, self.settings.name)
         ensure_topics(self.settings)
         self._commands.open()
         self.election.start()
@@ -271,23 +278,13 @@ class Harvester:
     def _lead(self, leader: _Leader, before: _Leader | None) -> None:
         if before is not None:
             before.thread.join()  # it will stop; two of one process must not work on one shard
-        role, signals = leader.leadership.role, leader.signals
+        role = leader.leadership.role
         stats = self.stats[role]
         stats.epoch = 0  # of a term before
-        shard_rows = leader.shard_rows = ShardRows(self.settings, role, signals, stats, self._make_rows)
-        term = Term(
-            settings=self.settings,
-            shard=role,
-            leadership=leader.leadership,
-            signals=signals,
-            stats=stats,
-            shard_rows=shard_rows,
-            clients=self._clients,
-        )
         stats.leading = True
         stats.leader_changes += 1
         try:
-            STRATEGIES[self.settings.strategy](term).run()
+            self._run_term(leader, stats)
         except Exception as error:
             logger.exception(
                 "outbox %(outbox)s: shard %(shard)d cannot be led",
@@ -298,10 +295,26 @@ class Harvester:
                 if isinstance(error, HoldfastError)
                 else HoldfastError(f"shard {role} of {self.settings.name}: {error!r}")
             )
+            stats.last_error = str(self.error)
             self._over.set()  # a bug: the run must end with an error, not publish nothing in silence
         finally:
             stats.leading = False
-            shard_rows.close(CLOSE_S)
+            if leader.shard_rows is not None:
+                leader.shard_rows.close(CLOSE_S)
             with self._lock:
                 if self._leaders.get(role) is leader:
                     del self._leaders[role]
+
+    def _run_term(self, leader: _Leader, stats: ShardStats) -> None:
+        role, signals = leader.leadership.role, leader.signals
+        leader.shard_rows = ShardRows(self.settings, role, signals, stats, self._make_rows)
+        term = Term(
+            settings=self.settings,
+            shard=role,
+            leadership=leader.leadership,
+            signals=signals,
+            stats=stats,
+            shard_rows=leader.shard_rows,
+            clients=self._clients,
+        )
+        STRATEGIES[self.settings.strategy](term).run()

@@ -88,9 +88,11 @@ def test_the_command_says_when_its_database_is_away_and_when_it_is_back(
 
 
 def test_the_command_says_that_its_tables_are_missing(rig: Rig, tmp_path: Path) -> None:
-    downgrade(rig.outbox.url, table=rig.outbox.table)
+    rig.fill(1)
     with command(rig, tmp_path) as said:
-        wait_for("a word", lambda: lines(said, f"{rig.outbox.table}_lease"), DEADLINE_S, said.read_text)
+        rig.wait_empty()
+        downgrade(rig.outbox.url, table=rig.outbox.table)
+        wait_for("a word", lambda: lines(said, f'"{rig.outbox.table}'), DEADLINE_S, said.read_text)
         upgrade(rig.outbox.url, table=rig.outbox.table)
         wait_for("the end", lambda: lines(said, "the trouble is over"), DEADLINE_S, said.read_text)
     assert len(lines(said, "nothing is published until")) == 1, said.read_text()
