@@ -78,7 +78,10 @@ def _epoch_mysql(element: epoch_ms, compiler: SQLCompiler, **more: Any) -> str:
 
 @compiles(epoch_ms, "sqlite")
 def _epoch_sqlite(element: epoch_ms, compiler: SQLCompiler, **more: Any) -> str:
-    return f"CAST(ROUND((julianday({compiler.process(element.clauses, **more)}) - 2440587.5) * 86400000.0) AS INTEGER)"
+    return (
+        f"CAST(ROUND((julianday({compiler.process(element.clauses, **more)}) - 2440587.5) * 86400000.0) AS"
+        " INTEGER)"
+    )
 
 
 class JsonText(UserDefinedType[str]):

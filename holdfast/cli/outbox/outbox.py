@@ -57,7 +57,10 @@ DatabaseOption = Annotated[
     str | None,
     typer.Option(
         metavar="URL",
-        help="postgresql://user:password@host/name, mysql://…, sqlite:///file; default: setting outbox_database (HOLDFAST_OUTBOX_DATABASE).",
+        help=(
+            "postgresql://user:password@host/name, mysql://…, sqlite:///file; default: setting"
+            " outbox_database (HOLDFAST_OUTBOX_DATABASE)."
+        ),
     ),
 ]
 TableName = Annotated[
@@ -84,8 +87,8 @@ class _Outbox:
     def url(self) -> str:
         if not self.database:
             raise ConfigError(
-                "name the database with --database URL or in HOLDFAST_OUTBOX_DATABASE (setting outbox_database), like "
-                "postgresql://user:password@host/name"
+                "name the database with --database URL or in HOLDFAST_OUTBOX_DATABASE (setting"
+                " outbox_database), like postgresql://user:password@host/name"
             )
         return self.database
 
@@ -120,12 +123,17 @@ def _problems(outbox: _Outbox) -> list[str]:
 
 
 def _advice(found: Sequence[str], outbox: _Outbox) -> str:
-    return f"{'; '.join(found)}. `holdfast outbox init --layout {outbox.layout} --table {outbox.table}` makes what is missing"
+    return (
+        f"{'; '.join(found)}. `holdfast outbox init --layout {outbox.layout} --table {outbox.table}` makes"
+        " what is missing"
+    )
 
 
 @app.command(
-    help="Create the missing tables of the outbox: its own, unless goharvest or Debezium made it, and those beside it. --sql only prints "
-    "the statements; --remove drops what this command created."
+    help=(
+        "Create the missing tables of the outbox: its own, unless goharvest or Debezium made it, and those"
+        " beside it. --sql only prints the statements; --remove drops what this command created."
+    )
 )
 def init(
     context: typer.Context,
@@ -160,19 +168,24 @@ def check(
 ) -> None:
     outbox = _outbox(context, database, table, layout)
     found = _problems(outbox)
-    show([{"problem": each} for each in found], ("problem",), output_of(context)) if found or output_of(
-        context
-    ) is Output.JSON else None
+    (
+        show([{"problem": each} for each in found], ("problem",), output_of(context))
+        if found or output_of(context) is Output.JSON
+        else None
+    )
     if found:
         raise OutboxSchemaError(
-            f"the outbox {outbox.table} has {len(found)} problem(s); `holdfast outbox init --layout {outbox.layout} --table {outbox.table}` "
-            "makes what is missing"
+            f"the outbox {outbox.table} has {len(found)} problem(s); `holdfast outbox init --layout"
+            f" {outbox.layout} --table {outbox.table}` makes what is missing"
         )
     note(f"the outbox {outbox.table} is as the layout {outbox.layout} must be")
 
 
 @app.command(
-    help="Show how many rows wait, the age of the first, how many fail or are in quarantine, and the leader of each shard."
+    help=(
+        "Show how many rows wait, the age of the first, how many fail or are in quarantine, and the leader of"
+        " each shard."
+    )
 )
 def status(
     context: typer.Context, database: DatabaseOption = None, table: TableName = None, layout: Chosen = None
@@ -293,8 +306,8 @@ def _record(each: QuarantinedRow) -> OutputRow:
         "attempts": row.attempts,
         "size_bytes": len(row.value or b""),
         "quarantined_at_ms": each.quarantined_ms,
-        "quarantined_at": datetime.fromtimestamp(each.quarantined_ms / 1000, UTC).strftime(
-            "%Y-%m-%dT%H:%M:%SZ"
+        "quarantined_at": (
+            datetime.fromtimestamp(each.quarantined_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         ),
         "reason": each.reason,
     }

@@ -1,4 +1,5 @@
-"""When the rows of a transaction were created, as a header of its progress record: what an outbox's latency is told by.
+"""When the rows of a transaction were created, as a header of its progress record: what an outbox's latency
+is told by.
 
     holdfast-created: 1764072000000x3,12,40x2      three rows in one ms, one 12 ms after, two 40 ms after that
 
@@ -16,7 +17,9 @@ from holdfast.errors import DecodeError
 
 CREATED = "holdfast-created"
 LIMIT_TIMES = 2_000
-"""So many different times are told; where there are more, all are rounded down to steps of 10 ms, 100 ms and so on."""
+"""So many different times are told; where there are more, all are rounded down to steps of 10 ms, 100 ms and
+so on.
+"""
 LIMIT_CREATED_BYTES = 200_000
 LIMIT_MS = 253_402_300_800_000
 """The year 10000. What is not between 1970 and this is no time of creation, but one in ns, or something
@@ -58,7 +61,8 @@ def created_header(created_ms: Iterable[int | None]) -> tuple[str, bytes] | None
 
 
 def read_created(headers: Headers) -> list[tuple[int, int]]:
-    """Return (ms, how many rows) for each time that a progress record tells, ascending; none where it has no such header, DecodeError where that is malformed.
+    """Return (ms, how many rows) for each time that a progress record tells, ascending; none where it has no
+    such header, DecodeError where that is malformed.
 
     Earlier releases told whatever stood in the column, ns too: what can be no time of creation is passed
     over.
@@ -87,7 +91,8 @@ def read_created(headers: Headers) -> list[tuple[int, int]]:
 
 
 def rank_of(ordered: Sequence[tuple[int, int]], percent: int) -> int:
-    """Return the value that *percent* of the rows reach or stay below, by nearest rank; *ordered* is (value, how many rows), ascending.
+    """Return the value that *percent* of the rows reach or stay below, by nearest rank; *ordered* is (value,
+    how many rows), ascending.
 
     >>> rank_of([(1, 1), (5, 2), (9, 1)], 50), rank_of([(1, 1), (5, 2), (9, 1)], 99)
     (5, 9)

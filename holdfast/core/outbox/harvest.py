@@ -42,7 +42,8 @@ def producer_name(outbox: str, shard: int) -> str:
     return f"{outbox}-{shard}"
 
 
-# --- progress records: key is the producer's name and what the record is about, so that a compacted topic keeps the last of each
+# --- progress records: key is the producer's name and what the record is about, so that a compacted topic
+# keeps the last of each
 
 
 class RowsProgress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -113,7 +114,8 @@ def decode_progress(key: bytes | None, value: bytes | None) -> RowsProgress | Se
         raise DecodeError(f"progress record {key!r}: {error}") from error
     if found.version != VERSION:
         raise DecodeError(
-            f"progress record {key!r} has version {found.version}, this is {VERSION}: do not go back to an older holdfast"
+            f"progress record {key!r} has version {found.version}, this is {VERSION}: do not go back to an"
+            " older holdfast"
         )
     return found
 
@@ -151,7 +153,8 @@ def unpack_ids(packed: Iterable[int]) -> list[int]:
     for gap, length in zip(numbers[::2], numbers[1::2], strict=True):
         if (gap < 0 and out) or length < 1 or len(out) + length > LIMIT_IDS:
             raise DecodeError(
-                f"packed ids with gap {gap} and length {length}: a progress record names {LIMIT_IDS} rows at most"
+                f"packed ids with gap {gap} and length {length}: a progress record names {LIMIT_IDS} rows at"
+                " most"
             )
         out.extend(range(end + gap, end + gap + length))
         end += gap + length
@@ -159,8 +162,8 @@ def unpack_ids(packed: Iterable[int]) -> list[int]:
 
 
 class ProducerProgress:
-    """One producer's progress: its epoch, the sequences it has reached, the rows it published that may still lie
-    in the table.
+    """One producer's progress: its epoch, the sequences it has reached, the rows it published that may still
+    lie in the table.
 
     Changes become true by `commit`, when the transaction that carries them was committed; until then nothing
     moves.
@@ -271,7 +274,8 @@ class ProducerProgress:
 
 def _too_many() -> DecodeError:
     return DecodeError(
-        f"progress records name more than {LIMIT_ALL_IDS} published rows, which no harvesters leave: who else may write the progress topic?"
+        f"progress records name more than {LIMIT_ALL_IDS} published rows, which no harvesters leave: who else"
+        " may write the progress topic?"
     )
 
 

@@ -110,7 +110,9 @@ class MarkedRows:
             .limit(bindparam("limit_rows"))
         )
         statement: Any
-        if is_postgres:  # by an array: a join's plan may read the whole table, which is right for its statistics and wrong for a backlog
+        # by an array: a join's plan may read the whole table, which is right for its statistics and wrong for
+        # a backlog
+        if is_postgres:
             lowest, failed = chosen.subquery("lowest"), rows.tables.attempts.alias("failed")
             marked: Any = rows.tables.outbox.alias("marked")
             place = marked.c[order.name]

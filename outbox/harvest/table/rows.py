@@ -79,7 +79,7 @@ class OutboxRows:
         self._order = quote(self.layout.order)
         self._columns = [quote(column.name) for column in self.tables.outbox.columns]
 
-    # --- taking ------------------------------------------------------------------------------------------------------------
+    # --- taking ---------------------------------------------------------------------------------------------
 
     def take(
         self,
@@ -98,9 +98,10 @@ class OutboxRows:
         bucket, as rows with a flaw. Left out are rows of the keys *excluding*, rows that failed and are not
         due yet and, with *hold_keys*, all later rows of their topic and key.
 
-        *expecting* makes it safe to take rows above *after_id* while those up to it are in flight: nothing is returned unless exactly
-        that many rows up to *after_id* would be taken in the same look at the table. Another one there has become visible late or fallen
-        due again, and rows above it may have to follow it.
+        *expecting* makes it safe to take rows above *after_id* while those up to it are in flight: nothing is
+        returned unless exactly that many rows up to *after_id* would be taken in the same look at the table.
+        Another one there has become visible late or fallen due again, and rows above it may have to follow
+        it.
         """
         named: dict[str, Any] = {"limit_rows": limit, "now_ms": self._clock.now_ms()}
         if after_id is not None:
@@ -231,7 +232,7 @@ class OutboxRows:
             found += self.database.rows(self.database.text(statement))
         return [(int(id_), str(mark)) for id_, mark in found]
 
-    # --- what became of a row ------------------------------------------------------------------------------------------------
+    # --- what became of a row -------------------------------------------------------------------------------
 
     def delete(self, ids: Collection[int]) -> int:
         """Delete rows that were published, and return how many of *ids* were there; one statement for up
@@ -337,8 +338,9 @@ class OutboxRows:
         with self.database.transaction():
             self.check(held)
             moved = self.database.count(
-                f"INSERT INTO {self._quarantine} ({columns}, attempts, reason, quarantined_ms) "
-                f"SELECT {columns}, {mark('attempts')}, {mark('reason')}, {mark('quarantined_ms')} FROM {outbox} WHERE {self._order} = {mark('id')}",
+                f"INSERT INTO {self._quarantine} ({columns}, attempts, reason, quarantined_ms) SELECT"
+                f" {columns}, {mark('attempts')}, {mark('reason')}, {mark('quarantined_ms')} FROM {outbox}"
+                f" WHERE {self._order} = {mark('id')}",
                 named,
             )
             self._delete(outbox, self._order, [row.id])
@@ -346,7 +348,7 @@ class OutboxRows:
         self._failing.discard(row.id)
         return moved == 1
 
-    # --- the quarantine ------------------------------------------------------------------------------------------------------
+    # --- the quarantine -------------------------------------------------------------------------------------
 
     def quarantined(
         self, limit: int, *, after_id: int | None = None, ids: Collection[int] | None = None
@@ -392,7 +394,7 @@ class OutboxRows:
         """Delete rows of the quarantine for good, and return how many there were."""
         return sum(self._delete(self._quarantine, self._order, some) for some in _parts(ids))
 
-    # --- leases and status ---------------------------------------------------------------------------------------------------
+    # --- leases and status ----------------------------------------------------------------------------------
 
     def epoch(self, shard: int, leader: str) -> int:
         """Return the next epoch of *shard*, taken for *leader*: higher than any before, from 1."""
@@ -423,7 +425,8 @@ class OutboxRows:
         newest = int(found[0][0]) if found else 0
         if newest != held.epoch:
             raise FencedError(
-                f"shard {held.shard} of {self._outbox}: epoch {newest} was taken after {held.epoch}; this process leads it no more"
+                f"shard {held.shard} of {self._outbox}: epoch {newest} was taken after {held.epoch}; this"
+                " process leads it no more"
             )
 
     def look(self) -> None:
@@ -479,7 +482,7 @@ class OutboxRows:
         )
         return int(count)
 
-    # --- the connection --------------------------------------------------------------------------------------------------------
+    # --- the connection -------------------------------------------------------------------------------------
 
     def wakeup(self) -> Wakeup | None:
         """Return what hears of new rows at their commit, on a connection of its own; None where the

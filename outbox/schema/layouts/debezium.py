@@ -134,11 +134,13 @@ class DebeziumLayout(Layout):
         aggregate = record.topic.removeprefix(self.topic_prefix)
         if aggregate == record.topic or not aggregate:
             raise OutboxRecordError(
-                f"topic {record.topic}: the event router publishes to {self.topic_prefix}<aggregatetype> only; name such a topic"
+                f"topic {record.topic}: the event router publishes to {self.topic_prefix}<aggregatetype>"
+                " only; name such a topic"
             )
         if record.key is None:
             raise OutboxRecordError(
-                f"a record for {record.topic} has no key; the layout debezium needs an aggregateid for every row"
+                f"a record for {record.topic} has no key; the layout debezium needs an aggregateid for"
+                " every row"
             )
         key = column_text(record.key, "key", self.name, self.limit_text)
         payload = None

@@ -134,7 +134,8 @@ class GoharvestLayout(Layout):
         for name, each in record.headers:
             if each is None:
                 raise OutboxRecordError(
-                    f"header {name}: the layout goharvest has no null header values; leave the header out or make it empty"
+                    f"header {name}: the layout goharvest has no null header values; leave the header out or"
+                    " make it empty"
                 )
             values.append(column_text(each, f"header {name}", self.name))
         return (record.topic, key, value, array_text(names), array_text(values))

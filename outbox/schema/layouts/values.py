@@ -50,7 +50,8 @@ def column_text(value: bytes, what: str, layout: str, limit: int | None = None) 
         text = value.decode()
     except UnicodeDecodeError as error:
         raise OutboxRecordError(
-            f"{what} is not UTF-8 ({error}); the layout {layout} holds text only, the layout holdfast any bytes"
+            f"{what} is not UTF-8 ({error}); the layout {layout} holds text only, the layout holdfast any"
+            " bytes"
         ) from error
     if "\0" in text:
         raise OutboxRecordError(
@@ -65,5 +66,6 @@ def refuse_given(layout: str, record: PreparedRecord, **given: object) -> None:
     for name, value in given.items():
         if value is not None:
             raise OutboxRecordError(
-                f"a record for {record.topic} has {name} {value!r}, and the layout {layout} has no column for it; use holdfast's"
+                f"a record for {record.topic} has {name} {value!r}, and the layout {layout} has no column for"
+                " it; use holdfast's"
             )

@@ -1,4 +1,6 @@
-"""The table outbox.latency: percentiles by sorting every row, and of a real outbox by what lies in its table."""
+"""The table outbox.latency: percentiles by sorting every row, and of a real outbox by what lies in its
+table.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ from tests.support.patience import DEADLINE_S
 
 NO_KAFKA = Settings(app="derived", progress="shop.progress")
 Published = tuple[str, int, int, list[int]]
-"""What a test says of a transaction: its producer, epoch, when it was sent, and when its rows were created."""
+"""What a test says of a transaction: its producer, epoch, when it was sent, and when its rows were
+created.
+"""
 
 
 # -- the header
