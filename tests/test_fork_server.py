@@ -73,6 +73,7 @@ def ran(
     return process.wait(DEADLINE_S), log.read_text()
 
 
+@pytest.mark.variant
 @pytest.mark.parametrize("hangup", [signal.SIG_DFL, signal.SIG_IGN], ids=["heeds hangup", "ignores hangup"])
 def test_a_forked_worker_begins_as_an_ordinary_one(hangup: signal.Handlers, tmp_path: Path) -> None:
     """A server may have begun under `nohup`, and an event loop has heeded SIGHUP here since; or the other
@@ -95,6 +96,7 @@ def _begins_as_an_ordinary_one(tmp_path: Path) -> None:
     assert json.loads(told.splitlines()[1]) == json.loads(wanted.splitlines()[1])
 
 
+@pytest.mark.variant
 @pytest.mark.parametrize(
     "line",
     [
@@ -249,6 +251,7 @@ def holdfast(*words: str) -> list[str]:
     return [*fork_server.INTERPRETER, fork_server.COMMAND, *words]
 
 
+@pytest.mark.variant
 @pytest.mark.parametrize(
     "line",
     [

@@ -580,6 +580,7 @@ def test_the_doctor_names_the_right_that_a_worker_lacks(guarded: Guarded, tmp_pa
     )
 
 
+@pytest.mark.variants("mark")
 @pytest.mark.parametrize("strategy", Strategy)
 def test_rows_for_topics_that_may_only_be_seen_hold_up_no_others(
     guarded: Guarded, tmp_path: Path, strategy: Strategy
@@ -646,6 +647,9 @@ JOBS: dict[str, MakeJob] = {
 }
 
 
+@pytest.mark.variants(
+    "resetter", "replayer", "claim client, balanced", "reader", "worker of agents", "harvester, mark"
+)
 @pytest.mark.parametrize("role", JOBS)
 def test_a_role_does_its_job_with_exactly_its_grants(role: str, guarded: Guarded, tmp_path: Path) -> None:
     job, user = JOBS[role](guarded, tmp_path), f"user-{uuid.uuid4().hex[:8]}"

@@ -253,6 +253,7 @@ WITHOUT: list[list[str]] = [
 ]
 
 
+@pytest.mark.variant
 def test_the_other_commands_need_no_extra(light: Installation, kafka: EmbeddedKafka, tmp_path: Path) -> None:
     told = commands(light, tmp_path, WITHOUT, KAFKA_BOOTSTRAP_SERVERS=kafka.bootstrap, HOLDFAST_APP="shop")
     for words, (code, out, errors) in zip(WITHOUT, told, strict=True):

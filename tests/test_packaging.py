@@ -186,6 +186,7 @@ def test_the_wheel_holds_every_module_and_every_data_file(wheel: Path) -> None:
     )
 
 
+@pytest.mark.variant
 def test_a_checkout_that_lost_its_links_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
     other = build(checkout(tmp_path / "source", links=False), tmp_path / "out")
     assert set(zipfile.ZipFile(other).namelist()) == set(zipfile.ZipFile(wheel).namelist())

@@ -64,6 +64,7 @@ def test_a_version_goes_on_emitting_where_the_one_before_it_stood_whoever_is_kil
     assert handover.applied == (69,)
 
 
+@pytest.mark.variant
 def test_a_version_is_built_while_the_one_before_it_folds_and_emits_on(fleet: Reminders) -> None:
     second = reminders(fleet.settings.app, 2, handover=True)
     worker = fleet.worker().start().wait_ready()

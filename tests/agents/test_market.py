@@ -166,6 +166,7 @@ def test_everything_works_and_a_restart_finds_the_tables_as_they_were(market: Ma
     assert put(worker, "/echo/", {"a": 1}) == {"got": {"a": 1}}
 
 
+@pytest.mark.variant
 def test_what_an_agent_fails_at_is_delivered_again(broker: SessionBroker, tmp_path: Path) -> None:
     """Stock commits it: an agent's error costs the record."""
     with running(Market(broker, tmp_path, "memory://", instance_id="only")) as market:
@@ -187,6 +188,7 @@ def _check_failure(market: Market) -> None:
     wait_for("all counted", lambda: market.short([worker]) == {}, DEADLINE_S, worker.tail)
 
 
+@pytest.mark.variant
 def test_an_agent_that_is_behind_the_processors_of_its_source_gets_every_record(
     broker: SessionBroker, tmp_path: Path
 ) -> None:

@@ -209,6 +209,7 @@ def test_an_agent_resumes_at_its_committed_offsets_after_sigkill_and_leaves_proc
     prove(jobs, load.stop())
 
 
+@pytest.mark.variant
 def test_offsets_are_committed_up_to_the_first_job_that_is_not_acked(jobs: Jobs) -> None:
     worker = jobs.worker().start(JOBS_RUN="first")
     jobs.write(10)
@@ -269,6 +270,7 @@ def test_jobs_are_done_at_least_once_while_workers_come_and_go(two: Jobs) -> Non
     prove(two, load.stop())
 
 
+@pytest.mark.variant
 def test_a_batch_of_theirs_that_cannot_be_read_is_skipped_and_noted_and_those_behind_it_are_done(
     broker: SessionBroker, tmp_path: Path
 ) -> None:
@@ -290,6 +292,7 @@ def test_a_batch_of_theirs_that_cannot_be_read_is_skipped_and_noted_and_those_be
         assert len(read_skips(jobs.settings)) == 1
 
 
+@pytest.mark.variant
 def test_a_topic_that_is_made_after_its_agent_is_taken_up_and_workers_are_unready_until_then(
     broker: SessionBroker, tmp_path: Path
 ) -> None:

@@ -110,6 +110,7 @@ def transactions(log: list[tuple[bytes, bytes | None]]) -> list[dict[bytes, byte
     return out
 
 
+@pytest.mark.variant
 def test_a_timer_survives_sigkill_and_loss_of_the_store_and_fires_once_with_the_record_that_makes_it_due(
     fleet: Reminders,
 ) -> None:
@@ -213,6 +214,7 @@ def folded(worker: Worker) -> float:
     return sum(worker.metric("holdfast_records_folded_total").values())
 
 
+@pytest.mark.variant
 def test_versions_of_a_processor_share_no_state(fleet: Reminders) -> None:
     old, new = fleet.processors[0], reminders(fleet.settings.app, version=2)
     worker = fleet.worker().start().wait_ready()

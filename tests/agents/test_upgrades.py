@@ -220,6 +220,7 @@ def test_a_table_is_served_while_its_workers_are_rolled_to_the_next_version(flee
     assert_emits(fleet, total // len(KEYS))
 
 
+@pytest.mark.variant
 def test_the_version_before_is_folded_on_while_the_next_is_built_if_they_write_to_no_common_topic(
     broker: SessionBroker, tmp_path: Path
 ) -> None:
@@ -262,6 +263,7 @@ def roll_beside(fleet: Versioned) -> None:
     assert after == dict.fromkeys(KEYS, RECORDS // len(KEYS) + 2)
 
 
+@pytest.mark.variant
 def test_when_all_workers_are_replaced_at_once_the_old_rows_are_read_and_the_switch_is_a_person_s(
     fleet: Versioned,
 ) -> None:

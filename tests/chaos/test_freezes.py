@@ -138,6 +138,7 @@ def freeze_between_sync_and_adoption(application: MakeApplication, folder: Path,
     prove(app, load.stop())
 
 
+@pytest.mark.variant
 def test_a_worker_frozen_between_its_assignment_and_its_adoption_does_not_answer_as_an_owner(
     application: MakeApplication, tmp_path: Path
 ) -> None:

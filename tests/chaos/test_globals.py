@@ -8,6 +8,8 @@ import itertools
 import json
 from itertools import pairwise
 
+import pytest
+
 from holdfast import BlockingTableClient
 from holdfast.core.engine.merge.choices import Choice, GlobalsChoice, GlobalsMarker, decode_choice
 from holdfast.core.engine.state.global_rows import covers
@@ -99,6 +101,7 @@ def test_folds_see_a_global_as_recorded_past_kills_and_takeovers(join: MakeJoin)
     assert json.loads(stores.stdout)["equal"], stores.stderr
 
 
+@pytest.mark.variant
 def test_a_new_version_sees_the_global_as_the_old_one_did(join: MakeJoin) -> None:
     app = join(rates=True)
     worker = app.worker().start().wait_ready()

@@ -51,6 +51,7 @@ def test_wrong_guesses_cost_barriers_which_restores_and_replays_obey(join: MakeJ
     app.prove()
 
 
+@pytest.mark.variant
 def test_a_new_version_obeys_what_the_one_before_has_recorded(join: MakeJoin) -> None:
     app = join(partitions=1)
     first = app.worker(source_wait_ms=0).start(JOIN_LIE="1").wait_ready()
@@ -67,6 +68,7 @@ def test_a_new_version_obeys_what_the_one_before_has_recorded(join: MakeJoin) ->
 LONG = pytest.mark.slow
 
 
+@pytest.mark.variants("chosen:3")
 @pytest.mark.parametrize(
     "fault",
     [
@@ -102,6 +104,7 @@ def test_ticks_fire_while_the_sources_are_idle_and_again_in_a_replay(join: MakeJ
     assert outcome.marker.tick_ms == tick.tick_ms
 
 
+@pytest.mark.variant
 def test_one_source_that_ticks_is_folded_live_and_by_the_next_owner(join: MakeJoin) -> None:
     app = join(alone=True)
     worker = app.worker().start().wait_ready()

@@ -56,6 +56,7 @@ def test_sigkill_at_every_step_leaves_counts_exact(application: MakeApplication)
     die_at_each(application, [(point, visits(point, chance), False) for point in FAULTS], seed=11)
 
 
+@pytest.mark.variant
 def test_sigkill_and_loss_of_the_local_state_leave_counts_exact(application: MakeApplication) -> None:
     chance = random.Random(5)
     points = ("produced", "committing", "committed", "storing", "acked", "restoring")

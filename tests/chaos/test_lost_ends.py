@@ -35,6 +35,7 @@ def test_a_worker_does_not_take_what_lies_before_an_open_transaction_for_the_who
     prove(app, RECORDS)
 
 
+@pytest.mark.variant
 def test_a_worker_goes_on_when_the_transaction_ends_in_time(application: MakeApplication) -> None:
     app, worker = worked(application, stall_timeout_s=240)
     worker.wipe()

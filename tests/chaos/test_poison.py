@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
 from confluent_kafka import Producer
 
 from holdfast.clients.quarantine.records import QuarantinedRecord, read_record
@@ -86,6 +87,7 @@ def test_each_kind_of_poison_is_set_aside_once_and_its_neighbours_are_folded(
     assert worker.said(rf"record quarantined: {app.source}/0/{first} at decode: UnicodeDecodeError")
 
 
+@pytest.mark.variant
 def test_what_is_too_large_for_the_quarantine_is_there_by_its_coordinates(
     application: MakeApplication,
 ) -> None:
@@ -104,6 +106,7 @@ def test_what_is_too_large_for_the_quarantine_is_there_by_its_coordinates(
     assert found["counts", keeps].headers == (("trace", b"t"),)
 
 
+@pytest.mark.variant
 def test_a_small_quarantine_topic_gets_what_fits(application: MakeApplication) -> None:
     app = application(partitions=1)
     Admin(app.settings).apply(
@@ -163,6 +166,7 @@ def test_a_topic_that_refuses_while_a_worker_runs_holds_its_partition_until_it_i
     prove(app)
 
 
+@pytest.mark.variant
 def test_a_topic_that_is_deleted_while_a_worker_runs_holds_who_emits_to_it_until_it_is_made_again(
     application: MakeApplication,
 ) -> None:

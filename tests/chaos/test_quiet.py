@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from confluent_kafka import Producer
 
 from tests.chaos.conftest import MakeApplication
@@ -47,6 +48,7 @@ def test_an_idle_worker_says_nothing_in_an_hour(application: MakeApplication) ->
     assert loud(worker) == []
 
 
+@pytest.mark.variant
 def test_a_worker_that_folds_a_record_now_and_then_says_nothing_in_an_hour(
     application: MakeApplication,
 ) -> None:

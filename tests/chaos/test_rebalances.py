@@ -133,6 +133,7 @@ def test_a_standby_follows_and_takes_over_with_only_the_tail_to_read(application
     prove(app, 20_000 + more.stop())
 
 
+@pytest.mark.variant
 def test_a_static_member_that_returns_within_its_session_moves_nothing(application: MakeApplication) -> None:
     app = application(partitions=4, **UNDISTURBED)
     load = app.load(rate=1_000, seed=66)
@@ -149,6 +150,7 @@ def test_a_static_member_that_returns_within_its_session_moves_nothing(applicati
     prove(app, load.stop())
 
 
+@pytest.mark.variant
 def test_a_static_member_may_return_under_another_url_and_keeps_its_partitions(
     application: MakeApplication,
 ) -> None:

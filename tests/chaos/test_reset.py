@@ -41,6 +41,7 @@ for at, step in enumerate(ApplicationReset(settings, processors(source, out), em
 """
 
 
+@pytest.mark.variant
 def test_a_reset_to_a_time_folds_what_came_since_and_verify_says_so(application: MakeApplication) -> None:
     app = application(partitions=2)
     app.load(rate=10_000, limit=1_000, seed=92).wait()

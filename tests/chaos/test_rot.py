@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 import rocksdict
 from confluent_kafka import Producer
 
@@ -86,6 +87,7 @@ def verified(app: Application, processor: Processor[Any, Any]) -> StoreVerdict:
         return verify_store(processor, app.settings, inspector, LOCAL)
 
 
+@pytest.mark.variant
 def test_a_row_changed_in_the_store_is_served_and_only_the_three_together_find_it(
     application: MakeApplication,
 ) -> None:
@@ -108,6 +110,7 @@ def test_a_row_changed_in_the_store_is_served_and_only_the_three_together_find_i
     assert f"row '{key}' differs in the store: store" in verdict.partitions[1].explain()
 
 
+@pytest.mark.variant
 def test_a_fleet_that_folds_on_is_equal_in_all_three_wherever_each_store_is(
     application: MakeApplication,
 ) -> None:
@@ -148,6 +151,7 @@ def test_a_store_left_by_a_kill_and_damaged_is_rebuilt_and_never_served(applicat
     prove(app)
 
 
+@pytest.mark.variant
 def test_a_block_that_goes_bad_under_a_worker_is_found_when_it_is_folded_into(
     application: MakeApplication,
 ) -> None:
@@ -173,6 +177,7 @@ def test_a_block_that_goes_bad_under_a_worker_is_found_when_it_is_folded_into(
     prove(app)
 
 
+@pytest.mark.variant
 def test_a_query_that_meets_a_bad_block_gets_no_answer_until_the_store_is_rebuilt(
     application: MakeApplication,
 ) -> None:

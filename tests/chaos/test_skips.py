@@ -172,6 +172,7 @@ def test_an_operator_gets_a_partition_past_it_and_no_other_offset(application: M
     worker.stop()
 
 
+@pytest.mark.variant
 def test_a_flood_of_them_is_skipped_quickly_and_stops_at_the_limit(application: MakeApplication) -> None:
     shop = application(partitions=2, unreadable="quarantine", quarantine_limit=30, **SMALL)
     log, flood = Log(shop), 40
@@ -201,6 +202,7 @@ def test_a_flood_of_them_is_skipped_quickly_and_stops_at_the_limit(application: 
     worker.stop()
 
 
+@pytest.mark.variant
 def test_without_the_topic_of_skips_a_worker_stands_and_says_so_until_it_is_made(
     application: MakeApplication,
 ) -> None:
@@ -229,6 +231,7 @@ def test_without_the_topic_of_skips_a_worker_stands_and_says_so_until_it_is_made
     worker.stop()
 
 
+@pytest.mark.variant
 def test_what_a_table_has_folded_is_not_skipped_for_another(application: MakeApplication) -> None:
     shop = application(partitions=1)
     log = Log(shop)

@@ -80,6 +80,7 @@ def test_a_long_restore_can_be_ended_at_any_time_and_is_not_taken_for_stuck(
     prove(app, RECORDS)
 
 
+@pytest.mark.variant
 def test_a_worker_with_nothing_to_do_stays_in_the_group(application: MakeApplication) -> None:
     app = application(partitions=2, **UNDISTURBED)
     worker, written = app.worker(), 0
@@ -108,6 +109,7 @@ def test_a_fold_that_does_not_return_ends_the_worker(application: MakeApplicatio
     assert worker.said(r"counting\.py.* in fold"), "the log does not tell which fold"
 
 
+@pytest.mark.variant
 def test_a_slow_fold_with_much_in_hand_is_not_taken_for_stuck(application: MakeApplication) -> None:
     app = application(partitions=1, **UNDISTURBED)
     records, fold_ms, stall_s = 2 * HANDFUL, 2, 5  # one fetch, folded for longer than a worker may stall

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import json
 
+import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
@@ -58,6 +59,7 @@ def test_a_worker_on_an_empty_topic_is_ready_and_folds_the_first_record(applicat
     assert prove(app).source[0][-1].offset() == 0
 
 
+@pytest.mark.variant
 def test_a_table_that_begins_behind_a_hole_says_so_for_good(application: MakeApplication) -> None:
     app = application(partitions=2, instance_id="only")
     app.load(rate=10_000, limit=4_000, seed=81).wait()
@@ -134,6 +136,7 @@ def test_a_source_that_was_made_again_is_refused_though_it_reaches_as_far(
     assert worker.said(told), worker.tail()
 
 
+@pytest.mark.variant
 def test_a_worker_at_the_very_end_of_a_log_that_retention_has_emptied_goes_on(
     application: MakeApplication,
 ) -> None:
@@ -149,6 +152,7 @@ def test_a_worker_at_the_very_end_of_a_log_that_retention_has_emptied_goes_on(
     assert (status, '"seen":55' in body or "[55," in body) == (200, True), body
 
 
+@pytest.mark.variant
 def test_transactional_producers_are_folded_exactly(application: MakeApplication) -> None:
     """Control records leave holes in the offsets, aborted records must not be folded, and a log may end in
     either.
@@ -189,6 +193,7 @@ def test_transactional_producers_are_folded_exactly(application: MakeApplication
     )
 
 
+@pytest.mark.variant
 def test_two_processors_of_one_source_each_fold_all_of_it_from_positions_of_their_own(
     application: MakeApplication,
 ) -> None:
@@ -205,6 +210,7 @@ def test_two_processors_of_one_source_each_fold_all_of_it_from_positions_of_thei
     prove(app, from_source=True)
 
 
+@pytest.mark.variant
 def test_workers_beyond_the_number_of_partitions_are_idle_and_take_over(application: MakeApplication) -> None:
     app = application(partitions=1)
     load = app.load(rate=1_000, seed=85)

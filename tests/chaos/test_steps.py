@@ -56,6 +56,7 @@ def test_a_worker_killed_in_the_middle_is_followed_by_one_that_sends_each_record
     app.prove()
 
 
+@pytest.mark.variant
 def test_a_step_restores_its_position_alone_and_has_no_rows_to_ask_for(chain: MakeSteps) -> None:
     app = chain(partitions=1)
     worker = app.worker().start().wait_ready()
@@ -119,6 +120,7 @@ def test_a_chain_raised_as_a_whole_counts_nothing_twice_in_any_order_of_restarts
     app.prove()
 
 
+@pytest.mark.variant
 def test_internal_topics_are_trimmed_behind_the_state_of_all_and_none_is_lost(chain: MakeSteps) -> None:
     app = chain(trim_internal="true")
     app.write(300, seed=1)

@@ -117,6 +117,7 @@ def test_every_kind_of_unfit_store_is_set_aside_and_rebuilt(application: MakeApp
     assert worker.said("set aside") == [], "a fit store was not trusted"
 
 
+@pytest.mark.variant
 def test_a_store_in_use_by_another_worker_is_left_alone(application: MakeApplication) -> None:
     app = application(partitions=1)
     first = app.worker().start().wait_ready()
@@ -129,6 +130,7 @@ def test_a_store_in_use_by_another_worker_is_left_alone(application: MakeApplica
     assert second.said("is in use by another process: give each worker a data_dir of its own"), second.tail()
 
 
+@pytest.mark.variant
 def test_a_changelog_deleted_and_made_again_is_rebuilt_from_the_source(application: MakeApplication) -> None:
     app, worker = worked(application)
     app.remake_topic(app.processors[0].changelog(app.settings.app))
@@ -158,6 +160,7 @@ def test_a_changelog_made_again_under_a_running_worker_is_never_taken_for_the_st
     prove(app, from_source=True)
 
 
+@pytest.mark.variant
 def test_a_store_away_for_longer_than_tombstones_are_kept_is_rebuilt(application: MakeApplication) -> None:
     app, worker = worked(application)
     topics = [each.changelog(app.settings.app) for each in app.processors]

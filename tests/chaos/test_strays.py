@@ -103,7 +103,7 @@ def document(text: str) -> Any:
     return json.loads(text[: text.rindex("}") + 1])
 
 
-@pytest.mark.variants("rows_for_nobody-True")
+@pytest.mark.variants("rows_for_nobody-False", "rows_for_nobody-True")
 @pytest.mark.parametrize(
     ("plant", "wiped"),
     [(rows_for_nobody, False), (rows_for_nobody, True), (a_position, True), (a_transaction, False)],
@@ -154,6 +154,7 @@ def test_the_table_is_made_anew_from_its_source(application: MakeApplication, wa
     assert f"{name}: equal" in holdfast(app, "verify", name, "--engine", "local")
 
 
+@pytest.mark.variant
 def test_nothing_is_repaired_while_workers_run(application: MakeApplication) -> None:
     app = application(partitions=2)
     worker = app.worker().start().wait_ready()

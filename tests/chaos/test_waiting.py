@@ -126,6 +126,7 @@ def test_what_a_fold_needs_is_waited_for_and_what_it_refuses_stops_it_until_a_sk
     assert found == {"a": 2, "needs-1": 1, "needs-2": 1}
 
 
+@pytest.mark.variant
 def test_a_worker_ends_with_what_it_has_waited_for_and_the_next_one_waits_on(app: NeedyApplication) -> None:
     app.write(0, "needs-1")
     worker = app.worker(later_timeout_s=2).start()

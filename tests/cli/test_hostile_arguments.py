@@ -74,6 +74,7 @@ def test_numbers_and_names_that_cannot_be_are_refused_as_usage(arguments: list[s
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.variants("command1", "command2", "command3")
 @pytest.mark.parametrize(
     "command",
     [["replay", "claims"], ["verify", "claims"], ["audit", "outbox", "--outbox", "o"], ["groups", "list"]],

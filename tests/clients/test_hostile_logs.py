@@ -105,6 +105,7 @@ def test_an_administrator_sees_all_groups_beyond_hostile_batches(
         assert "other" in view.pauses()
 
 
+@pytest.mark.variant
 def test_a_groups_talk_is_read_beyond_hostile_batches(broker: SessionBroker, fresh_topic: FreshTopic) -> None:
     topic = fresh_topic("groups", config=ROOM | LOG_APPEND)
     send(broker, topic, [b"before"])
@@ -150,6 +151,7 @@ async def test_ranges_are_shared_beyond_hostile_batches(broker: SessionBroker, f
     assert sorted(seen) == list(range(20))
 
 
+@pytest.mark.variant
 def test_decisions_about_resets_are_read_beyond_hostile_batches(
     broker: SessionBroker, fresh_topic: FreshTopic
 ) -> None:
@@ -167,6 +169,7 @@ def test_decisions_about_resets_are_read_beyond_hostile_batches(
     assert all(found[reset_id] is not None for reset_id in ids)
 
 
+@pytest.mark.variant
 @scenario
 async def test_the_directory_of_workers_is_read_beyond_hostile_batches(broker: SessionBroker) -> None:
     told = Announcements(broker)
@@ -186,6 +189,7 @@ async def test_the_directory_of_workers_is_read_beyond_hostile_batches(broker: S
         broker.delete_topics([told.settings.workers_topic])
 
 
+@pytest.mark.variant
 def test_the_quarantine_is_listed_beyond_hostile_batches(broker: SessionBroker) -> None:
     settings = Settings(app=f"shop-{uuid.uuid4().hex[:6]}", kafka={"bootstrap.servers": broker.bootstrap})
     topic = broker.create_topic(settings.quarantine_topic, config=ROOM, exact=True)

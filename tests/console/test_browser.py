@@ -308,6 +308,7 @@ def test_pages_can_be_read_without_javascript(browser: Browser, system: System) 
     tab.context.close()
 
 
+@pytest.mark.variant
 def test_what_a_reader_stands_on_outlives_changes_and_updates_can_be_paused(tab: Tab, system: System) -> None:
     page = tab.open("/tables/view?name=totals")
     page.evaluate(
@@ -372,6 +373,7 @@ def test_what_came_last_while_text_was_selected_is_shown_afterwards(tab: Tab) ->
     expect(page.locator("#live")).to_have_text("It was killed.")
 
 
+@pytest.mark.variant
 def test_a_page_that_nobody_sees_leaves_its_connection_to_others(tab: Tab, system: System) -> None:
     """More pages of one browser than it opens connections: those that are hidden do not keep a new one from
     loading, and go on once seen.

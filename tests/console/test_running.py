@@ -86,6 +86,7 @@ def test_a_worker_comes_is_killed_and_is_replaced_before_ones_eyes(
     assert console.process.wait(DEADLINE_S) == 0, console.log.read_text()
 
 
+@pytest.mark.variant
 def test_groups_are_shown_as_they_work(
     fleet: Fleet, broker: SessionBroker, start: Callable[..., RunningConsole]
 ) -> None:
@@ -152,6 +153,7 @@ def test_why_a_row_is_so_and_what_of_its_topic_is_landed(
     bare.wait_shown(why, "4 of 4 changes")
 
 
+@pytest.mark.variant
 def test_an_outbox_and_ledgers_are_shown_where_there_are_any(
     fleet: Fleet, start: Callable[..., RunningConsole], tmp_path: Path
 ) -> None:
@@ -171,6 +173,7 @@ def test_an_outbox_and_ledgers_are_shown_where_there_are_any(
     wrong.wait_shown("/", "The outbox cannot be looked at:")
 
 
+@pytest.mark.variant
 def test_how_long_rows_of_an_outbox_wait_is_told_and_that_they_wait_too_long(
     fleet: Fleet, start: Callable[..., RunningConsole], tmp_path: Path
 ) -> None:

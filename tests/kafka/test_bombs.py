@@ -80,6 +80,7 @@ async def until(feed: SourceFetcher, seen: list[Fetched], count: int) -> None:
         seen += await feed.fetch(0, 0.2)
 
 
+@pytest.mark.variants("snappy", "lz4", "zstd")
 @pytest.mark.parametrize("codec", CODECS)
 def test_a_bomb_stops_its_partition_and_no_other_until_it_is_skipped(
     broker: SessionBroker, codec: str, caplog: pytest.LogCaptureFixture

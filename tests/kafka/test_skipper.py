@@ -204,6 +204,7 @@ def test_of_a_topic_of_users_nothing_is_passed_and_each_batch_is_told_of_once(
     assert [(each.topic, each.partition, each.first, each.last) for each in told] == [(topic, 0, 1, 1)]
 
 
+@pytest.mark.variant
 def test_nothing_is_passed_that_is_only_slow(broker: SessionBroker, fresh_topic: FreshTopic) -> None:
     """A reader that is not polled, and one whose broker is away, stand still as well."""
     topic = fresh_topic("own", config=ROOM)

@@ -39,6 +39,7 @@ def settings(broker: SessionBroker) -> Iterator[HarvestSettings]:
     broker.delete_topics([*own, *made])
 
 
+@pytest.mark.variant
 def test_commands_are_heard_and_answered_beyond_hostile_batches(
     broker: SessionBroker, settings: HarvestSettings
 ) -> None:

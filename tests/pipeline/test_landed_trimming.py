@@ -145,6 +145,7 @@ def test_what_a_group_or_another_version_needs_is_kept_and_versions_begin_from_t
     assert (verdict.equal, verdict.partial, verdict.records) == (True, (), 2 * ORDERS)
 
 
+@pytest.mark.variant
 @pytest.mark.long
 def test_a_landing_that_follows_trims_again_and_again_and_tells_of_what_it_cannot(shop: Shop) -> None:
     said, came = [], threading.Condition()

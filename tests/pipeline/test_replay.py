@@ -169,6 +169,7 @@ def test_files_that_optimize_has_mixed_are_sorted_first(lake: Path, tmp_path: Pa
     assert in_order.digest == mixed.digest
 
 
+@pytest.mark.variant
 def test_spark_meets_mixed_files_refuses_them_unsorted_and_sorts(spark: SparkSession, lake: Path) -> None:
     path = write_bronze(lake, "t", LOG, shuffled=True)
     plan = FoldPlan(processor=accounts("t"))
@@ -188,6 +189,7 @@ def test_spark_meets_mixed_files_refuses_them_unsorted_and_sorts(spark: SparkSes
     assert summaries == want.partitions
 
 
+@pytest.mark.variant
 def test_a_partition_split_over_tasks_is_noticed_and_sorted(
     spark: SparkSession, settings: Settings, make_topic: MakeTopic
 ) -> None:
@@ -360,6 +362,7 @@ def test_no_table_is_an_error_that_says_what_to_do(lake: Path) -> None:
 # -- written out
 
 
+@pytest.mark.variants("parquet", "ndjson")
 @pytest.mark.parametrize("form", ["parquet", "ndjson", "delta"])
 def test_both_engines_write_the_same_tables(
     spark: SparkSession, lake: Path, tmp_path: Path, form: Any

@@ -53,6 +53,7 @@ def seeds_of(kind: Kind, count: int) -> list[int]:
     return found
 
 
+@pytest.mark.variants("crowd")
 @pytest.mark.parametrize(
     "kind", [pytest.param(each, marks=[pytest.mark.long] if each is Kind.CROWD else []) for each in Kind]
 )

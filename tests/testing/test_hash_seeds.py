@@ -104,12 +104,14 @@ def test_a_fold_that_depends_on_the_hash_seed_fails_its_test(
     )
 
 
+@pytest.mark.variant
 def test_processes_of_xdist_report_to_one_second_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COUNTED", str(tmp_path / "counted"))
     done = ran(tmp_path, PROGRAM, "-p", "xdist", "-n1", "-k", "hash or set_order or sound")
     assert "2 failed, 3 passed" in done.stdout, done.stdout
 
 
+@pytest.mark.variant
 def test_it_can_be_left_out_and_does_not_follow_a_failure(tmp_path: Path) -> None:
     done = ran(tmp_path, PROGRAM, "--fold-hash-seeds=0", "-k", "test_hash")
     assert "1 passed" in done.stdout, done.stdout
@@ -118,6 +120,7 @@ def test_it_can_be_left_out_and_does_not_follow_a_failure(tmp_path: Path) -> Non
     assert "1 failed, 1 passed" in done.stdout, done.stdout
 
 
+@pytest.mark.variant
 def test_a_second_run_that_cannot_begin_is_told_and_fails_nothing(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(
         "import os\n\nif os.environ.get('PYTHONHASHSEED') == '1':\n    raise RuntimeError('once only')\n"

@@ -76,6 +76,7 @@ def test_the_fixture_makes_topologies_and_checks_them(tmp_path: Path) -> None:
     assert "1 passed" in done.stdout
 
 
+@pytest.mark.variant
 def test_a_replay_that_differs_fails_the_test(tmp_path: Path) -> None:
     done = ran(tmp_path, PROGRAM.format(row="1 if next(numbers) < 4 else 2"))
     assert done.returncode == 1, done.stdout

@@ -39,6 +39,7 @@ def test_an_unknown_protocol_is_named() -> None:
         wanted({"OTEL_TRACES_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_PROTOCOL": "smtp"})
 
 
+@pytest.mark.variant
 @pytest.mark.process
 def test_a_worker_that_cannot_have_its_exporter_says_so_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(PROGRAM)

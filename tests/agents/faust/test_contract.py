@@ -547,6 +547,7 @@ def test_fausts_web_server_stays_off() -> None:
     assert Boot.enable_web is False
 
 
+@pytest.mark.variants("none")
 @pytest.mark.parametrize(
     ("named", "module"), [([], "asyncio"), (["--loop", "uvloop"], "uvloop")], ids=["none", "uvloop"]
 )

@@ -90,6 +90,7 @@ def load(name: str) -> ModuleType:
     return module
 
 
+@pytest.mark.variant
 def test_the_counting_example_runs_from_a_checkout(broker: SessionBroker, tmp_path: Path) -> None:
     counts: Processor[Any, Any] = load("counting").counts
     settings = Settings(

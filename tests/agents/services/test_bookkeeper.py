@@ -229,6 +229,7 @@ def test_a_named_producer_numbers_its_records_and_goes_on_after_a_restart(
         assert set(listed) == {name}
 
 
+@pytest.mark.variant
 def test_a_producer_whose_name_was_taken_over_is_told_and_what_it_still_sends_is_a_zombies(
     fleet: Bookkeeping, broker: SessionBroker
 ) -> None:

@@ -245,6 +245,7 @@ def test_a_consumer_group_is_reset_by_the_same_command(desk: GroupDesk, run: Run
     assert json.loads(run("describe", group, "-o", "json")[1])[0]["current_offset"] == 15
 
 
+@pytest.mark.variant
 def test_a_group_that_has_read_all_records_has_no_lag_though_markers_close_the_log(
     desk: GroupDesk, run: Run
 ) -> None:

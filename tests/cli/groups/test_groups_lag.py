@@ -228,6 +228,7 @@ def test_a_group_of_one_name_is_watched_alone(monkeypatch: pytest.MonkeyPatch) -
     assert {name.split()[1] for name in samples(watching.page) if " " in name} == {"b"}
 
 
+@pytest.mark.variant
 @pytest.mark.process
 def test_the_command_serves_metrics_until_it_is_asked_to_end(tmp_path: Path) -> None:
     with EmbeddedKafka() as kafka:

@@ -441,6 +441,7 @@ print(code, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10) - before,
 """
 
 
+@pytest.mark.variant
 def test_memory_stays_within_a_bound_whatever_is_explained(broker: SessionBroker) -> None:
     topic = bombs_topic(broker)
     send(broker, topic, "gzip", [bytes(360_000_000)])

@@ -194,6 +194,7 @@ def test_an_unknown_topic_is_told(desk: Desk) -> None:
     assert "topic nowhere does not exist" in desk.refused("nowhere")
 
 
+@pytest.mark.variant
 def test_markers_that_end_nothing_are_noticed(
     frail: SessionBroker, desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:

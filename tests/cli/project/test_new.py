@@ -86,6 +86,7 @@ def test_its_order_goes_to_the_partition_that_its_table_looks_in(project: Path) 
     assert ends == [int(number == by_key("ada", 4)) for number in range(4)]
 
 
+@pytest.mark.variants("arguments1", "arguments2", "arguments3", "arguments4")
 @pytest.mark.process
 @pytest.mark.parametrize("arguments", [(), ("ada",), ("ada", "19.99"), ("ada", "-1"), ("ada", "1", "2")])
 def test_its_order_tells_how_it_is_used(project: Path, arguments: tuple[str, ...]) -> None:

@@ -75,6 +75,7 @@ def test_a_slow_handler_gets_each_message_once_and_keeps_what_it_holds(
     slow()
 
 
+@pytest.mark.variant
 def test_a_slow_handler_without_asyncio_gets_each_message_once(ground: Ground, awake: AwakeClock) -> None:
     ground.fill(20)
     seen: Counter[tuple[int, int]] = Counter()

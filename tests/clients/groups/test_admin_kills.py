@@ -203,6 +203,7 @@ def test_an_administrator_that_was_frozen_past_its_time_learns_that_it_was_given
     assert (type(first), type(second)) == (ResetAbort, ResetCommit)
 
 
+@pytest.mark.variant
 def test_a_late_heartbeat_of_a_reset_that_others_finished_takes_nothing_back(desk: GroupDesk) -> None:
     reset = next(resets_of(desk))
 
@@ -220,6 +221,7 @@ def test_a_late_heartbeat_of_a_reset_that_others_finished_takes_nothing_back(des
     assert reset.check() == reset.new
 
 
+@pytest.mark.variant
 def test_a_commit_whose_acknowledgement_was_lost_counts_and_one_that_was_never_written_does_not(
     desk: GroupDesk, monkeypatch: pytest.MonkeyPatch
 ) -> None:

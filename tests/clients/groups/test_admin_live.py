@@ -112,6 +112,7 @@ async def test_live_members_release_for_a_reset_and_begin_again_exactly_where_it
     check(took_s - slowness.stalled_s, OBEYED_S, slower, "their obedience")
 
 
+@pytest.mark.variant
 @scenario
 async def test_members_carry_on_by_themselves_after_the_administrator_was_killed(live: Live) -> None:
     """M13, no second administrator: one group's reset was decided when its administrator died, the other's

@@ -221,6 +221,7 @@ def test_alter_reaches_what_clients_and_outboxes_speak_by(
     assert warned() == []
 
 
+@pytest.mark.variants("zstd")
 @pytest.mark.parametrize("codec", ["gzip", "zstd"])
 def test_a_broker_keeps_bombs_out_of_holdfasts_own_topics(
     broker: SessionBroker, settings: Settings, orders: Processor[Any, Any], codec: str

@@ -33,6 +33,7 @@ def archives(cache: Path) -> list[Path]:
     return sorted((cache / "classes").glob("*.jsa"))
 
 
+@pytest.mark.variant
 def test_the_first_start_makes_an_archive_which_every_node_then_runs_with(
     cache: Path, tmp_path: Path
 ) -> None:
@@ -47,6 +48,7 @@ def test_the_first_start_makes_an_archive_which_every_node_then_runs_with(
     assert not [*(cache / "classes").glob("node-*")]
 
 
+@pytest.mark.variant
 def test_an_archive_that_the_jvm_refuses_stops_no_node_and_is_not_talked_about(
     cache: Path, tmp_path: Path
 ) -> None:

@@ -51,6 +51,7 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[st
             found.purge()
 
 
+@pytest.mark.variant
 def test_up_answers_when_kafka_does_and_leaves_it_running(up: tuple[Path, dict[str, Any]]) -> None:
     folder, printed = up
     client = AdminClient(printed["client"])
@@ -178,6 +179,7 @@ def test_a_record_of_another_process_is_never_signalled(
     assert processes.birth_of(running) is not None
 
 
+@pytest.mark.variant
 def test_restart_down_and_up_again_keep_data_port_and_properties(up: tuple[Path, dict[str, Any]]) -> None:
     folder, printed = up
     client = AdminClient(printed["client"] | {"log_level": 0})

@@ -162,6 +162,7 @@ def cluster(three: Cluster) -> Cluster:
     return three
 
 
+@pytest.mark.variant
 def test_three_nodes_lose_nothing_when_one_is_killed_under_load_and_it_rejoins(cluster: Cluster) -> None:
     config = cluster.client_config()
     client = AdminClient({**config, "log_level": 0})

@@ -34,6 +34,7 @@ def asked(server: DatabaseServer, sql: str) -> Any:
         return cursor.fetchall() if cursor.description else None
 
 
+@pytest.mark.variants("mariadb")
 @pytest.mark.parametrize("kind", ["postgres", "mariadb", "mysql"])
 def test_a_killed_server_comes_back_on_its_port_with_every_commit(
     kind: str, request: pytest.FixtureRequest
@@ -106,6 +107,7 @@ def test_a_server_that_cannot_start_says_what_its_log_says_and_leaves_nothing(tm
     assert not folder.exists()
 
 
+@pytest.mark.variants("MySQL", "MariaDB")
 @pytest.mark.parametrize("make", [Postgres, MariaDB, MySQL])
 def test_another_server_on_a_folder_has_the_password_that_its_data_know(make: type[DatabaseServer]) -> None:
     """A second object drew a password of its own, and failed after its whole deadline."""

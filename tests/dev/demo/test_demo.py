@@ -180,6 +180,7 @@ def test_the_demo_on_the_embedded_kafka_needs_no_java_and_leaves_nothing(
         assert list(run.temporary.iterdir()) == []
 
 
+@pytest.mark.variants("Start two workers-15")
 @pytest.mark.broker
 @pytest.mark.parametrize(
     ("words", "number"),
@@ -222,6 +223,7 @@ def test_a_demo_in_which_a_worker_dies_by_itself_fails_says_why_and_keeps_only_t
         assert {path.suffix for path in kept.rglob("*") if path.is_file()} == {".log"}
 
 
+@pytest.mark.variants("kind1")
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its owner's death")
 @pytest.mark.parametrize(
     "kind",

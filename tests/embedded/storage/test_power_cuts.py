@@ -176,6 +176,7 @@ def check(cluster: EmbeddedCluster, told: Told) -> None:
     told.highest_id = producer_id
 
 
+@pytest.mark.variant
 @pytest.mark.long
 @settings(max_examples=scaled(60), deadline=None)
 @given(seed=st.integers(0, 1 << 32), cuts=st.lists(st.integers(1, 400), min_size=1, max_size=3))

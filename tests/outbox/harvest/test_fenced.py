@@ -46,6 +46,7 @@ def rig(broker: SessionBroker, fresh_topic: FreshTopic, postgres_outbox: FreshOu
     return Rig(broker, postgres_outbox, fresh_topic("events", partitions=PARTITIONS))
 
 
+@pytest.mark.variants("mysql", "mariadb")
 def test_rows_are_published_once_in_order_with_contiguous_sequences(
     broker: SessionBroker, fresh_topic: FreshTopic, outbox: FreshOutbox
 ) -> None:
@@ -418,6 +419,7 @@ def test_a_database_that_is_away_for_a_while_costs_nothing(
     rig.prove()
 
 
+@pytest.mark.variants("broker")
 @pytest.mark.parametrize("what", ["database", "broker", pytest.param("both", marks=pytest.mark.slow)])
 def test_a_stop_keeps_its_deadline_though_nothing_answers(rig: Rig, postgres: Postgres, what: str) -> None:
     """O7, H10: frozen, the worst that can happen to a client."""

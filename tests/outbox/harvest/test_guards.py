@@ -47,6 +47,7 @@ def test_an_older_epoch_neither_sets_a_row_aside_nor_holds_it(outbox: FreshOutbo
         assert successor.set_aside(row, "enough", held=new)
 
 
+@pytest.mark.variants("mariadb")
 @pytest.mark.parametrize("kind", ["postgres", "mariadb"])
 def test_a_leader_frozen_in_a_transaction_does_not_keep_its_successor_waiting(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path

@@ -105,6 +105,7 @@ def test_the_command_harvests_is_told_is_measured_and_stops(rig: Rig) -> None:
     rig.prove()
 
 
+@pytest.mark.variant
 def test_a_pause_holds_for_whoever_leads_next(rig: Rig) -> None:
     with rig.harvester() as first:
         wait_for("a leader", lambda: first.stats[0].epoch, DEADLINE_S)

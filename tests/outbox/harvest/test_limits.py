@@ -100,6 +100,7 @@ def set_limit(broker: SessionBroker, topic: str, size: int) -> None:
     done.result(DEADLINE_S)
 
 
+@pytest.mark.variants("fenced-wait", "mark-pass")
 @pytest.mark.parametrize("poison", ["pass", "wait"])
 def test_a_row_that_its_topic_cannot_take_costs_the_others_no_transaction(
     rig: Rig, postgres: Postgres, strategy: str, poison: str

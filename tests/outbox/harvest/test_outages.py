@@ -45,6 +45,7 @@ def read_only(postgres: Postgres) -> Iterator[None]:
             connection.execute("SELECT pg_reload_conf()")
 
 
+@pytest.mark.variant
 @pytest.mark.parametrize(
     ("strategy", "layout"),
     [("fenced", "holdfast"), pytest.param("mark", "goharvest", marks=pytest.mark.slow)],
@@ -84,6 +85,7 @@ def use_up_the_log(server: Postgres) -> None:
     raise AssertionError("the server still has room")
 
 
+@pytest.mark.variant
 @pytest.mark.parametrize(
     ("strategy", "layout", "mounted"),
     [

@@ -255,6 +255,7 @@ def test_eight_fenced_harvesters_come_and_go(
     prove_fenced(rig, roll(rig, 8, LONG, {}))
 
 
+@pytest.mark.variant
 @pytest.mark.parametrize("pace", [SHORT, pytest.param(SLOWER, marks=pytest.mark.slow)], ids=["short", "long"])
 def test_four_marking_harvesters_with_faults_come_and_go(
     broker: SessionBroker, fresh_topic: FreshTopic, postgres: Postgres, pace: Pace

@@ -85,6 +85,7 @@ class OldJoins:
         return FaustTakeover(processor, self._app.settings, group=self._app.name, table=table)
 
 
+@pytest.mark.variant
 def test_a_table_taken_over_goes_on_in_each_source_and_is_a_function_of_what_was_taken(
     app: JoinApplication,
 ) -> None:

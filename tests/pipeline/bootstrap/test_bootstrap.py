@@ -172,6 +172,7 @@ def test_another_owner_in_between_is_not_written_over(books: Books, monkeypatch:
     assert [each.applied for each in read_live(books.first, books.settings)] == [-1, 119]
 
 
+@pytest.mark.variant
 def test_spark_writes_what_this_process_does(books: Books, spark: SparkSession, lake: Path) -> None:
     here = bootstrap(books.first, books.settings, SEND)
     sent = sorted(books.messages(f"{books.name}-large"))

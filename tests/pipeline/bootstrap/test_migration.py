@@ -205,6 +205,7 @@ def test_a_row_that_fails_in_one_partition_leaves_all_as_they_are(books: Books) 
     assert books.messages(books.version(2).changelog(books.name)) == []
 
 
+@pytest.mark.variant
 def test_spark_migrates_and_verifies_as_this_process_does(books: Books, spark: SparkSession) -> None:
     on_spark = replace(LOCAL, engine="spark")
     second, third = (books.version(number, migrate={1: doubled}) for number in (2, 3))

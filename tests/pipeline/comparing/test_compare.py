@@ -130,6 +130,7 @@ def test_where_transactions_end_does_not_matter(
     )
 
 
+@pytest.mark.variant
 @pytest.mark.spark
 @pytest.mark.parametrize("far", [False, True])
 def test_spark_tells_the_same(spark: SparkSession, some: Path, far: bool) -> None:

@@ -127,6 +127,7 @@ def test_what_differs_is_what_a_model_says(
     ]
 
 
+@pytest.mark.variant
 def test_spark_tells_the_same(spark: SparkSession, lake: Path) -> None:
     write(lake)
     found = compare(FIRST, second(), NO_KAFKA, bronze(lake, "spark"))

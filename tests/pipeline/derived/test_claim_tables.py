@@ -360,6 +360,7 @@ def test_after_any_number_of_runs_the_table_is_that_of_one(
     assert run(lake, name).commits == 0
 
 
+@pytest.mark.variant
 def test_both_engines_take_turns_and_write_the_same_rows(
     spark: SparkSession, marshal: TopicInMemory, lake: Path
 ) -> None:

@@ -179,6 +179,7 @@ def test_the_page_tells_of_lag_where_topics_are_named(monkeypatch: pytest.Monkey
         tables_named(ENDS, NO_KAFKA)
 
 
+@pytest.mark.variant
 def test_parts_of_many_minutes_tell_the_lag_at_their_ends_on_both_engines(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, lake: Path
 ) -> None:

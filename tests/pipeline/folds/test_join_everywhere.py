@@ -135,6 +135,7 @@ def test_live_restored_local_and_spark_are_one_table(
         verify(app.joined, app.settings, one)
 
 
+@pytest.mark.variant
 def test_a_landing_that_ends_between_sources_and_choices_tells_of_the_one_before(
     app: JoinApplication, lake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,6 +176,7 @@ def test_a_landing_that_ends_between_sources_and_choices_tells_of_the_one_before
     assert replayed(app, lake, engine="local").digest == now != then
 
 
+@pytest.mark.variant
 def test_a_landing_counts_the_choices_and_misses_one_that_it_did_not_land(
     app: JoinApplication, lake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,6 +205,7 @@ def test_a_landing_counts_the_choices_and_misses_one_that_it_did_not_land(
         replayed(app, lake)
 
 
+@pytest.mark.variant
 def test_globals_are_landed_and_read_by_each_task_as_they_were(
     spark: SparkSession, broker: SessionBroker, tmp_path: Path, lake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -255,6 +258,7 @@ def test_globals_are_landed_and_read_by_each_task_as_they_were(
         assert compare(app.joined, replace(app.joined, version=2), app.settings, bronze).equal
 
 
+@pytest.mark.variant
 def test_the_command_lands_a_processor_and_replays_it(
     spark: SparkSession,
     app: JoinApplication,

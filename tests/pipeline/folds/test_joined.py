@@ -88,6 +88,7 @@ def test_a_table_whose_topic_has_lost_its_beginning_verifies_live_with_the_lake(
     assert replay(books.first, books.settings, upto).digest == whole.digest
 
 
+@pytest.mark.variants("118", "199", "229", "0")
 @pytest.mark.long
 @pytest.mark.parametrize("last", [0, 118, 199, 200, 229])
 def test_every_place_is_the_same_place(books: Books, lake: Path, last: int) -> None:
@@ -104,6 +105,7 @@ def test_every_place_is_the_same_place(books: Books, lake: Path, last: int) -> N
         assert (got.partitions, got.results) == (whole.partitions, whole.results)
 
 
+@pytest.mark.variant
 def test_spark_tells_what_this_process_does(
     spark: SparkSession, books: Books, lake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -128,6 +128,7 @@ def test_every_engine_leaves_out_the_same_from_topic_and_lake(
     assert (own.records, own.skipped) == (13, 4 * HIDDEN)
 
 
+@pytest.mark.variant
 def test_what_was_landed_before_it_was_skipped_is_left_out_by_whoever_reads_the_lake(
     spark: SparkSession, source: Source, lake: Path
 ) -> None:

@@ -131,6 +131,7 @@ def test_a_row_with_which_a_version_began_is_there_though_no_record_made_it(kafk
     assert row_as_of(second, books.settings, "ghost", at, AsOfOptions(replay=LOCAL)).rows == ()
 
 
+@pytest.mark.variant
 def test_spark_tells_the_same(spark: SparkSession, books: Books) -> None:
     on_spark = AsOfOptions(replay=ReplayOptions(engine="spark"), limit=3)
     found = row_as_of(books.first, books.settings, "k3", Until(offsets={0: 118}), on_spark)

@@ -171,6 +171,7 @@ def check(lake: Path, at: list[VectorMarker], report: FoldReport, into: str = "f
     return found
 
 
+@pytest.mark.variants("0-40", "4-0", "0-80", "4-80")
 @pytest.mark.long
 @pytest.mark.parametrize("seed", [0, 40, 80])
 @pytest.mark.parametrize("ahead", [0, 4])
@@ -258,6 +259,7 @@ def test_choices_are_read_on_where_they_were_left(lake: Path, monkeypatch: pytes
     assert {p: each.choices_from for p, each in first.partitions.items()} == began
 
 
+@pytest.mark.variant
 def test_spark_makes_the_same_tables(spark: SparkSession, lake: Path) -> None:
     made = worlds()
     for share, engine in ((0.4, "spark"), (0.7, "local"), (1.0, "spark")):

@@ -211,6 +211,7 @@ def test_a_partition_that_is_added_later_begins_at_its_beginning(topic: TopicInM
     check(lake, report)
 
 
+@pytest.mark.variant
 def test_both_engines_take_turns(spark: SparkSession, topic: TopicInMemory, lake: Path) -> None:
     for number, engine in enumerate(("local", "spark", "local", "spark")):
         some(topic, 40, seed=number)

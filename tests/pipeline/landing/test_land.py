@@ -165,6 +165,7 @@ def test_every_field_of_a_record_is_kept(
 NS = 1_700_000_000_123_456_789
 
 
+@pytest.mark.variants("spark")
 def test_times_that_no_calendar_has_are_kept_as_numbers(
     land: Land,
     engine: LandEngine,
@@ -221,6 +222,7 @@ def test_engines_take_turns_on_one_table_with_the_same_columns(
     assert told == [fold_of(topic, settings, "bronze", lake)] * 2, "by tasks that read files, and by Spark"
 
 
+@pytest.mark.variants("spark")
 def test_a_table_of_the_first_version_gets_the_newer_columns_and_is_read_as_before(
     land: Land, settings: Settings, make_topic: MakeTopic, lake: Path
 ) -> None:
@@ -242,6 +244,7 @@ def test_a_table_of_the_first_version_gets_the_newer_columns_and_is_read_as_befo
     )
 
 
+@pytest.mark.variants("spark")
 def test_landing_again_adds_only_what_is_new(
     land: Land, broker: SessionBroker, settings: Settings, make_topic: MakeTopic, lake: Path
 ) -> None:
@@ -255,6 +258,7 @@ def test_landing_again_adds_only_what_is_new(
     assert places(first.path) == [(0, at) for at in range(10)] + [(1, at) for at in range(12)]
 
 
+@pytest.mark.variants("spark")
 def test_what_was_aborted_is_not_landed_and_what_is_open_waits(
     land: Land, broker: SessionBroker, settings: Settings, fresh_topic: FreshTopic, lake: Path
 ) -> None:
@@ -285,6 +289,7 @@ def test_what_was_aborted_is_not_landed_and_what_is_open_waits(
     assert len(rows(report.path)) == 6
 
 
+@pytest.mark.variants("spark")
 def test_following_lands_what_comes_until_it_is_told_to_stop(
     land: Land, broker: SessionBroker, settings: Settings, make_topic: MakeTopic, lake: Path
 ) -> None:
@@ -331,6 +336,7 @@ def two_landings(
     return one, other
 
 
+@pytest.mark.variants("spark")
 def test_of_two_landings_one_is_refused_and_nothing_is_doubled(
     table_at: MakeTable, settings: Settings, make_topic: MakeTopic, lake: Path, log_of: Any
 ) -> None:
@@ -343,6 +349,7 @@ def test_of_two_landings_one_is_refused_and_nothing_is_doubled(
     assert len(places(one.path)) == 20
 
 
+@pytest.mark.variants("spark")
 def test_without_the_link_of_commits_rows_would_be_doubled(
     table_at: MakeTable,
     settings: Settings,
@@ -360,6 +367,7 @@ def test_without_the_link_of_commits_rows_would_be_doubled(
     assert len(places(one.path)) == 24, "so the test above can fail"
 
 
+@pytest.mark.variants("spark")
 def test_landings_racing_in_time_never_double_or_skip(
     table_at: MakeTable, settings: Settings, make_topic: MakeTopic, lake: Path, log_of: Any
 ) -> None:
@@ -407,6 +415,7 @@ def test_many_racing_landings_lose_and_double_nothing(
     assert sum(lost) > 10, "they raced"
 
 
+@pytest.mark.variants("local-spark")
 @pytest.mark.parametrize(("first", "second"), [("local", "spark"), ("spark", "local")])
 def test_a_landing_of_one_engine_between_the_judging_and_the_commit_of_another_wins(
     spark: SparkSession,
@@ -469,6 +478,7 @@ def test_an_expiry_between_the_judging_and_the_commit_of_a_landing_loses_nothing
     assert (verdict.faults, verdict.undigested) == ((), {})
 
 
+@pytest.mark.variants("spark")
 def test_a_lost_vector_is_refused_then_rebuilt_from_the_rows(
     land: Land, broker: SessionBroker, settings: Settings, make_topic: MakeTopic, lake: Path
 ) -> None:
@@ -491,6 +501,7 @@ def test_a_lost_vector_is_refused_then_rebuilt_from_the_rows(
         land(settings, topic, str(lake), options=LandOptions(rebuild=True))
 
 
+@pytest.mark.variants("spark")
 def test_a_rebuild_keeps_the_losses_that_were_accepted_and_counts_what_is_missing(
     land: Land,
     table_at: MakeTable,
@@ -520,6 +531,7 @@ def test_a_rebuild_keeps_the_losses_that_were_accepted_and_counts_what_is_missin
     assert land(settings, topic, str(lake)).commits == 0
 
 
+@pytest.mark.variants("spark")
 def test_upkeep_of_the_table_does_not_lose_the_vector(
     land: Land, settings: Settings, make_topic: MakeTopic, lake: Path
 ) -> None:
@@ -545,6 +557,7 @@ def test_a_history_cut_off_before_the_last_landing_is_refused() -> None:
 # -- records that are gone
 
 
+@pytest.mark.variants("spark")
 def test_records_deleted_before_they_were_landed_stop_it_until_the_loss_is_accepted(
     land: Land, settings: Settings, make_topic: MakeTopic, lake: Path
 ) -> None:
@@ -584,6 +597,7 @@ def test_records_deleted_while_they_are_read_are_told_from_deep_in_the_causes(
     assert places(bronze_path(str(lake), topic)) == []
 
 
+@pytest.mark.variants("spark")
 def test_a_topic_that_is_new_to_the_lake_begins_with_what_it_has(
     land: Land, settings: Settings, make_topic: MakeTopic, lake: Path
 ) -> None:
@@ -597,6 +611,7 @@ def test_a_topic_that_is_new_to_the_lake_begins_with_what_it_has(
         replay(accounts(topic), settings, ReplayOptions(engine="local", source="bronze", lake=str(lake)))
 
 
+@pytest.mark.variants("spark")
 def test_a_topic_made_again_under_its_name_is_refused(
     land: Land, broker: SessionBroker, settings: Settings, lake: Path
 ) -> None:
@@ -689,6 +704,7 @@ def test_killed_landings_leave_every_record_once(
     check_landed(lake, topic, count)
 
 
+@pytest.mark.variant
 def test_a_landing_of_spark_that_is_killed_is_ended_by_another_session(
     spark: SparkSession, broker: SessionBroker, settings: Settings, fresh_topic: FreshTopic, lake: Path
 ) -> None:

@@ -72,6 +72,7 @@ def landing(table: LocalTable, books: Books, log: TopicLog) -> Landing:
     return Landing(table, books.settings, log, LandOptions(max_records=150))
 
 
+@pytest.mark.variant
 def test_what_tasks_land_is_what_one_process_does_and_both_take_turns(
     spark: SparkSession, books: Books, log: TopicLog, tmp_path: Path
 ) -> None:
@@ -120,6 +121,7 @@ def test_of_tasks_and_a_process_that_race_one_wins(
     assert check_table(books.settings, books.source, str(lake), deep=True).faults == ()
 
 
+@pytest.mark.variant
 def test_records_that_are_gone_end_it_and_leave_no_file(
     spark: SparkSession, books: Books, lake: Path
 ) -> None:

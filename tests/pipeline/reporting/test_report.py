@@ -218,6 +218,7 @@ def page_of_a_day(fleet: SimulatedFleet) -> str:
     return report_page(rows_of_a_day(fleet))
 
 
+@pytest.mark.variants("dark")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_browser_shows_the_page_of_a_thousand_partitions(
     browser: Browser, page_of_a_day: str, tmp_path: Path, scheme: Any
@@ -289,6 +290,7 @@ def test_a_slice_has_the_rows_that_touch_it_and_no_others(derived: Path) -> None
     assert [*found.tables] == [INTERVALS, TAKEOVERS]
 
 
+@pytest.mark.variant
 def test_both_engines_make_the_same_page(spark: SparkSession, derived: Path) -> None:
     here, there = (
         report(NO_KAFKA, options(derived, 12_000, 14_000, engine=engine)) for engine in ("local", "spark")

@@ -152,6 +152,7 @@ def of_pages(load: Load, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     yield from found
 
 
+@pytest.mark.variant
 def test_every_processor_of_examples_and_pages_comes_to_its_digest_on_spark(
     spark: SparkSession, load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,6 +187,7 @@ def test_the_program_of_the_readme_is_replayed_on_spark(
     assert digest_by("spark") == digest_by("local")
 
 
+@pytest.mark.variant
 @pytest.mark.long
 def test_what_a_processor_is_made_of_is_shipped_from_wherever_it_is_declared(load: Load) -> None:
     apps = {name: load(name, example_file(f"{name}.py").parent).app for name in WRITTEN}

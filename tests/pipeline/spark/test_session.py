@@ -202,6 +202,7 @@ input()
 """  # noqa: E501
 
 
+@pytest.mark.variant
 @pytest.mark.spark
 def test_a_session_says_nothing_ends_its_jvm_and_outlives_one_that_was_killed(tmp_path: Path) -> None:
     import psutil  # type: ignore[import-untyped]

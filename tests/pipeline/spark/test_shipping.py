@@ -182,6 +182,7 @@ def clean_work_folder() -> Iterator[None]:
                 shutil.rmtree(new, ignore_errors=True)
 
 
+@pytest.mark.variant
 @pytest.mark.spark
 def test_two_executors_run_the_users_code_from_the_zip(tmp_path: Path) -> None:
     project, lake = tmp_path / "project", tmp_path / "lake"

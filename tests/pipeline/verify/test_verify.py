@@ -219,6 +219,7 @@ def test_a_changelog_of_another_version_or_writer_is_refused(
         verify(*live, LOCAL)
 
 
+@pytest.mark.variant
 def test_spark_and_the_lake_give_the_same_verdict(
     spark: SparkSession, make_live: MakeLive, lake: Path
 ) -> None:

@@ -416,6 +416,7 @@ def test_the_command_names_the_difference_and_exits_with_1(
     assert (code, "ask for one of them" in said) == (2, True)
 
 
+@pytest.mark.variant
 def test_spark_tells_the_same(spark: SparkSession, live: Live, handed_over: JoinApplication) -> None:
     assert_emits(handed_over, "spark")
     live.folded(1, upto=5)
