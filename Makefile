@@ -70,13 +70,13 @@ browser: ## look for Chromium, which the tests of the console drive; as root, in
 	echo "the tests of the console need Chromium, and none is on PATH: sudo apt-get install chromium" >&2; exit 1
 
 .PHONY: test
-test: $(READY) ## each promise shown, on a real broker, databases and Spark (JOBS=3 for three processes, ARGS='-k claims' for some, LOAD=20 beside 20 busy programs a core)
+test: $(READY) ## each promise in its main case, on a real broker, databases and Spark (JOBS=3 for three processes, ARGS='-k claims' for some, LOAD=20 beside 20 busy programs a core)
 	@$(MAKE) --silent browser || true
 	@echo "== test"
 	@$(if $(LOAD),$(RUN)/python -P -m tests.support.busy $(LOAD)) $(RUN)/python -P -m pytest -q -m "$(TESTS)" $(if $(LOAD),--timeout=6000) --durations=10 $(if $(filter-out 1,$(JOBS)),--numprocesses=$(JOBS) --dist=loadfile --no-loadscope-reorder) $(ARGS)
 
 .PHONY: variants
-variants: ## what make test shows, on the other databases, engines and kinds of faults
+variants: ## further cases of what make test shows: other databases, engines, commands and kinds of faults
 	@$(MAKE) --silent test TESTS="variant and not slow"
 
 .PHONY: fast

@@ -1,8 +1,7 @@
-"""Tests that show a promise once more: on another database, by the other engine, for another kind of the same
-fault.
+"""Further cases of promises: another database, the other engine, another kind of the same fault.
 
-`make test` shows each promise once, in the time that a change can wait for. `make variants` shows it on the
-rest:
+`make test` shows each promise in its main case, in the time that a change can wait for. `make variants`
+shows the others:
 
     @pytest.mark.variants("mysql-debezium", "mariadb-debezium")   # of these parameters
     @pytest.mark.variant                                          # the whole test

@@ -327,7 +327,7 @@ async def test_holes_and_control_records_at_the_end_do_not_look_like_a_backlog(g
 async def test_messages_in_flight_are_committed_before_the_release(ground: Ground) -> None:
     """D21: the drain window."""
     ground.fill(3)
-    async with ground.consumer("first", heartbeat_interval_s=60.0, drain_s=DEADLINE_S) as consumer:
+    async with ground.consumer("first", heartbeat_interval_s=60.0, drain_s=60.0) as consumer:
         messages = await take(consumer, 3, commit=False)
         leaving = asyncio.create_task(consumer.terminate(release=True))
         await asyncio.sleep(0.3)
