@@ -45,7 +45,7 @@ class _Logs:
         for number in range(turn * 20, turn * 20 + 20):
             members = {f"m{each}": [("orders", each)] for each in range(self._chance.randrange(3))}
             key, value = test_group_tables.key_of("g"), test_group_tables.generation(number, members, {})
-            at_ms = 20_000 * number
+            at_ms = 20_000 * (number + 1)
             test_group_tables.put(self.topics[OFFSETS_TOPIC], key, value, at_ms)
             test_lag_tables.commit(self.topics[OFFSETS_TOPIC], "billing", number % 2, number, at_ms)
             progress = msgspec.json.encode(RowsProgress(1, "shop-0", 1, [number, 1]))
