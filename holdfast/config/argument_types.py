@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -51,12 +52,18 @@ def _is_of(given: object, kind: Any) -> bool:
     if kind is str:
         return is_text(given)
     if kind is Path:
-        return isinstance(given, Path) or (is_text(given) and bool(given))
+        return _names_path(given)
     if kind is float:
         return isinstance(given, int | float) and not isinstance(given, bool)
     if kind is int:
         return isinstance(given, int) and not isinstance(given, bool)
     return isinstance(given, kind)
+
+
+def _names_path(given: object) -> bool:
+    if isinstance(given, os.PathLike):
+        return isinstance(os.fspath(given), str)
+    return is_text(given) and bool(given)
 
 
 def _shown(given: object, secret: bool) -> str:

@@ -8,12 +8,15 @@ meant.
 from __future__ import annotations
 
 from inspect import iscoroutinefunction
-from typing import Any
+from numbers import Integral, Real
+from typing import Any, TypeVar, cast
 
 from holdfast.config.argument_types import is_text, type_problem
 from holdfast.config.section import is_topic
 from holdfast.config.settings import Settings
 from holdfast.errors import ConfigError
+
+_Number = TypeVar("_Number", int, float)
 
 LIMIT_NAME_BYTES = 1_000
 """Three names, a topic and numbers fit a frame of the coordination topic."""
@@ -45,11 +48,26 @@ def require_topic(name: str, given: object) -> None:
         )
 
 
-def require_number(name: str, given: object, low: float, high: float, *, whole: bool = False) -> None:
-    """Refuse what is no number, with *whole* no whole number, from *low* to *high*."""
-    require_type(name, given, int if whole else float)
-    if not low <= given <= high:  # type: ignore[operator]
-        raise ConfigError(f"{name} is {given}: use {low:g} to {high:g}")
+def require_number(name: str, given: object, low: float, high: float) -> float:
+    """Return a number of Python's for *given*, which may be one of NumPy's; refuse what is no number from
+    *low* to *high*.
+    """
+    number: Any = float(given) if isinstance(given, Real) and not isinstance(given, bool | int) else given
+    require_type(name, number, float)
+    return _within(name, cast(float, number), low, high)
+
+
+def require_whole(name: str, given: object, low: int, high: int) -> int:
+    """Return a whole number of Python's for *given*, as `require_number` does."""
+    number: Any = int(given) if isinstance(given, Integral) and not isinstance(given, bool) else given
+    require_type(name, number, int)
+    return _within(name, cast(int, number), low, high)
+
+
+def _within(name: str, number: _Number, low: float, high: float) -> _Number:
+    if not low <= number <= high:
+        raise ConfigError(f"{name} is {number}: use {low:g} to {high:g}")
+    return number
 
 
 def require_encoder(name: str, given: object) -> None:
@@ -87,6 +105,6 @@ def settings_at(kafka: object) -> Settings:
     if not is_text(kafka):
         raise ConfigError(f"kafka is {kafka!r:.200}: write 'host:port,host:port', or give Settings")
     try:
-        return Settings(kafka={"bootstrap.servers": str(kafka)})
+        return Settings(kafka={"bootstrap.servers": kafka})  # type: ignore[dict-item]
     except ConfigError as error:
         raise ConfigError(f"kafka is {kafka!r:.200}: {error}") from error

@@ -44,9 +44,9 @@ def why_no_host(host: str) -> str | None:
 
 def broker_problems(servers: str) -> Iterator[str]:
     """Yield what is wrong with each of the addresses host:port,host:port, where Kafka's default port may be
-    left out.
+    left out, and librdkafka leaves out what follows the host and port of a URL.
 
-    >>> [*broker_problems("kafka-1:9092,SSL://[::1]:9093,kafka-3")]
+    >>> [*broker_problems("kafka-1:9092,SSL://[::1]:9093,kafka-3,fe80::1%eth0,PLAINTEXT://kafka-4:9092/")]
     []
     >>> [*broker_problems("kafka-1:http, ,:9092")]
     ["'kafka-1:http' has no port from 1 to 65535", "' ' names no host: it is empty", "':9092' names no host: it is empty"]
@@ -54,7 +54,7 @@ def broker_problems(servers: str) -> Iterator[str]:
     for part in servers.split(","):
         address = part.strip()
         scheme = _SCHEME.match(address)
-        host, port = _host_and_port(address[scheme.end() :] if scheme else address)
+        host, port = _host_and_port(address[scheme.end() :].partition("/")[0] if scheme else address)
         if (why := why_no_host(host)) is not None:
             yield f"{part!r:.300} names no host: {why}"
         elif port is not None and not (port.isdecimal() and len(port) < 6 and 0 < int(port) <= LAST_PORT):
@@ -66,4 +66,14 @@ def _host_and_port(address: str) -> tuple[str, str | None]:
         host, _, rest = address[1:].partition("]")
         return host, rest.removeprefix(":") if rest else None
     host, colon, port = address.rpartition(":")
-    return (host, port) if colon else (address, None)
+    if not colon or _is_ipv6(address):
+        return address, None
+    return host, port
+
+
+def _is_ipv6(address: str) -> bool:
+    try:
+        ipaddress.IPv6Address(address)
+    except ValueError:
+        return False
+    return True

@@ -251,7 +251,7 @@ def check_value(name: str, value: object, place: str) -> str:
         raise ConfigError(
             f"{place}: Kafka property {name} must be text, a number or true/false, not {type(value).__name__}"
         )
-    text = str(value)
+    text = str.__str__(value) if isinstance(value, str) else str(value)  # of an Enum's member, its value
     choices = _CHOICES.get(name)
     if choices is None:
         return text

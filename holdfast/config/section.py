@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import Field, dataclass, field, fields
 from functools import cache
+from os import PathLike
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, get_type_hints
@@ -82,7 +83,7 @@ def type_problems(settings: Section) -> Iterator[str]:
         problem = type_problem(settings.place(each.name), value, wanted, secret=secret)
         if problem is not None:
             yield problem
-        elif isinstance(value, str) and wanted in (Path, Path | None):
+        elif isinstance(value, str | PathLike) and wanted in (Path, Path | None):
             object.__setattr__(settings, each.name, Path(value))
 
 

@@ -20,7 +20,7 @@ from typing import Any, Final, Unpack
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.engine import Dialect
 
-from holdfast.config.client_arguments import require_encoder, require_number, require_type
+from holdfast.config.client_arguments import require_encoder, require_type, require_whole
 from holdfast.errors import OutboxSchemaError
 from holdfast.outbox.schema.database import lacks_table
 from holdfast.outbox.schema.layouts import Layout, layout_named
@@ -84,7 +84,7 @@ class OutboxWriter:
         require_encoder("value_encoder", value_encoder)
         require_type("notify", notify, bool)
         if limit_bytes is not None:
-            require_number("limit_bytes", limit_bytes, 1, LIMIT_RECORD_BYTES, whole=True)
+            limit_bytes = require_whole("limit_bytes", limit_bytes, 1, LIMIT_RECORD_BYTES)
         self.table = table
         self.layout = layout_named(layout)
         self._key_encoder = key_encoder

@@ -10,9 +10,11 @@ import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from enum import Enum
+from pathlib import Path, PurePosixPath
+from typing import Any, cast, get_args, get_type_hints
 
+import numpy as np
 import pytest
 
 from holdfast import (
@@ -27,7 +29,10 @@ from holdfast import (
     TableClient,
     create_app,
 )
-from holdfast.clients.claims.settings import _TYPES, NAMES
+from holdfast.clients.claims.settings import _TYPES, NAMES, consumer_settings
+from holdfast.clients.ranges.options import RangeOptions
+from holdfast.clock import system_clock
+from holdfast.config.client_arguments import require_number, require_whole, settings_at
 from holdfast.errors import ConfigError
 
 
@@ -212,6 +217,61 @@ def test_addresses_that_no_broker_can_have_are_told(servers: str, part: str) -> 
         Settings(kafka={"bootstrap.servers": servers})
     with pytest.raises(ConfigError, match=f"kafka is '{servers}'.*{part}"):
         RangeConsumer(servers, topic="orders", group="resize", client="resize-1")
+
+
+@pytest.mark.parametrize("servers", ["::1", "fe80::1%eth0", "[::1]:9092", "SSL://kafka-1:9093/", "k_1.x."])
+def test_addresses_that_librdkafka_takes_are_taken(servers: str) -> None:
+    assert Settings(kafka={"bootstrap.servers": servers}).bootstrap_servers == servers
+
+
+def test_numbers_of_numpy_are_taken_and_kept_as_those_of_python() -> None:
+    whole, real = cast(Any, np.int64), cast(Any, np.float32)
+    options = RangeOptions(
+        topic="orders",
+        group="resize",
+        client="resize-1",
+        block_messages=whole(50),
+        lease_s=real(5),
+        handler_timeout_s=np.float64(60),
+        maximum_deliveries=whole(3),
+        dead_letters=None,
+        ranges_topic=None,
+        request_timeout_s=whole(10),
+        clock=system_clock,
+    )
+    kept = [options.block_messages, options.maximum_deliveries, options.lease_s, options.request_timeout_s]
+    assert [type(each) for each in kept] == [int, int, float, float]
+    named = {"heartbeat_interval_s": np.float64(30)}
+    found = consumer_settings(SETTINGS, topics=["orders"], group="billing", client="billing-1", named=named)
+    assert type(found.member.heartbeat_interval_s) is float
+    OutboxWriter(limit_bytes=whole(1_000))
+
+
+@pytest.mark.parametrize("given", [np.bool_(True), np.float32("nan"), np.int64(-1), 1j])
+def test_numbers_of_numpy_have_the_same_bounds(given: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^lease_s "):
+        require_number("lease_s", given, 0, 9)
+    with pytest.raises(ConfigError, match=r"^limit "):
+        require_whole("limit", given, 0, 9)
+
+
+class Brokers(str, Enum):  # noqa: UP042  whose str() is "Brokers.TESTS"
+    TESTS = "kafka-1:9092"
+
+
+class Folder:
+    def __fspath__(self) -> str:
+        return "/var/lib/shop"
+
+
+def test_text_that_is_a_member_of_an_enum_counts_by_its_value() -> None:
+    assert settings_at(Brokers.TESTS).bootstrap_servers == "kafka-1:9092"
+    assert Settings(kafka={"bootstrap.servers": Brokers.TESTS}).bootstrap_servers == "kafka-1:9092"
+
+
+def test_a_path_is_whatever_names_one() -> None:
+    for folder in (Folder(), PurePosixPath("/var/lib/shop"), "/var/lib/shop"):
+        assert Settings(data_dir=folder).data_dir == Path("/var/lib/shop")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("host", ["tables..internal", "x" * 64, "two words", "http://tables"])

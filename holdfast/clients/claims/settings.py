@@ -72,6 +72,7 @@ def consumer_settings(
             )
     if isinstance(topics, Iterable) and not isinstance(topics, list | bytes | Mapping):
         topics = tuple(topics)
+    named = {name: float(each) if isinstance(each, float) else each for name, each in named.items()}
     given = {"topics": topics, "group": group, "client": client, **named}
     if (wrong := _of_wrong_type(given)) is not None:
         raise ConfigError(wrong)

@@ -23,7 +23,13 @@ from confluent_kafka import KafkaError, KafkaException, Message
 from holdfast.clients.producers.names import NameHolder
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
-from holdfast.config.client_arguments import require_clock, require_number, require_settings, require_type
+from holdfast.config.client_arguments import (
+    require_clock,
+    require_number,
+    require_settings,
+    require_type,
+    require_whole,
+)
 from holdfast.core.engine.declared.partitioners import murmur2
 from holdfast.core.engine.declared.processor import Headers
 from holdfast.core.kafka.sequences import MAX_SEQUENCE, NO_SEQUENCE, advance
@@ -78,8 +84,8 @@ class SequencedProducer:
     ) -> None:
         require_settings(settings)
         require_type("instance", instance, str)
-        require_number("timeout_s", timeout_s, LEAST_TIMEOUT_S, LIMIT_TIMEOUT_S)
-        require_number("limit_unsure", limit_unsure, 1, LIMIT_UNSURE_MOST, whole=True)
+        timeout_s = require_number("timeout_s", timeout_s, LEAST_TIMEOUT_S, LIMIT_TIMEOUT_S)
+        limit_unsure = require_whole("limit_unsure", limit_unsure, 1, LIMIT_UNSURE_MOST)
         require_clock(clock)
         self._names = NameHolder(settings, name, instance=instance, timeout_s=timeout_s, clock=clock)
         self._timeout_s, self._limit, self._clock = timeout_s, limit_unsure, clock

@@ -141,18 +141,18 @@ class RangeConsumer:
             group=group,
             ranges_topic=ranges_topic,
             dead_letters=dead_letters,
-            lease_ms=int(lease_s * 1_000),
-            timeout_s=request_timeout_s,
+            lease_ms=int(options.lease_s * 1_000),
+            timeout_s=options.request_timeout_s,
             clock=clock,
         )
         self.client, self.instance = client, uuid.uuid4().hex[:8]
         self._size, self._lease_s, self._limit, self._clock = (
-            block_messages,
-            lease_s,
-            maximum_deliveries,
+            options.block_messages,
+            options.lease_s,
+            options.maximum_deliveries,
             clock,
         )
-        self._handler_timeout_s = handler_timeout_s
+        self._handler_timeout_s = options.handler_timeout_s
         self._mine: dict[tuple[int, int], _Mine] = {}
         """By partition and start."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-ranges")

@@ -12,6 +12,7 @@ from holdfast.config.client_arguments import (
     require_name,
     require_number,
     require_topic,
+    require_whole,
     settings_at,
 )
 from holdfast.core.member.settings import LIMIT_HANDLER_TIMEOUT_S
@@ -46,19 +47,27 @@ class RangeOptions:
         require_topic("topic", self.topic)
         require_name("group", self.group)
         require_name("client", self.client)
-        require_number("block_messages", self.block_messages, 1, LIMIT_BLOCK_MESSAGES, whole=True)
-        require_number("lease_s", self.lease_s, 1, 3_600)
-        self._require_handler_timeout()
-        require_number("maximum_deliveries", self.maximum_deliveries, 1, LIMIT_DELIVERIES, whole=True)
-        require_number("request_timeout_s", self.request_timeout_s, 0.001, 3_600)
+        self._settle_whole("block_messages", LIMIT_BLOCK_MESSAGES)
+        self._settle_seconds("lease_s", 1, 3_600)
+        self._settle_handler_timeout()
+        self._settle_whole("maximum_deliveries", LIMIT_DELIVERIES)
+        self._settle_seconds("request_timeout_s", 0.001, 3_600)
         for name in ("dead_letters", "ranges_topic"):
             if (topic := getattr(self, name)) is not None:
                 require_topic(name, topic)
         require_clock(self.clock)
 
-    def _require_handler_timeout(self) -> None:
+    # Numbers are kept as Python's: the log of the ranges cannot hold NumPy's.
+
+    def _settle_whole(self, name: str, high: int) -> None:
+        object.__setattr__(self, name, require_whole(name, getattr(self, name), 1, high))
+
+    def _settle_seconds(self, name: str, low: float, high: float) -> None:
+        object.__setattr__(self, name, require_number(name, getattr(self, name), low, high))
+
+    def _settle_handler_timeout(self) -> None:
         try:
-            require_number("handler_timeout_s", self.handler_timeout_s, 0, LIMIT_HANDLER_TIMEOUT_S)
+            self._settle_seconds("handler_timeout_s", 0, LIMIT_HANDLER_TIMEOUT_S)
             unfit = 0 < self.handler_timeout_s < 1
         except ConfigError:
             unfit = True
