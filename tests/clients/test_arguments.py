@@ -125,6 +125,7 @@ FITS: Mapping[Callable[..., Any], Mapping[str, set[str]]] = {
         **dict.fromkeys(("tables", "migrate"), EMPTY),
         "version": WHOLE,
         "emits": {"list"},
+        "reads": {"list"},
         "in_place": SWITCH,
     },
     create_app: {"processors": {"list"}, "settings": {"None"}},
@@ -272,6 +273,10 @@ def test_text_that_is_a_member_of_an_enum_counts_by_its_value() -> None:
 def test_a_path_is_whatever_names_one() -> None:
     for folder in (Folder(), PurePosixPath("/var/lib/shop"), "/var/lib/shop"):
         assert Settings(data_dir=folder).data_dir == Path("/var/lib/shop")  # type: ignore[arg-type]
+
+
+def test_an_empty_list_reads_no_global() -> None:
+    assert not Processor(**{**DECLARED, "reads": []}).reads
 
 
 @pytest.mark.parametrize("host", ["tables..internal", "x" * 64, "two words", "http://tables"])

@@ -206,7 +206,7 @@ class Processor(Generic[E, R]):
             raise self._wrong('emits_from="handover" with no topic of others to emit to: leave it out')
 
     def _check_globals(self) -> None:
-        if not isinstance(self.reads, tuple):
+        if not isinstance(self.reads, tuple) and self.reads != []:  # an empty list was always taken
             raise self._wrong(f"reads is {self.reads!r:.200}; write a tuple of Global: reads=(rates,)")
         if not self.reads:
             return
