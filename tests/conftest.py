@@ -27,7 +27,7 @@ from tests.support import collecting, own_topics, schedule, shared_broker, varia
 from tests.support.installations import Installations
 from tests.support.own_broker import disturbed_broker
 from tests.support.parts import PARTS, part, parts_of, times
-from tests.support.scale import SCALE, scaled
+from tests.support.scale import scaled
 from tests.support.secured import Guarded
 
 __all__ = ["broker", "disturbed_broker", "fresh_topic", "holdfast_broker"]
@@ -48,7 +48,7 @@ hypothesis.settings.load_profile("holdfast")
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark each test with the parts it needs, and put what runs long first."""
     mark(items)
-    if config.args_source is pytest.Config.ArgsSource.TESTPATHS and SCALE == 1:  # else seeds differ
+    if config.args_source is pytest.Config.ArgsSource.TESTPATHS:
         variants.check(items)
     schedule.order(items)
 

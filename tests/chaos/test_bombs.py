@@ -51,7 +51,6 @@ def bound_bytes(app: Application) -> int:
     )
 
 
-@pytest.mark.variants("one_value")
 @pytest.mark.parametrize(
     "shape",
     [one_value, pytest.param(headers_without_end, marks=pytest.mark.slow)],

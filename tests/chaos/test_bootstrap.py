@@ -51,7 +51,6 @@ def killed_at(app: Application, name: str, partition: int, step: BootstrapStep) 
     assert ran.returncode == -signal.SIGKILL, ran.stderr
 
 
-@pytest.mark.variants("twice")
 @pytest.mark.process
 @pytest.mark.parametrize(
     ("kills", "left"),

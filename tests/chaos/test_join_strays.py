@@ -83,7 +83,7 @@ def test_the_table_goes_on_from_its_last_good_position(app: JoinApplication) -> 
     goes_on(app)
 
 
-@pytest.mark.variant
+@pytest.mark.variants("--applied")
 @pytest.mark.parametrize("way", ["--rebuild", "--applied"])
 def test_the_table_is_made_anew_from_its_sources(app: JoinApplication, way: str) -> None:
     before = app.ends()[0]

@@ -119,7 +119,6 @@ def test_an_offset_of_one_source_takes_in_all_up_to_its_next_record(seed: int, s
         assert found.digest == digest_of(logs, recorded, wanted), last
 
 
-@pytest.mark.variants("1", "2", "4", "5", "6", "7", "8", "10", "11")
 @pytest.mark.long
 @pytest.mark.parametrize("seed", SEEDS)
 def test_offsets_of_two_sources_are_a_place_where_the_table_was(seed: int) -> None:

@@ -10,7 +10,7 @@ shows the others:
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import pytest
 
@@ -21,26 +21,46 @@ def mark(item: pytest.Item) -> None:
         item.add_marker("variant")
 
 
-def check(items: Iterable[pytest.Item]) -> None:
-    """Fail if a test names parameters that it has not, or names all that it has; *items* are all tests there
-    are.
+def check(items: Sequence[pytest.Item]) -> None:
+    """Fail if a test names parameters that it has not, or if a test or a file has variants alone; *items* are
+    all tests there are.
     """
-    named: dict[str, set[str]] = {}
+    _check_names(items)
+    _check_main_cases(items)
+
+
+def _check_names(items: Sequence[pytest.Item]) -> None:
     there = defaultdict[str, set[str]](set)
     for item in items:
-        if ids := _named(item):
-            test = item.nodeid.partition("[")[0]
-            named[test] = ids
-            there[test].add(_parameters(item))
-    for test, ids in named.items():
-        if there[test] == {""}:
+        if _named(item):
+            there[_test(item)].add(_parameters(item))
+    for item in items:
+        found = there[_test(item)]
+        if found == {""}:
             continue  # another file runs it by a fixture of its own
-        if unknown := ids - there[test]:
+        if unknown := _named(item) - found:
             raise pytest.UsageError(
-                f"{test} has no parameters {sorted(unknown)}: it has {sorted(there[test])}"
+                f"{_test(item)} has no parameters {sorted(unknown)}: it has {sorted(found)}"
             )
-        if ids == there[test]:
-            raise pytest.UsageError(f"{test} names all its parameters as variants: none shows its promise")
+
+
+def _check_main_cases(items: Sequence[pytest.Item]) -> None:
+    of_variants, shown = set[str](), set[str]()
+    for item in items:
+        places = {_test(item) if _named(item) else "", item.nodeid.partition("::")[0]} - {""}
+        if item.get_closest_marker("variant"):
+            of_variants |= places
+        elif not item.get_closest_marker("slow"):
+            shown |= places
+    if lacking := sorted(of_variants - shown):
+        raise pytest.UsageError(
+            f"{', '.join(lacking)}: variants alone, so that make test does not show it; leave the main case"
+            " out of them"
+        )
+
+
+def _test(item: pytest.Item) -> str:
+    return item.nodeid.partition("[")[0]
 
 
 def _named(item: pytest.Item) -> set[str]:

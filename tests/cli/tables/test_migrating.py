@@ -98,7 +98,6 @@ class Shop:
         return {} if code else {line[0]: line[4] for line in lines}
 
 
-@pytest.mark.variant
 def test_rows_go_on_in_the_next_version(tmp_path: Path) -> None:
     folder = tmp_path / "shop"
     folder.mkdir()

@@ -55,7 +55,6 @@ class _Logs:
             )
 
 
-@pytest.mark.variant
 def test_spark_goes_on_with_tables_as_this_process_does(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, lake: Path
 ) -> None:

@@ -142,7 +142,6 @@ def _minute(at: datetime | None) -> Any:
     return None if at is None else (int(at.timestamp() * 1000) - BEGIN_MS) // MINUTE_MS
 
 
-@pytest.mark.variants("1", "2", "4", "5")
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(6))
 def test_rows_are_those_of_a_count_after_each_run(

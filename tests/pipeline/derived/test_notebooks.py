@@ -74,7 +74,6 @@ def at_lake(monkeypatch: pytest.MonkeyPatch, lake: Path) -> Path:
     return lake
 
 
-@pytest.mark.variant
 def test_the_notebook_of_claims_finds_what_the_report_tells(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, at_lake: Path
 ) -> None:
@@ -110,7 +109,6 @@ def test_the_notebook_of_claims_finds_what_the_report_tells(
     assert END_S > 0
 
 
-@pytest.mark.variant
 def test_the_notebook_of_events_counts_what_was_written(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, at_lake: Path
 ) -> None:

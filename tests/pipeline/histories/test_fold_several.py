@@ -171,7 +171,6 @@ def check(lake: Path, at: list[VectorMarker], report: FoldReport, into: str = "f
     return found
 
 
-@pytest.mark.variants("0-40", "4-0", "0-80", "4-80")
 @pytest.mark.long
 @pytest.mark.parametrize("seed", [0, 40, 80])
 @pytest.mark.parametrize("ahead", [0, 4])

@@ -265,7 +265,6 @@ def test_a_second_landing_is_refused_as_ever(topic: TopicInMemory, tmp_path: Pat
     assert faults(tmp_path) == []
 
 
-@pytest.mark.variants("1", "2", "3")
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(4))
 def test_an_expiry_in_the_midst_of_landings_and_compactions(
