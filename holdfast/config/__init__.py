@@ -21,7 +21,8 @@ takes its class, such as `WebSettings`.
 
 from __future__ import annotations
 
-from holdfast.config.schema_registry import SchemaRegistrySettings
+from holdfast.config.sections.schema_registry import SchemaRegistrySettings
+from holdfast.config.sections.web import WebSettings, hosts_and_networks, is_loopback
 from holdfast.config.security import Oidc, Sasl
 from holdfast.config.settings import (
     ClientConfig,
@@ -31,7 +32,6 @@ from holdfast.config.settings import (
     settings_from_environment,
 )
 from holdfast.config.sources import find_file
-from holdfast.config.web import WebSettings, hosts_and_networks, is_loopback
 
 __all__ = [
     "ClientConfig",

@@ -12,7 +12,7 @@ from numbers import Integral, Real
 from typing import Any, TypeVar, cast
 
 from holdfast.config.argument_types import is_text, type_problem
-from holdfast.config.section import is_topic
+from holdfast.config.sections.section import is_topic
 from holdfast.config.settings import Settings
 from holdfast.errors import ConfigError
 

@@ -8,9 +8,6 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, get_type_hints
 
-from holdfast.config.application import ApplicationSettings
-from holdfast.config.console import ConsoleSettings
-from holdfast.config.fetching import FetchingSettings
 from holdfast.config.hosts import broker_problems
 from holdfast.config.kafka_properties import (
     ALIASES,
@@ -24,16 +21,19 @@ from holdfast.config.kafka_properties import (
     is_secret,
     require_property,
 )
-from holdfast.config.logs import LogSettings
-from holdfast.config.outbox import OutboxSettings
-from holdfast.config.schema_registry import SchemaRegistrySettings
-from holdfast.config.section import noted, range_problem, refuse, section_problems, type_problems
+from holdfast.config.sections.application import ApplicationSettings
+from holdfast.config.sections.console import ConsoleSettings
+from holdfast.config.sections.fetching import FetchingSettings
+from holdfast.config.sections.logs import LogSettings
+from holdfast.config.sections.outbox import OutboxSettings
+from holdfast.config.sections.schema_registry import SchemaRegistrySettings
+from holdfast.config.sections.section import noted, range_problem, refuse, section_problems, type_problems
+from holdfast.config.sections.spark import SparkProperties, SparkSettings, is_spark_secret
+from holdfast.config.sections.stores import StoreSettings
+from holdfast.config.sections.timeouts import TimeoutSettings
+from holdfast.config.sections.web import WebSettings
 from holdfast.config.security import Sasl, check_security, sasl_of, ssl_context_of, trust
 from holdfast.config.sources import KAFKA, SPARK, convert, find_file, read_layers
-from holdfast.config.spark import SparkProperties, SparkSettings, is_spark_secret
-from holdfast.config.stores import StoreSettings
-from holdfast.config.timeouts import TimeoutSettings
-from holdfast.config.web import WebSettings
 from holdfast.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import Any, get_args
 import msgspec
 
 from holdfast.config.kafka_properties import check_name, check_value, env_names, suggest
-from holdfast.config.section import noted
+from holdfast.config.sections.section import noted
 from holdfast.errors import ConfigError
 
 ENV_PREFIX = "HOLDFAST_"

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
-from holdfast.config.section import names_in
+from holdfast.config.sections.section import names_in
 from holdfast.console.place import ConsolePlace
 from holdfast.web.headers import bearer, is_secret, names_this_machine
 from holdfast.web.port import peer_of

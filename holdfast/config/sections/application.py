@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.config.section import Section, is_topic, names_in, setting
+from holdfast.config.sections.section import Section, is_topic, names_in, setting
 
 _APP = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 _INSTANCE = re.compile(r"[A-Za-z0-9._-]{1,249}")

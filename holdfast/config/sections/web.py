@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from holdfast.config.hosts import why_no_host
-from holdfast.config.section import Section, names_in, setting
+from holdfast.config.sections.section import Section, names_in, setting
 
 _HOST = re.compile(r"(?=.*[A-Za-z_])[A-Za-z0-9_][A-Za-z0-9._-]{0,252}")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from holdfast.config.section import GIB, MIB, Section, setting
+from holdfast.config.sections.section import GIB, MIB, Section, setting
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Self
 from urllib.parse import urlsplit
 
-from holdfast.config.section import Section, names_in, setting
+from holdfast.config.sections.section import Section, names_in, setting
 
 
 @dataclass(frozen=True, kw_only=True)

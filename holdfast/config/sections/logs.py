@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from holdfast.config.section import Section, setting
+from holdfast.config.sections.section import Section, setting
 
 
 @dataclass(frozen=True, kw_only=True)

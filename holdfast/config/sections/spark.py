@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from holdfast.config.kafka_properties import KafkaProperties
-from holdfast.config.section import Section, setting
+from holdfast.config.sections.section import Section, setting
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from holdfast.config.section import Section, is_topic, setting
-from holdfast.config.web import bind_problems, is_loopback, is_origin, token_problem
+from holdfast.config.sections.section import Section, is_topic, setting
+from holdfast.config.sections.web import bind_problems, is_loopback, is_origin, token_problem
 
 
 @dataclass(frozen=True, kw_only=True)

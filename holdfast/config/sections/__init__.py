@@ -1,0 +1,1 @@
+"""The sections of the settings, one subject each, and what they share."""
