@@ -25,9 +25,9 @@ from confluent_kafka import (
     TopicPartition,
 )
 
-from holdfast.cli.application import Application as LoadedApplication
 from holdfast.cli.doctor.cluster import rights
 from holdfast.cli.doctor.diagnosis import Fitness
+from holdfast.cli.options.application import Application as LoadedApplication
 from holdfast.cli.topics.resetting import ApplicationReset
 from holdfast.clients.claims.consumer import ClaimConsumer
 from holdfast.clients.claims.logs.claim_log import CAPABILITY_HEADER

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.context import Globals
+from holdfast.cli.options.context import Globals
 from holdfast.config import Settings
 from holdfast.dev.ports import free_ports
 from holdfast.errors import ConfigError

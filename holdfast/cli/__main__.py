@@ -18,8 +18,8 @@ import typer
 from typer.core import TyperCommand
 
 from holdfast.cli.command_group import CommandGroup
-from holdfast.cli.context import Globals, read_assignments
 from holdfast.cli.cures import with_application
+from holdfast.cli.options.context import Globals, read_assignments
 from holdfast.cli.output import Output, printable
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.extras import extra_of

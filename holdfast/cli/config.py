@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.context import output_of, settings_of
+from holdfast.cli.options.context import output_of, settings_of
 from holdfast.cli.output import note, show
 from holdfast.config import Settings
 from holdfast.errors import ConfigError

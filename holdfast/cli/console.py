@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.application import Application, load_application
-from holdfast.cli.context import globals_of
+from holdfast.cli.options.application import Application, load_application
+from holdfast.cli.options.context import globals_of
 from holdfast.cli.output import note
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from holdfast.cli.command_group import CommandGroup
-from holdfast.cli.context import output_of
+from holdfast.cli.options.context import output_of
 from holdfast.cli.output import Cell, Output, note, show, show_json
 from holdfast.dev.broker import jars
 from holdfast.dev.broker.cluster import Cluster, Credentials

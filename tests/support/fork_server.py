@@ -60,7 +60,7 @@ so they read no settings.
 COMMAND = "holdfast.cli"
 PRELOADED_COMMAND = (
     "holdfast.agents.app",
-    "holdfast.cli.application",
+    "holdfast.cli.options.application",
     "holdfast.cli.output",
     "holdfast.cli.tables.tables",
     "holdfast.clients.groups.broker",

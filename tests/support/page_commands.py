@@ -11,7 +11,7 @@ from typing import Any
 import typer
 
 from holdfast.cli.__main__ import app, hoist
-from holdfast.cli.context import Globals
+from holdfast.cli.options.context import Globals
 
 _SHOWN = re.compile(r"^(?: {4}|\$ )(?P<line>.*)$", re.MULTILINE)
 _COMMAND = re.compile(r"(?:^|[;&(|] *|\buntil )(?P<command>holdfast (?:'[^']*'|(?! [12]?>)[^#|>;&()'])+)")

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 
-from holdfast.cli.application import Application
 from holdfast.cli.doctor.diagnosis import Diagnosis, Fitness, examined
+from holdfast.cli.options.application import Application
 from holdfast.clients.topics.admin import Admin
 from holdfast.clients.topics.application import check_topics
 from holdfast.clients.topics.grants import worker_grants

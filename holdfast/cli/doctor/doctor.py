@@ -9,10 +9,10 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.application import Application, load_application
-from holdfast.cli.context import Globals, globals_of
 from holdfast.cli.cures import with_application
 from holdfast.cli.doctor.diagnosis import Diagnosis, Fitness, errors_of
+from holdfast.cli.options.application import Application, load_application
+from holdfast.cli.options.context import Globals, globals_of
 from holdfast.cli.output import note, show
 from holdfast.config import Settings
 from holdfast.errors import ConfigError

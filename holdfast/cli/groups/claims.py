@@ -11,12 +11,12 @@ from typing import Annotated, Any
 import typer
 
 from holdfast.agents.services.rationalizer import CLAIMS
-from holdfast.cli.application import load_application
-from holdfast.cli.asking import TIMEOUT_S, StaleOk, TimeoutOption, staleness
 from holdfast.cli.command_group import CommandGroup
-from holdfast.cli.context import LAST_PARTITION, globals_of, output_of
+from holdfast.cli.groups.tails import without_records
+from holdfast.cli.options.application import load_application
+from holdfast.cli.options.asking import TIMEOUT_S, StaleOk, TimeoutOption, staleness
+from holdfast.cli.options.context import LAST_PARTITION, globals_of, output_of
 from holdfast.cli.output import Cell, Output, OutputRow, json_text, note, show, show_json, text, utc
-from holdfast.cli.tails import without_records
 from holdfast.cli.watching import WatchedLooks
 from holdfast.clients.tables.answers import Answer
 from holdfast.clients.tables.blocking import BlockingTableClient

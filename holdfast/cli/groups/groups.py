@@ -8,14 +8,14 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.application import load_application
 from holdfast.cli.command_group import CommandGroup
-from holdfast.cli.context import LAST_OFFSET, globals_of, output_of
 from holdfast.cli.groups.lag import register_lag
 from holdfast.cli.groups.simulate import simulate
+from holdfast.cli.groups.tails import without_records
 from holdfast.cli.logs import broker_logs
+from holdfast.cli.options.application import load_application
+from holdfast.cli.options.context import LAST_OFFSET, globals_of, output_of
 from holdfast.cli.output import Cell, Output, OutputRow, note, show, show_json, utc
-from holdfast.cli.tails import without_records
 from holdfast.clients.groups.admin import RESET_DEADLINE_S, GroupAdmin
 from holdfast.clients.groups.records import (
     GroupDescription,

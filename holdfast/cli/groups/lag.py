@@ -9,11 +9,11 @@ from typing import Annotated
 import typer
 
 from holdfast.cli.asked import stopped_by_signals
-from holdfast.cli.context import output_of, settings_of
 from holdfast.cli.groups.lag_page import LagPage
 from holdfast.cli.groups.partition_lag import PartitionLag, of_groups
 from holdfast.cli.logs.broker_logs import rows_of
-from holdfast.cli.metrics_port import metrics_on, port_option
+from holdfast.cli.options.context import output_of, settings_of
+from holdfast.cli.options.metrics_port import metrics_on, port_option
 from holdfast.cli.output import Output, OutputRow, note, printable, show, utc
 from holdfast.cli.watching import WatchedLooks
 from holdfast.clients.topics.admin import Admin

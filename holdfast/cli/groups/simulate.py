@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from holdfast.cli.context import output_of
+from holdfast.cli.options.context import output_of
 from holdfast.cli.output import Output, OutputRow, note, show, show_json
 from holdfast.core.groups.announcements import LIMIT_GROUP_MEMBERS, LIMIT_PARTITIONS
 from holdfast.core.groups.assignors.assign import assign, spread

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from holdfast.cli.context import settings_of
+from holdfast.cli.options.context import settings_of
 from holdfast.config import Settings
 from holdfast.errors import ConfigError
 

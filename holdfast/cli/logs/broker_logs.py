@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from holdfast.cli.context import output_of, settings_of
+from holdfast.cli.options.context import output_of, settings_of
 from holdfast.cli.output import Cell, Output, note, show
 from holdfast.config import Settings
 from holdfast.core.broker_logs.folds import (

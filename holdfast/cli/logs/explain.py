@@ -15,10 +15,10 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.context import LAST_OFFSET, LAST_PARTITION, output_of, settings_of
 from holdfast.cli.lake.engines import EngineName, EngineOption
 from holdfast.cli.lake.sources import LakeOption, SourceName, chosen_source
 from holdfast.cli.logs.explain_row import AskedRow, explain_row
+from holdfast.cli.options.context import LAST_OFFSET, LAST_PARTITION, output_of, settings_of
 from holdfast.cli.output import Cell, Output, note, show, show_json
 from holdfast.clients.logs.cells import (
     COLUMNS,

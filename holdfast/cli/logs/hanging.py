@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.context import output_of, settings_of
+from holdfast.cli.options.context import output_of, settings_of
 from holdfast.cli.output import Cell, note, show, utc
 from holdfast.config import Settings
 from holdfast.core.broker_logs.lost_ends import LostEnd

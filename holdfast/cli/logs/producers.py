@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-from holdfast.cli.application import load_application
 from holdfast.cli.command_group import CommandGroup
-from holdfast.cli.context import globals_of, output_of
 from holdfast.cli.logs import broker_logs, hanging
+from holdfast.cli.options.application import load_application
+from holdfast.cli.options.context import globals_of, output_of
 from holdfast.cli.output import Cell, Output, note, show, show_json
 from holdfast.clients.tables.answers import Answer
 from holdfast.clients.tables.blocking import BlockingTableClient

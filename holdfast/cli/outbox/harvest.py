@@ -11,8 +11,8 @@ from prometheus_client import CollectorRegistry
 
 from holdfast.agents.services.harvester_page import HarvesterPage
 from holdfast.cli.asked import StopRequest
-from holdfast.cli.context import globals_of, output_of, settings_of
-from holdfast.cli.metrics_port import MetricsPortOption, metrics_on
+from holdfast.cli.options.context import globals_of, output_of, settings_of
+from holdfast.cli.options.metrics_port import MetricsPortOption, metrics_on
 from holdfast.cli.output import OutputRow, note, show
 from holdfast.errors import BrokerError
 from holdfast.outbox.commands import Verb, tell

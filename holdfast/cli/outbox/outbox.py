@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from holdfast.cli.command_group import CommandGroup
-from holdfast.cli.context import output_of, settings_of
+from holdfast.cli.options.context import output_of, settings_of
 from holdfast.cli.outbox import harvest
 from holdfast.cli.output import Output, OutputRow, note, show
 from holdfast.clock import system_clock

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.context import output_of, settings_of
 from holdfast.cli.lake.lakes import absolute, names_of, tables_in
+from holdfast.cli.options.context import output_of, settings_of
 from holdfast.cli.output import Output, note, number_of, show, show_json
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.context import output_of, settings_of
 from holdfast.cli.lake.engines import EngineName, EngineOption, takes_spark
 from holdfast.cli.lake.lakes import absolute, names_of
 from holdfast.cli.lake.progress import shown_progress
+from holdfast.cli.options.context import output_of, settings_of
 from holdfast.cli.output import Cell, Output, note, show, show_json
 
 if TYPE_CHECKING:

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.application import load_application
-from holdfast.cli.context import globals_of, output_of
 from holdfast.cli.lake.engines import EngineName, EngineOption, StateMemoryOption, takes_spark
 from holdfast.cli.lake.lakes import absolute
 from holdfast.cli.lake.progress import shown_progress
+from holdfast.cli.options.application import load_application
+from holdfast.cli.options.context import globals_of, output_of
 from holdfast.cli.output import Output, note, show, show_json
 
 if TYPE_CHECKING:

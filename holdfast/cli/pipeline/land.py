@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple, cast
 
 import typer
 
-from holdfast.cli.application import Application, load_application
 from holdfast.cli.asked import stopped_by_signals
-from holdfast.cli.context import globals_of, output_of, settings_of
 from holdfast.cli.lake.engines import ConfOption, EngineName, MasterOption, MemoryOption, spark_options
 from holdfast.cli.lake.lakes import absolute, names_of
-from holdfast.cli.metrics_port import MetricsPortOption, metrics_on
+from holdfast.cli.options.application import Application, load_application
+from holdfast.cli.options.context import globals_of, output_of, settings_of
+from holdfast.cli.options.metrics_port import MetricsPortOption, metrics_on
 from holdfast.cli.output import Cell, Output, note, number_of, show
 from holdfast.errors import ConfigError
 

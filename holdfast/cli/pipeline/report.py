@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.context import settings_of
 from holdfast.cli.lake.engines import (
     ConfOption,
     EngineName,
@@ -17,6 +16,7 @@ from holdfast.cli.lake.engines import (
 )
 from holdfast.cli.lake.lakes import absolute, names_of
 from holdfast.cli.lake.sources import time_ms
+from holdfast.cli.options.context import settings_of
 from holdfast.cli.output import note
 from holdfast.clock import system_clock
 from holdfast.errors import ConfigError

@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.application import load_application
-from holdfast.cli.context import globals_of, output_of
 from holdfast.cli.lake.lakes import absolute, names_of
+from holdfast.cli.options.application import load_application
+from holdfast.cli.options.context import globals_of, output_of
 from holdfast.cli.output import Output, note, show
 
 COLUMNS = ("topic", "partition", "first", "before", "offsets", "held_by")

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.context import output_of
 from holdfast.cli.lake.lakes import absolute, names_of, tables_in
 from holdfast.cli.lake.sources import time_ms
+from holdfast.cli.options.context import output_of
 from holdfast.cli.output import note, show
 from holdfast.clock import system_clock
 from holdfast.errors import ConfigError

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from holdfast.cli.command_group import CommandGroup
-from holdfast.cli.context import output_of, settings_of
 from holdfast.cli.lake.engines import EngineName, EngineOption, takes_spark
 from holdfast.cli.lake.lakes import absolute
 from holdfast.cli.lake.progress import shown_progress
 from holdfast.cli.lake.sources import LakeOption
+from holdfast.cli.options.context import output_of, settings_of
 from holdfast.cli.output import Output, note, number_of, show, show_json
 from holdfast.errors import ConfigError
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.application import load_application
-from holdfast.cli.context import globals_of, output_of
 from holdfast.cli.lake.engines import EngineName, EngineOption, StateMemoryOption, takes_spark
 from holdfast.cli.lake.progress import shown_progress
 from holdfast.cli.lake.sources import LakeOption, SourceOption, UntilOption, history_options
+from holdfast.cli.options.application import load_application
+from holdfast.cli.options.context import globals_of, output_of
 from holdfast.cli.output import Output, note, number_of, show, show_json
 from holdfast.errors import ConfigError
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from holdfast.cli.application import load_application
-from holdfast.cli.context import globals_of, output_of
 from holdfast.cli.lake.engines import EngineName, EngineOption, StateMemoryOption, takes_spark
 from holdfast.cli.lake.progress import shown_progress
 from holdfast.cli.lake.sources import LakeOption, SourceOption, history_options
+from holdfast.cli.options.application import load_application
+from holdfast.cli.options.context import globals_of, output_of
 from holdfast.cli.output import Output, left_out, note, number_of, show, show_json
 from holdfast.core.engine.declared.chains import require_chains
 from holdfast.errors import ConfigError

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.context import output_of, settings_of
+from holdfast.cli.options.context import output_of, settings_of
 from holdfast.cli.output import Output, OutputRow, note, show, show_json
 from holdfast.cli.size.capacity import FOLD_US, FULL_CORE, Figure, Load, Unit, capacity
 from holdfast.core.engine.declared.durations import duration_ms

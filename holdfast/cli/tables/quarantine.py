@@ -12,9 +12,9 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.application import Application, load_application
 from holdfast.cli.command_group import CommandGroup
-from holdfast.cli.context import globals_of, output_of
+from holdfast.cli.options.application import Application, load_application
+from holdfast.cli.options.context import globals_of, output_of
 from holdfast.cli.output import Cell, Output, OutputRow, note, show, show_json
 from holdfast.cli.tables.quarantine_skips import register_skips
 from holdfast.clients.quarantine.records import (

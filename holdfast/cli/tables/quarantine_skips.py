@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.application import load_application
-from holdfast.cli.context import LAST_OFFSET, LAST_PARTITION, globals_of, output_of
+from holdfast.cli.options.application import load_application
+from holdfast.cli.options.context import LAST_OFFSET, LAST_PARTITION, globals_of, output_of
 from holdfast.cli.output import Cell, Output, note, show, show_json, utc
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from holdfast.cli.application import Application, load_application
-from holdfast.cli.asking import TIMEOUT_S, StaleOk, TimeoutOption, staleness
-from holdfast.cli.context import LAST_PARTITION, globals_of, output_of
+from holdfast.cli.options.application import Application, load_application
+from holdfast.cli.options.asking import TIMEOUT_S, StaleOk, TimeoutOption, staleness
+from holdfast.cli.options.context import LAST_PARTITION, globals_of, output_of
 from holdfast.cli.output import Cell, Output, note, show
 from holdfast.cli.watching import WatchedLooks
 from holdfast.clients.tables.answers import Answer

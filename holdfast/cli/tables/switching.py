@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.application import load_application
-from holdfast.cli.asking import TIMEOUT_S, TimeoutOption
-from holdfast.cli.context import globals_of, output_of
+from holdfast.cli.options.application import load_application
+from holdfast.cli.options.asking import TIMEOUT_S, TimeoutOption
+from holdfast.cli.options.context import globals_of, output_of
 from holdfast.cli.output import Cell, note, show
 from holdfast.clients.tables.directory import Workers
 from holdfast.clients.tables.switching import TableSwitch, unserved

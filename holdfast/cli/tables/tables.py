@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.application import load_application, load_function
 from holdfast.cli.command_group import CommandGroup
-from holdfast.cli.context import globals_of, output_of
+from holdfast.cli.options.application import load_application, load_function
+from holdfast.cli.options.context import globals_of, output_of
 from holdfast.cli.output import Cell, Output, note, show, show_json
 from holdfast.cli.tables.reading import add_commands
 from holdfast.cli.tables.switching import switch

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.application import load_application
 from holdfast.cli.command_group import CommandGroup
-from holdfast.cli.context import globals_of, output_of
+from holdfast.cli.options.application import load_application
+from holdfast.cli.options.context import globals_of, output_of
 from holdfast.cli.output import show
 from holdfast.clients.topics.grants import (
     administrator_grants,

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.application import load_application
-from holdfast.cli.context import globals_of, output_of
+from holdfast.cli.options.application import load_application
+from holdfast.cli.options.context import globals_of, output_of
 from holdfast.cli.output import Cell, Output, note, show
 from holdfast.core.claims.resets import parse_datetime_ms
 from holdfast.errors import ConfigError, GroupError

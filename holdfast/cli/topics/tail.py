@@ -13,8 +13,8 @@ import msgspec
 import typer
 from confluent_kafka import Message
 
-from holdfast.cli.application import Application, load_application
-from holdfast.cli.context import globals_of
+from holdfast.cli.options.application import Application, load_application
+from holdfast.cli.options.context import globals_of
 from holdfast.cli.output import Cell, Output, json_text
 from holdfast.clients.topics.admin import Admin
 from holdfast.config.kafka_properties import suggest

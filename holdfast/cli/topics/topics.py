@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.application import Application, load_application
 from holdfast.cli.command_group import CommandGroup
-from holdfast.cli.context import globals_of, output_of
 from holdfast.cli.cures import with_application
+from holdfast.cli.options.application import Application, load_application
+from holdfast.cli.options.context import globals_of, output_of
 from holdfast.cli.output import OutputRow, note, show
 from holdfast.clients.topics.admin import Admin
 from holdfast.clients.topics.application import check_topics, create_topics, plan_topics

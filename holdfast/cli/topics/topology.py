@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.application import load_application
-from holdfast.cli.context import globals_of, output_of
+from holdfast.cli.options.application import load_application
+from holdfast.cli.options.context import globals_of, output_of
 from holdfast.cli.output import Output, show
 from holdfast.core.engine.declared.graph import TopologyGraph
 

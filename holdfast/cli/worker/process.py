@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, NoReturn
 
-from holdfast.cli.application import load_app, load_application
 from holdfast.cli.cures import with_application
+from holdfast.cli.options.application import load_app, load_application
 from holdfast.config import Settings, settings_from_environment
 from holdfast.errors import ConfigError, HoldfastError
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.context import globals_of
+from holdfast.cli.options.context import globals_of
 from holdfast.cli.worker.launching import Launch, launches, require_ports
 from holdfast.config.sources import find_file
 

@@ -11,12 +11,12 @@ from types import SimpleNamespace
 import pytest
 
 from holdfast import Processor, Rows, by_key
-from holdfast.cli.application import Application
-from holdfast.cli.context import Globals
 from holdfast.cli.doctor import machine
 from holdfast.cli.doctor.cluster import brokers, clocks, cluster, missing
 from holdfast.cli.doctor.diagnosis import Diagnosis, Fitness
 from holdfast.cli.doctor.doctor import diagnoses
+from holdfast.cli.options.application import Application
+from holdfast.cli.options.context import Globals
 from holdfast.clients.topics.admin import Admin
 from holdfast.clients.topics.application import create_topics
 from holdfast.clients.topics.types import ClusterTopics

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from holdfast import by_key
-from holdfast.cli.application import load_application
+from holdfast.cli.options.application import load_application
 from holdfast.cli.project.new import lay_out, require_free_name
 from holdfast.clients.tables.web_tls import WorkerToken
 from holdfast.config import load_settings

@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import Producer
 
 from holdfast import Emit, Json, Processor, Rows, Source, Stream, by_key
-from holdfast.cli.application import Application
+from holdfast.cli.options.application import Application
 from holdfast.cli.output import json_text
 from holdfast.cli.topics.tail import decoders, plain, record_of, records
 from holdfast.config import Settings

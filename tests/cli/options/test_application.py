@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.application import load_application
+from holdfast.cli.options.application import load_application
 from holdfast.clients.topics.grants import worker_grants
 from holdfast.clients.topics.types import FaustTopics
 from holdfast.config import Settings, load_settings

@@ -13,7 +13,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from holdfast.cli.__main__ import main
-from holdfast.cli.metrics_port import LOOPBACK, metrics_on
+from holdfast.cli.options.metrics_port import LOOPBACK, metrics_on
 from holdfast.dev.ports import free_ports
 from holdfast.errors import ConfigError
 
