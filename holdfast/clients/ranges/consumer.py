@@ -23,7 +23,9 @@ from typing import Self, TypeVar
 
 from confluent_kafka import Message
 
+from holdfast.clients.ranges.broker import RangeBroker
 from holdfast.clients.ranges.log import RangeLog
+from holdfast.clients.ranges.messages import RangeMessages
 from holdfast.clients.ranges.options import RangeOptions
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
@@ -135,15 +137,14 @@ class RangeConsumer:
         )
         settings = options.settings(kafka)
         ranges_topic, dead_letters = options.topics(settings)
+        broker = RangeBroker(settings, timeout_s=options.request_timeout_s, clock=clock)
+        self._messages = RangeMessages(broker, topic=topic, group=group, dead_letters=dead_letters)
         self._log = RangeLog(
-            settings,
-            topic=topic,
+            broker,
+            self._messages,
             group=group,
             ranges_topic=ranges_topic,
-            dead_letters=dead_letters,
             lease_ms=int(options.lease_s * 1_000),
-            timeout_s=options.request_timeout_s,
-            clock=clock,
         )
         self.client, self.instance = client, uuid.uuid4().hex[:8]
         self._size, self._lease_s, self._limit, self._clock = (
@@ -282,7 +283,7 @@ class RangeConsumer:
         partitions = self._log.partitions
         for step in range(len(partitions)):
             partition = partitions[(self._turn + step) % len(partitions)]
-            latest = self._log.latest(partition)
+            latest = self._messages.latest(partition, self._log.low(partition))
             mine = self._at_hand(partition, latest) or self._take(partition, latest)
             if mine is None or mine.progress >= latest:
                 continue
@@ -304,18 +305,18 @@ class RangeConsumer:
         messages.
         """
         worn = mine.deliveries >= self._limit and not mine.begun
-        noted = self._log.noted
-        records, reached = self._log.fetch(
+        noted = self._messages.noted
+        records, reached = self._messages.fetch(
             mine.partition, mine.progress, mine.given if worn else mine.end, self._size
         )
-        self.buried += self._log.noted - noted
+        self.buried += self._messages.noted - noted
         if records and not worn:
             if not mine.begun:
                 self._keep(mine, mine.progress, given=reached)
             mine.handed_s, mine.warned = self._clock.monotonic_s(), False
             return RangeBlock(self, mine, records, reached)
         if records:
-            self._log.bury(records, mine.deliveries)
+            self._messages.bury(records, mine.deliveries)
             self.buried += len(records)
         if reached > mine.progress:
             self._keep(mine, reached)

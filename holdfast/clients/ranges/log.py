@@ -1,31 +1,22 @@
-"""What a `RangeConsumer` says to the broker: wishes and what became of them, messages of a block, dead
-letters. Used from one thread.
+"""The rows of a topic's partitions in a group, folded from the ranges' log, and the wishes that a
+`RangeConsumer` writes to it. Used from one thread.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any
 
-from confluent_kafka import (
-    OFFSET_BEGINNING,
-    Consumer,
-    KafkaError,
-    KafkaException,
-    Message,
-    Producer,
-    TopicPartition,
-)
+from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from holdfast.clients.ranges.broker import SAME_GROUP, SLACK_S, RangeBroker
 from holdfast.clients.ranges.home import RangeHome
-from holdfast.clock import Clock
-from holdfast.config import Settings
+from holdfast.clients.ranges.messages import RangeMessages
 from holdfast.core.groups.java_order import coordinator_partition
 from holdfast.core.kafka.topic_partition import Place
-from holdfast.core.kafka.unreadable import Unreadable
 from holdfast.core.ranges import (
     Base,
     Ranges,
@@ -38,10 +29,9 @@ from holdfast.core.ranges import (
 )
 from holdfast.errors import BrokerError, HoldfastError, TopicError
 from holdfast.kafka.clients import make_admin, make_reader, make_writer, reader_options
-from holdfast.kafka.codes import COORDINATOR_MOVES, NO_TOPIC, code_of, is_end
+from holdfast.kafka.codes import NO_TOPIC
 from holdfast.kafka.leader_requests import delete_records
 from holdfast.kafka.librdkafka_log import Quiet, impatient
-from holdfast.kafka.reading.log_bounds import log_bounds
 from holdfast.kafka.reading.log_reader import LogReader, raise_if_fatal
 from holdfast.kafka.reading.skipper import Skipper
 
@@ -50,24 +40,11 @@ quiet: Any = Quiet(logger)
 
 BASE_EVERY = 200
 """Wishes that count between two records at which reading can begin."""
-SLACK_S = 1.0
-"""A request ends by its own deadline; this is for the answer to reach us."""
 TRIM_RECORDS = 1_000
 """Records at the beginning that nobody needs any more and that are worth a request to delete them."""
 COUNT_EVERY_S = 30.0
 """How often partitions are looked for that were added."""
-FETCH_S = 0.5
-POLL_S = 0.02
 READ_RECORDS = 1_000
-NEW_GROUP = "create it, and give the group a new name, since it keeps its place in the old one"
-CORRECT_NAME = "create it, or correct its name"
-SAME_GROUP = (
-    "create it with `holdfast --set ranges=true topics create --partitions N`, and start the members again; "
-    "the group goes on where __consumer_offsets has it"
-)
-
-_Dead = tuple[bytes | None, bytes | None, list[tuple[str, str | bytes | None]]]
-"""Value, key and headers of a dead letter."""
 
 
 class RangeLog:
@@ -76,24 +53,11 @@ class RangeLog:
     """
 
     def __init__(
-        self,
-        settings: Settings,
-        *,
-        topic: str,
-        group: str,
-        ranges_topic: str,
-        dead_letters: str,
-        lease_ms: int,
-        timeout_s: float,
-        clock: Clock,
+        self, broker: RangeBroker, messages: RangeMessages, *, group: str, ranges_topic: str, lease_ms: int
     ) -> None:
-        self._settings, self.topic, self._group, self._clock = settings, topic, group, clock
-        self._ranges_topic, self._dead_letters, self._lease_ms, self._timeout_s = (
-            ranges_topic,
-            dead_letters,
-            lease_ms,
-            timeout_s,
-        )
+        self._broker, self._messages, self._group = broker, messages, group
+        self._settings, self._clock = broker.settings, broker.clock
+        self.topic, self._ranges_topic, self._lease_ms = messages.topic, ranges_topic, lease_ms
         self._home_of: dict[int, int] = {}
         """By partition of the topic the one of the ranges' log in which its row's records lie."""
         self._homes: dict[int, RangeHome] = {}
@@ -107,16 +71,8 @@ class RangeLog:
         """
         self._ends: dict[Place, int] = {}
         self._reader: LogReader | None = None
-        self._messages: Consumer | None = None
-        self._watcher: Skipper | None = None
-        self._unreadable: dict[int, Unreadable] = {}
-        """Of each partition of the topic the batch that was last met and cannot be read."""
-        self.noted = 0
-        """How many such batches the dead letters have a note of."""
         self._producer: Producer | None = None
         self._admin: AdminClient | None = None
-        self._short: set[int] = set()
-        """Partitions that end before what is done of them, and were reported."""
 
     @property
     def partitions(self) -> list[int]:
@@ -127,14 +83,17 @@ class RangeLog:
         found = self._homes[self._home_of[partition]].rows.get(partition)
         return None if found is None else found.row
 
+    def low(self, partition: int) -> int:
+        """Return before which offset all of a partition is done; 0 where that is not known now."""
+        row = self.row(partition)
+        return 0 if row is None else row.low
+
     def open(self) -> None:
         """Connect, read all wishes there are, and begin the rows that nobody has begun."""
         # An open transaction of a stranger must not hide wishes: nobody writes transactionally there by rule.
-        wishes, messages = (
-            impatient(self._settings.consumer(**reader_options(self._group, committed=committed, wait_ms=20)))
-            for committed in (False, True)
+        wishes = impatient(
+            self._settings.consumer(**reader_options(self._group, committed=False, wait_ms=20))
         )
-        self._messages = make_reader(messages, logger=quiet)
         self._reader = LogReader(
             make_reader(wishes, logger=quiet),
             Skipper(self._settings, wishes, clock=self._clock),
@@ -142,19 +101,19 @@ class RangeLog:
             refuse=raise_if_fatal,
             clock=self._clock,
         )
-        self._watcher = Skipper(self._settings, messages, stands=self._stands, clock=self._clock)
         writing: dict[str, str | int | bool] = {"enable.idempotence": True, "acks": "all", "linger.ms": 0}
-        timeout_ms = max(1_000, int(self._timeout_s * 1_000))
+        timeout_ms = max(1_000, int(self._broker.timeout_s * 1_000))
         self._producer = make_writer(
             {**self._settings.producer(**writing), "message.timeout.ms": timeout_ms}, logger=quiet
         )
-        self._homes_count = self._count(
+        self._homes_count = self._broker.partitions(
+            self._reader.consumer,
             self._ranges_topic,
             "create it with `holdfast --set ranges=true topics create --partitions N`, or name another one by"
             " ranges_topic",
         )
-        self._count(self._dead_letters, "create it, or name another one by dead_letters")
-        self._add_partitions(self._count(self.topic, CORRECT_NAME))
+        self._messages.open(self._producer)
+        self._add_partitions(self._messages.partitions())
         self._reader.assign({(self._ranges_topic, number): OFFSET_BEGINNING for number in self._homes})
         self._counted_s = self._clock.monotonic_s()
         self.catch_up()
@@ -175,50 +134,18 @@ class RangeLog:
         if self._clock.monotonic_s() < self._counted_s + COUNT_EVERY_S:
             return
         self._counted_s = self._clock.monotonic_s()
-        homes = self._count(self._ranges_topic, SAME_GROUP)
+        homes = self._broker.partitions(self._reader.consumer, self._ranges_topic, SAME_GROUP)
         if homes != self._homes_count:
             raise TopicError(
                 f"{self._ranges_topic} at {self._settings.bootstrap_servers} has {homes} partitions, and had"
                 f" {self._homes_count}: members that start now have their rows in others; stop all members,"
                 " and start them again: the group goes on where __consumer_offsets has it"
             )
-        for number in self._add_partitions(self._count(self.topic, CORRECT_NAME)):
+        for number in self._add_partitions(self._messages.partitions()):
             if (self._ranges_topic, number) in self._reader.next:
                 self._lose(number, *self._home_bounds(number))
             else:
                 self._reader.follow({(self._ranges_topic, number): 0})
-
-    def _count(self, topic: str, what: str) -> int:
-        assert self._reader is not None
-        assert self._messages is not None
-        # Of who reads it: a client knows the partitions that it was told of last.
-        consumer = self._messages if topic == self.topic else self._reader.consumer
-        try:
-            listed = consumer.list_topics(topic, timeout=self._timeout_s).topics[topic]
-        except KafkaException as error:
-            raise self._broken("looking for topics", error) from None
-        if listed.error is not None or not listed.partitions:
-            raise TopicError(f"topic {topic} does not exist at {self._settings.bootstrap_servers}: {what}")
-        return len(listed.partitions)
-
-    def _begin(self, partition: int) -> int:
-        """Return where a partition without a row begins: where the group stands in Kafka's own book, else
-        at its first message.
-        """
-        assert self._messages is not None
-        place, until_s = TopicPartition(self.topic, partition), self._clock.monotonic_s() + self._timeout_s
-        while True:
-            try:
-                earliest, _ = self._bounds(self._messages, (self.topic, partition))
-                return max(earliest, self._messages.committed([place], self._timeout_s)[0].offset)
-            except KafkaException as error:
-                # A broker that has just started makes its book of offsets with the first question for it.
-                if code_of(error) not in COORDINATOR_MOVES or self._clock.monotonic_s() > until_s:
-                    raise self._broken(f"offsets of {self.topic}/{partition}", error) from None
-            self._messages.poll(POLL_S)
-
-    def _bounds(self, consumer: Consumer, place: Place) -> tuple[int, int]:
-        return log_bounds(consumer, place, self._timeout_s, clock=self._clock)
 
     # -- wishes
 
@@ -242,7 +169,7 @@ class RangeLog:
         for partition, number in self._home_of.items():
             home = self._homes[number]
             if partition not in home.rows:
-                self.wish(partition, Base(-1, Ranges(self._begin(partition))))
+                self.wish(partition, Base(-1, Ranges(self._messages.begin(partition))))
             elif home.lacks(partition, begins[number]):
                 # A newcomer finds no row, and begins one of its own. Members delete no record that a row
                 # needs: so this is an administrator's doing, or the row was idle for FORGOTTEN_AFTER_MS.
@@ -251,14 +178,14 @@ class RangeLog:
     def _home_bounds(self, number: int) -> tuple[int, int]:
         assert self._reader is not None
         try:
-            return self._bounds(self._reader.consumer, (self._ranges_topic, number))
+            return self._broker.bounds(self._reader.consumer, (self._ranges_topic, number))
         except KafkaException as error:
             what = f"where {self._ranges_topic}/{number} begins and ends"
-            raise self._broken(what, error, SAME_GROUP) from None
+            raise self._broker.error(what, error, SAME_GROUP) from None
 
     def _read_to(self, ends: Mapping[Place, int]) -> None:
         assert self._reader is not None
-        reader, deadline_s = self._reader, self._clock.monotonic_s() + self._timeout_s
+        reader, deadline_s = self._reader, self._clock.monotonic_s() + self._broker.timeout_s
         self._ends = dict(ends)
         try:
             while True:
@@ -277,7 +204,8 @@ class RangeLog:
             raise
         except TimeoutError:
             raise BrokerError(
-                f"{self._ranges_topic} was not read to its end within {self._timeout_s:g} s: check the broker"
+                f"{self._ranges_topic} was not read to its end within {self._broker.timeout_s:g} s: check the"
+                " broker"
             ) from None
 
     def _begin_lost_anew(self, reader: LogReader) -> None:
@@ -381,13 +309,14 @@ class RangeLog:
             partition=self._home_of[partition],
             on_delivery=lambda error, message: acks.append((error, message.offset() or 0)),
         )
-        self._producer.flush(self._timeout_s)
+        self._producer.flush(self._broker.timeout_s)
         error, offset = acks[0] if acks else (None, -1)
         if error is not None and error.code() in NO_TOPIC:
-            raise self._broken(f"writing to {self._ranges_topic}", KafkaException(error), SAME_GROUP)
+            raise self._broker.error(f"writing to {self._ranges_topic}", KafkaException(error), SAME_GROUP)
         if error is not None or not acks:
             raise BrokerError(
-                f"{self._ranges_topic} took no record within {self._timeout_s:g} s: {error or 'no answer'}"
+                f"{self._ranges_topic} took no record within {self._broker.timeout_s:g} s:"
+                f" {error or 'no answer'}"
             )
         return offset
 
@@ -404,178 +333,24 @@ class RangeLog:
         if self._admin is None:
             self._admin = make_admin(self._settings.client(), logger=quiet)
         place = TopicPartition(self._ranges_topic, number, begin)
-        (asked,) = delete_records(self._admin, [place], timeout_s=self._timeout_s).values()
+        (asked,) = delete_records(self._admin, [place], timeout_s=self._broker.timeout_s).values()
         try:
-            asked.result(self._timeout_s + SLACK_S)
+            asked.result(self._broker.timeout_s + SLACK_S)
         except (KafkaException, FutureTimeoutError) as error:
             logger.warning(
                 "the beginning of %(topic)s/%(partition)d was not deleted, it grows: %(error)s",
                 {"topic": self._ranges_topic, "partition": number, "error": error},
             )
 
-    # -- messages
-
-    def latest(self, partition: int) -> int:
-        """Return the end of a partition."""
-        assert self._messages is not None
-        try:
-            _, end = self._bounds(self._messages, (self.topic, partition))
-        except KafkaException as error:
-            raise self._broken(f"the end of {self.topic}/{partition}", error) from None
-        self._compare(partition, end)
-        return end
-
-    def _compare(self, partition: int, end: int) -> None:
-        """Report once that a log ends before what is done of it: it is not the log that the row is about."""
-        row = self.row(partition)
-        low = 0 if row is None else row.low
-        if low <= end:
-            self._short.discard(partition)
-        elif partition not in self._short:
-            self._short.add(partition)
-            logger.warning(
-                "%(topic)s/%(partition)d ends at offset %(end)d, and group %(group)s has done all before"
-                " %(low)d, so it hands out nothing before that: if the topic was made anew, give the group a"
-                " new name",
-                {
-                    "topic": self.topic,
-                    "partition": partition,
-                    "end": end,
-                    "group": self._group,
-                    "low": low,
-                },
-            )
-
-    def fetch(self, partition: int, start: int, end: int, limit: int) -> tuple[list[Message], int]:
-        """Return messages from *start* to before *end*, at most *limit*, and the offset that they reach to.
-
-        What cannot be read is passed once the dead letters have a note of it: it can be handed out to nobody.
-        """
-        consumer, watcher = self._messages, self._watcher
-        assert consumer is not None
-        assert watcher is not None
-        place = (self.topic, partition)
-        if (stands := self._unreadable.get(partition)) is not None and stands.first <= start <= stands.last:
-            self._bury_unread(stands, start, min(end, stands.last + 1))
-            return [], min(end, stands.last + 1)
-        consumer.assign([TopicPartition(*place, start)])
-        watcher.resume(*place, start)
-        found: list[Message] = []
-        reached, until_s = start, self._clock.monotonic_s() + FETCH_S
-        while reached < end and len(found) < limit and self._clock.monotonic_s() < until_s:
-            message = consumer.poll(POLL_S)
-            came = watcher.sift(consumer, [] if message is None else [message])
-            if message is None or not came:
-                if partition in self._unreadable and self._unreadable[partition].first <= reached:
-                    break
-                continue
-            error, offset = message.error(), message.offset() or 0
-            if error is not None:
-                if is_end(error):
-                    reached = max(reached, min(end, offset))
-                    break
-                if error.fatal() or error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-                    raise self._broken(f"reading {self.topic}/{partition}", KafkaException(error))
-                continue
-            if offset >= end:
-                reached = end
-                break
-            found.append(message)
-            reached = offset + 1
-        consumer.unassign()
-        return found, reached
-
-    def _stands(self, found: Unreadable) -> None:
-        self._unreadable[found.partition] = found
-        logger.error(
-            "%(found)s; it goes to %(dead_letters)s as a note of where it lies, other messages go on",
-            {
-                "found": found,
-                "dead_letters": self._dead_letters,
-                "topic": found.topic,
-                "partition": found.partition,
-                "offset": found.first,
-            },
-        )
-
-    def _bury_unread(self, stands: Unreadable, first: int, end: int) -> None:
-        """Write to the dead letters where lies what cannot be read, from *first* to before *end*, and why
-        it cannot.
-        """
-        source = f"{self.topic}/{stands.partition}/{first}"
-        headers = {
-            "source": source,
-            "last-offset": str(end - 1),
-            "error": stands.error,
-            "reason": stands.reason,
-        }
-        self._write_dead(
-            [(None, None, [(f"holdfast-{name}", text.encode()) for name, text in headers.items()])]
-        )
-        self.noted += 1
-
-    def bury(self, messages: Iterable[Message], deliveries: int) -> None:
-        """Write *messages* to the dead letters, with where they come from in their headers."""
-        dead: list[_Dead] = []
-        for message in messages:
-            source = f"{message.topic()}/{message.partition()}/{message.offset()}"
-            had: Any = message.headers() or []
-            headers = [
-                *had,
-                ("holdfast-source", source.encode()),
-                ("holdfast-deliveries", str(deliveries).encode()),
-            ]
-            dead.append((message.value(), message.key(), headers))
-        self._write_dead(dead)
-
-    def _write_dead(self, dead: Iterable[_Dead]) -> None:
-        assert self._producer is not None
-        failed: list[str] = []
-
-        def note_failure(error: KafkaError | None, _: Message) -> None:
-            if error is not None:
-                failed.append(error.str())
-
-        for value, key, headers in dead:
-            self._producer.produce(self._dead_letters, value, key, headers=headers, on_delivery=note_failure)
-        left = self._producer.flush(self._timeout_s)
-        if left or failed:
-            raise BrokerError(
-                f"{self._dead_letters} did not take all dead letters: {failed[0] if failed else 'no answer'};"
-                " nothing is lost"
-            )
-
     def commit(self, partition: int) -> None:
         """Have Kafka's own book of offsets follow the low-water offset, best effort."""
-        assert self._messages is not None
-        row = self.row(partition)
-        if row is None:
-            return
-        try:
-            self._messages.commit(
-                offsets=[TopicPartition(self.topic, partition, low_water(row))],
-                asynchronous=True,
-            )
-        except KafkaException as error:
-            logger.warning(
-                "offsets were not committed to Kafka: %(error)s; %(topic)s has them",
-                {"error": error.args[0].str(), "topic": self._ranges_topic},
-            )
+        if (row := self.row(partition)) is not None:
+            self._messages.commit(partition, low_water(row))
 
     def close(self) -> None:
         """Let go of the broker."""
         if self._producer is not None:
-            self._producer.flush(self._timeout_s)
-        for each in (self._watcher, self._reader, self._messages):
-            if each is not None:
-                each.close()
-
-    def _broken(self, what: str, error: KafkaException, remedy: str = NEW_GROUP) -> BrokerError | TopicError:
-        if code_of(error) in NO_TOPIC:
-            return TopicError(
-                f"{what} at {self._settings.bootstrap_servers}: {error.args[0].str()}; the topic was"
-                " deleted: " + remedy
-            )
-        return BrokerError(
-            f"{what} at {self._settings.bootstrap_servers}: {error.args[0].str()}; check the broker"
-        )
+            self._producer.flush(self._broker.timeout_s)
+        if self._reader is not None:
+            self._reader.close()
+        self._messages.close()

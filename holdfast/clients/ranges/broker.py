@@ -1,0 +1,53 @@
+"""What members ask a broker about their topics, and how its refusals are told."""
+
+from __future__ import annotations
+
+from confluent_kafka import Consumer, KafkaException
+
+from holdfast.clock import Clock
+from holdfast.config import Settings
+from holdfast.core.kafka.topic_partition import Place
+from holdfast.errors import BrokerError, TopicError
+from holdfast.kafka.codes import NO_TOPIC, code_of
+from holdfast.kafka.reading.log_bounds import log_bounds
+
+SLACK_S = 1.0
+"""A request ends by its own deadline; this is for the answer to reach us."""
+POLL_S = 0.02
+NEW_GROUP = "create it, and give the group a new name, since it keeps its place in the old one"
+CORRECT_NAME = "create it, or correct its name"
+SAME_GROUP = (
+    "create it with `holdfast --set ranges=true topics create --partitions N`, and start the members again; "
+    "the group goes on where __consumer_offsets has it"
+)
+
+
+class RangeBroker:
+    """Asks with the clients of others, each time for at most *timeout_s* seconds."""
+
+    def __init__(self, settings: Settings, *, timeout_s: float, clock: Clock) -> None:
+        self.settings, self.timeout_s, self.clock = settings, timeout_s, clock
+
+    def partitions(self, consumer: Consumer, topic: str, cure: str) -> int:
+        """Return how many partitions a topic has; TopicError with *cure* where there is no such topic.
+
+        Ask with the client that reads it: a client knows the partitions that it was told of last.
+        """
+        try:
+            listed = consumer.list_topics(topic, timeout=self.timeout_s).topics[topic]
+        except KafkaException as error:
+            raise self.error("looking for topics", error) from None
+        if listed.error is not None or not listed.partitions:
+            raise TopicError(f"topic {topic} does not exist at {self.settings.bootstrap_servers}: {cure}")
+        return len(listed.partitions)
+
+    def bounds(self, consumer: Consumer, place: Place) -> tuple[int, int]:
+        """Return where a partition begins and ends; raises KafkaException."""
+        return log_bounds(consumer, place, self.timeout_s, clock=self.clock)
+
+    def error(self, what: str, error: KafkaException, remedy: str = NEW_GROUP) -> BrokerError | TopicError:
+        """Return the error that says what did not work; *remedy* is for a topic that is gone."""
+        said = f"{what} at {self.settings.bootstrap_servers}: {error.args[0].str()}"
+        if code_of(error) in NO_TOPIC:
+            return TopicError(f"{said}; the topic was deleted: {remedy}")
+        return BrokerError(f"{said}; check the broker")
