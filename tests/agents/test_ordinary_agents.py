@@ -4,6 +4,7 @@ offsets, whatever is killed.
 
 from __future__ import annotations
 
+import signal
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import partial
@@ -228,6 +229,28 @@ def test_offsets_are_committed_up_to_the_first_job_that_is_not_acked(jobs: Jobs)
         "from the first that was not acked, and nothing else again"
     )
     worker.stop()
+
+
+def test_a_worker_ends_although_the_group_shares_out_anew_meanwhile(
+    broker: SessionBroker, tmp_path: Path
+) -> None:
+    """Faust's own answer to that closes the consumer by which it then commits, and waits for ever."""
+    # It ends as long as that after SIGTERM, since its agent keeps a job.
+    with running(Jobs(broker, tmp_path, session_timeout_s=10)) as jobs:
+        assert isinstance(jobs, Jobs)
+        ending, other = jobs.worker().start(JOBS_RUN="ending"), jobs.worker().start(JOBS_RUN="other")
+        wait_for("both at work", lambda: all(each.ready for each in (ending, other)), DEADLINE_S, jobs.tails)
+        jobs.write(1)
+        jobs.wait_noted(PARTITIONS)
+        partition = next(iter(jobs.of_run("ending")))
+        jobs.write(1, partitions=range(partition, partition + 1), value=KEEP)
+        jobs.wait_noted(PARTITIONS + 1)
+        ending.signal(signal.SIGTERM)
+        ending.wait_said("Wait for streams", DEADLINE_S)
+        other.stop()  # so that the one that ends is given all partitions
+        assert ending.wait_exit(DEADLINE_S) == 0, ending.tail()
+        assert ending.said(rf"delivered again: \['{jobs.jobs}/{partition}/1'\]")
+        assert ending.said("LeaveGroup request succeeded")
 
 
 def test_no_lag_is_left_behind_a_marker(jobs: Jobs) -> None:
