@@ -183,11 +183,22 @@ def test_an_owner_whose_epoch_is_over_is_told_so_when_a_partition_joins(code: in
     refused_as_an_old_owner(Brokers(1), wire.ADD_PARTITIONS, code)
 
 
-def refused_as_an_old_owner(brokers: Brokers, key: int, code: int) -> None:
+@pytest.mark.parametrize("key", [wire.PRODUCE, wire.END_TRANSACTION])
+def test_an_owner_begins_anew_where_the_broker_leaves_open_what_became_of_a_transaction(
+    brokers: Brokers, key: int
+) -> None:
+    refused_as_an_old_owner(
+        brokers, key, KafkaError.UNKNOWN, "the broker failed .* at this owner's transaction"
+    )
+
+
+def refused_as_an_old_owner(
+    brokers: Brokers, key: int, code: int, why: str = "the broker refused this owner"
+) -> None:
     brokers.faults[key] = [code]
 
     async def use(writer: ChangelogWriter) -> None:
-        with pytest.raises(FencedError, match="me: the broker refused this owner"):
+        with pytest.raises(FencedError, match=f"me: {why}"):
             await writer.write(changes(1), (), DEADLINE_S)
 
     written(brokers, use)

@@ -340,6 +340,13 @@ class TransactionalClient:
                 f"{self.transactional_id}: the broker refused this owner ({why}): there is a newer one, or a"
                 " transaction took longer than transaction_timeout_s"
             )
+        if code == KafkaError.UNKNOWN:
+            # A coordinator that stood still, and finds a timeout of its own under way, fails so. Whether the
+            # transaction is committed is open until somebody fences it.
+            raise FencedError(
+                f"{self.transactional_id}: the broker failed ({why}) at this owner's transaction: only the"
+                " next owner can tell what became of it"
+            )
         if code in ABORTABLE:
             raise AbortableError(why)
         if topic is not None and refuses_record(code):
