@@ -48,7 +48,10 @@ LIMIT_CONNECTIONS = 256
 LIMIT_CONNECTIONS_PER_WORKER = 64
 KEEPALIVE_S = 30.0  # below the server's, so that it is seldom the server that closes an idle connection
 ATTEMPT_S = 2.0
-REFRESH_S = 2.0
+REFRESH_S, LIMIT_REFRESH_S = 2.0, 64.0
+"""How long one look at the directory may take at first, and at most: each failure doubles it, or where it
+takes longer no look would ever come to its end.
+"""
 ASKED_LAST_S = 10.0
 CURRENT_S = 1.0
 """How long a client that knows several versions of a table goes by what it last read of which is current."""
@@ -135,7 +138,7 @@ class QueryRouter:
         false.
         """
         self._refreshing = asyncio.Lock()
-        self._refreshed, self._read_s = 0, float("-inf")
+        self._refreshed, self._read_s, self._look_s = 0, float("-inf"), REFRESH_S
 
     async def __aenter__(self) -> Self:
         headers = {"Accept": MSGPACK, "Content-Type": MSGPACK}
@@ -217,14 +220,18 @@ class QueryRouter:
         """Return which of several versions of a processor is to be asked (`Workers.answering`), as of
         CURRENT_S ago at most.
 
-        Raises BrokerError when the directory was never read.
+        Raises BrokerError when the directory was never read by *deadline_s*.
         """
         self._opened()
         name, by_version = processors[0].name, {each.version: each for each in processors}
-        if self._clock.monotonic_s() - self._read_s > CURRENT_S:
+        waits_s = _BACKOFF.waits_s()
+        while self._clock.monotonic_s() - self._read_s > CURRENT_S:
             failure = await self._refresh(self._refreshed, deadline_s)
-            if failure is not None and not self._refreshed:
+            if failure is None or self._refreshed:
+                break
+            if (left_s := self._left_s(deadline_s)) <= 0:
                 raise failure
+            await asyncio.sleep(min(next(waits_s), left_s))
         return by_version[self._directory.workers.answering(name, [*by_version])]
 
     async def _refresh(self, seen: int, deadline_s: float) -> BrokerError | None:
@@ -235,10 +242,11 @@ class QueryRouter:
         try:
             async with asyncio.timeout(max(0.0, left_s)), self._refreshing:
                 if self._refreshed == seen:
-                    await self._directory.refresh(max(0.001, min(REFRESH_S, self._left_s(deadline_s))))
+                    await self._directory.refresh(max(0.001, min(self._look_s, self._left_s(deadline_s))))
                     self._refreshed += 1
-                    self._read_s = self._clock.monotonic_s()
+                    self._read_s, self._look_s = self._clock.monotonic_s(), REFRESH_S
         except BrokerError as error:
+            self._look_s = min(2 * self._look_s, LIMIT_REFRESH_S)
             return error
         except TimeoutError:
             return BrokerError(
