@@ -28,7 +28,7 @@ pytestmark = [
 
 PROBE = "tests.support.start_probe"
 ENVIRONMENT = {
-    **os.environ,
+    **fork_server.BEGUN,  # a Spark session that began in this process has left a variable, which none may set
     "PYTHONPATH": str(ROOT),
     "HOLDFAST_APP": "probed",
     "CHAOS_SOURCE": "of-this-test",

@@ -18,6 +18,7 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,11 +31,12 @@ from holdfast.config import load_settings
 from holdfast.dev.broker.cluster import Cluster
 from holdfast.errors import DevBrokerError
 from holdfast.kafka.clients import make_admin
+from holdfast.kafka.codes import NO_ANSWER
 
 __all__ = ["FreshTopic", "SessionBroker", "fresh_topic", "holdfast_broker"]
 
 EMBEDDED = "embedded"
-DEADLINE_S, SLACK_S = 120.0, 10.0
+DEADLINE_S, ATTEMPT_S, SLACK_S = 120.0, 30.0, 10.0
 _POLL_S = 0.02
 
 
@@ -89,17 +91,30 @@ class SessionBroker:
 
     def delete_topics(self, topics: list[str]) -> None:
         """Delete *topics*; those already gone are no error."""
-        client = make_admin(self.client_config())
-        for topic, deleted in (
-            client.delete_topics(topics, request_timeout=DEADLINE_S) if topics else {}
-        ).items():
-            try:
-                deleted.result(DEADLINE_S + SLACK_S)
-            except KafkaException as error:
-                if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
-                    raise DevBrokerError(
-                        f"topic {topic} could not be deleted on {self.bootstrap}: {error}"
-                    ) from error
+        until_s = system_clock.monotonic_s() + DEADLINE_S
+        while topics:
+            # A client of its own each time: one that waits for a controller may miss the one that comes.
+            client = make_admin(self.client_config())
+            asked = client.delete_topics(topics, request_timeout=ATTEMPT_S)
+            topics = [
+                topic
+                for topic, deleted in asked.items()
+                if not self._is_deleted(topic, deleted, may_wait=system_clock.monotonic_s() < until_s)
+            ]
+
+    def _is_deleted(self, topic: str, deleted: Future[None], *, may_wait: bool) -> bool:
+        """Return whether a topic is gone, False when the broker did not say so in time and *may_wait*."""
+        try:
+            deleted.result(ATTEMPT_S + SLACK_S)
+        except KafkaException as error:
+            code = error.args[0].code()
+            if code in NO_ANSWER and may_wait:
+                return False
+            if code != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                raise DevBrokerError(
+                    f"topic {topic} could not be deleted on {self.bootstrap}: {error}"
+                ) from error
+        return True
 
 
 def _wait_for_leaders(client: AdminClient, topic: str, partitions: int) -> None:

@@ -289,6 +289,7 @@ def test_the_command_registers_and_checks(
     for name, value in broker.config.items():
         monkeypatch.setenv(f"HOLDFAST_KAFKA__{name.upper().replace('.', '_')}", str(value))
     monkeypatch.setenv("HOLDFAST_SCHEMA_REGISTRY_URL", schema_registry.url)
+    monkeypatch.setenv("HOLDFAST_SCHEMA_REGISTRY_TIMEOUT_S", "60")
     words = ["--set", f"app={app}", "-A", "tests.schemas.shop:processors", "--output", "json", "topics"]
     subject = f"{app}-protobuf-big-value"
     assert exit_code([*words, "create", "--partitions", "1", "--dry-run"]) == 0
@@ -369,7 +370,12 @@ def test_an_id_of_a_schema_that_does_not_fit_is_refused_by_name(
 def test_a_worker_does_not_start_without_its_schemas(
     real: SchemaRegistry, schema_registry: SchemaRegistryServer, broker: SessionBroker, topic: str
 ) -> None:
-    settings = Settings(app=topic, kafka=dict(broker.config), schema_registry_url=schema_registry.url)
+    settings = Settings(
+        app=topic,
+        kafka=dict(broker.config),
+        schema_registry_url=schema_registry.url,
+        schema_registry_timeout_s=60,
+    )
     processors = [totals_of(topic, f"{topic}-big")]
     create_topics(settings, processors, partitions=1)
     assert [each for each in check_topics(settings, processors) if each.severity is Severity.ERROR] == []

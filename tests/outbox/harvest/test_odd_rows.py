@@ -25,6 +25,7 @@ from holdfast.outbox.harvest.table.rows import OutboxRows
 from holdfast.outbox.schema.layouts import BUCKETS, OutboxRow, layout_named
 from tests.outbox.databases import LAYOUTS, FreshOutbox
 from tests.outbox.harvesting import PARTITIONS, Alone, Rig
+from tests.support.patience import DEADLINE_S
 
 ODD: tuple[Any, ...] = (
     *(b"bytes", b"", b"\xff\xfe", b"a\0b", b"\x91\x92\xa1h\xc4\x01v", b"x" * 300),
@@ -372,7 +373,11 @@ def way(
         broker.delete_topics([topic])
 
 
-def test_no_odd_row_ends_a_harvester_and_the_others_are_published(way: tuple[File, Rig, str]) -> None:
+def test_no_odd_row_ends_a_harvester_and_the_others_are_published(
+    way: tuple[File, Rig, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A broker that is slow to tell of a topic that is not there is no row's fault.
+    monkeypatch.setattr("holdfast.outbox.harvest.publishing.destinations.METADATA_TIMEOUT_S", DEADLINE_S)
     file, rig, strategy = way
     layout, name = file.outbox.layout, rig.topic.removeprefix("outbox.event.")
     columns = [each for each in file.columns() if each != "leader_id" or strategy == "mark"]
@@ -381,7 +386,7 @@ def test_no_odd_row_ends_a_harvester_and_the_others_are_published(way: tuple[Fil
         assert file.put(**{layout.topic: name, layout.key: f"good-{number}"})
     with Alone(rig.settings(strategy=strategy, attempts=1)) as leader:
         rig.wait_empty()
-    assert leader.stats.restarts == 0
+    assert leader.stats.restarts == 0, leader.stats.last_error
     keys = [record.key for record in rig.read()]
     assert {key for key in keys if key and key.startswith(b"good-")} == {
         b"good-%d" % at for at in range(len(columns))
