@@ -5,6 +5,7 @@ its own, and its kernel goes on acknowledging what it is sent.
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 import weakref
@@ -71,12 +72,18 @@ class _Watchman:
     """The thread that ticks for every watch, while there are any."""
 
     def __init__(self) -> None:
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Tick for nobody, as in a process that was just forked: the calls that the other process had under
+        way never end here, and to cut one would cut the connection there, which is the same.
+        """
         self._watches: weakref.WeakSet[CallWatch] = weakref.WeakSet()
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # the one before may have been taken by a thread that is not here
         self._thread: threading.Thread | None = None
 
     def attend(self, watch: CallWatch) -> None:
-        """Tick for *watch*; from any thread, and in a process that was forked since."""
+        """Tick for *watch*; from any thread."""
         if watch in self._watches and self._thread is not None and self._thread.is_alive():
             return
         with self._lock:
@@ -104,3 +111,5 @@ class _Watchman:
 
 
 _watchman = _Watchman()
+if hasattr(os, "register_at_fork"):  # where processes can be forked
+    os.register_at_fork(after_in_child=_watchman.begin_anew)

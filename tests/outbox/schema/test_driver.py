@@ -257,6 +257,22 @@ def test_a_watch_cuts_the_call_that_lasts_and_no_other() -> None:
     watch.stop()
 
 
+def test_a_forked_process_cuts_no_call_of_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.outbox.schema.watch.TICK_S", 0.01)
+    parent, cut_here = os.getpid(), list[str]()
+    theirs = CallWatch(0.01, lambda: None if os.getpid() == parent else cut_here.append("theirs"))
+    with theirs.call():
+        child = os.fork()
+        if not child:
+            try:
+                with CallWatch(0.05, lambda: cut_here.append("own")).call():
+                    wait_for("a cut", lambda: "own" in cut_here, DEADLINE_S)
+            finally:
+                os._exit(0 if set(cut_here) == {"own"} else 1)
+        assert os.waitpid(child, 0)[1] == 0
+    theirs.stop()
+
+
 # --- files of SQLite ---------------------------------------------------------------------------------------
 
 
