@@ -175,6 +175,13 @@ class App(FaustParts):
         await self.manager.adoption.settled()
         await self.tables.stock.written()  # type: ignore[attr-defined]  # the next owner restores from the changelogs
 
+    def _on_rebalance_when_stopped(self) -> None:
+        """Keep the consumer while this worker ends, which closes it in its turn.
+
+        Stock closes it here, in the middle of what still goes on: to wait until streams are done is to commit
+        by it, and that would never return.
+        """
+
 
 def make_data_dir(folder: Path) -> None:
     """Make the folder of the stores, which only this account may enter; raises ConfigError where it cannot

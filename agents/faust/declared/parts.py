@@ -102,13 +102,6 @@ class FaustParts(faust.App):
             # ends.
             self.consumer.commits_no_more()  # type: ignore[attr-defined]  # ours
 
-    def _on_rebalance_when_stopped(self) -> None:
-        """Keep the consumer while this worker ends, which closes it in its turn.
-
-        Stock closes it here, in the middle of what still goes on: to wait until streams are done is to commit
-        by it, and that would never return.
-        """
-
     def faust_topics(self) -> FaustTopics:
         """Return the topics of what is declared beside the processors."""
         agents = [each for each in self.agents.values() if not takes_batches(each.channel)]

@@ -106,6 +106,7 @@ FINGERPRINTS: dict[str, dict[str, str]] = {
         "App._on_agent_error": "bdd12f286de6",
         "App._on_partitions_revoked": "d5c895bbe57d",
         "App._on_partitions_assigned": "de932b7927db",
+        "App._on_rebalance_when_stopped": "1b172d9af8ff",
         "App._stop_consumer": "55854a5de12c",
         "App.on_rebalance_start": "5c1e23de3067",
         "App.on_rebalance_end": "b7ff69e1e377",
