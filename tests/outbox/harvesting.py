@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from holdfast.clock import ManualClock, system_clock
@@ -30,6 +31,7 @@ from holdfast.core.outbox.election import Leadership
 from holdfast.dev import parent_death
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.outbox.harvest.harvester import STRATEGIES, Harvester, open_rows
+from holdfast.outbox.harvest.publishing import destinations
 from holdfast.outbox.harvest.shard.shard import LeaderSignals, ShardRows, ShardStats, Term
 from holdfast.outbox.harvest.strategies.fenced import FencedTerm
 from holdfast.outbox.harvest.table.rows import OutboxRows
@@ -322,7 +324,10 @@ class FaultyProducer(Producer):
 
 
 class Alone:
-    """Leads a shard without an election: for what happens within a term."""
+    """Leads a shard without an election: for what happens within a term.
+
+    It has patience with a broker that a busy machine makes slow to tell of a topic: tests count its restarts.
+    """
 
     def __init__(
         self,
@@ -346,8 +351,10 @@ class Alone:
         )
         self.term = STRATEGIES[settings.strategy](term)
         self._thread = threading.Thread(target=self.term.run, daemon=True)
+        self._patch = pytest.MonkeyPatch()
 
     def __enter__(self) -> Self:
+        self._patch.setattr(destinations, "METADATA_TIMEOUT_S", DEADLINE_S)
         self._thread.start()
         return self
 
@@ -355,6 +362,7 @@ class Alone:
         self.signals.stop()
         self.shard_rows.interrupt()
         self._thread.join(DEADLINE_S)
+        self._patch.undo()
         assert not self._thread.is_alive(), "the term did not end"
         self.shard_rows.close(DEADLINE_S)
 

@@ -25,7 +25,6 @@ from holdfast.outbox.harvest.table.rows import OutboxRows
 from holdfast.outbox.schema.layouts import BUCKETS, OutboxRow, layout_named
 from tests.outbox.databases import LAYOUTS, FreshOutbox
 from tests.outbox.harvesting import PARTITIONS, Alone, Rig
-from tests.support.patience import DEADLINE_S
 
 ODD: tuple[Any, ...] = (
     *(b"bytes", b"", b"\xff\xfe", b"a\0b", b"\x91\x92\xa1h\xc4\x01v", b"x" * 300),
@@ -373,11 +372,7 @@ def way(
         broker.delete_topics([topic])
 
 
-def test_no_odd_row_ends_a_harvester_and_the_others_are_published(
-    way: tuple[File, Rig, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # A broker that is slow to tell of a topic that is not there is no row's fault.
-    monkeypatch.setattr("holdfast.outbox.harvest.publishing.destinations.METADATA_TIMEOUT_S", DEADLINE_S)
+def test_no_odd_row_ends_a_harvester_and_the_others_are_published(way: tuple[File, Rig, str]) -> None:
     file, rig, strategy = way
     layout, name = file.outbox.layout, rig.topic.removeprefix("outbox.event.")
     columns = [each for each in file.columns() if each != "leader_id" or strategy == "mark"]
