@@ -22,6 +22,7 @@ from mode import Service
 
 from holdfast.agents.faust.transport.conductor import BATCHES, SharingConductor, batches_of
 from holdfast.agents.faust.transport.declared_topics import DeclaringProducer
+from holdfast.agents.faust.transport.first_brokers import await_brokers
 from holdfast.agents.faust.transport.group_watch import watch_group
 from holdfast.agents.partitions.manager import PartitionManager
 from holdfast.clock import system_clock
@@ -69,7 +70,9 @@ class GroupThread(driver.AIOKafkaConsumerThread):
 
     async def on_start(self) -> None:
         await super().on_start()
-        watch_group(self._ensure_consumer()._coordinator, cast(Any, self.app).manager)
+        coordinator = self._ensure_consumer()._coordinator
+        await_brokers(coordinator)
+        watch_group(coordinator, cast(Any, self.app).manager)
 
     async def subscribe(self, topics: Iterable[str]) -> None:
         topics = set(topics)

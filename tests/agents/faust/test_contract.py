@@ -2,8 +2,9 @@
 promises it.
 
 `agents/faust/transport/transport.py`, `holdfast/kafka/fetching/fetcher.py`,
-`agents/faust/transport/group_watch.py`, `agents/faust/rebalancing/assignor.py`,
-`agents/faust/process/leaving.py` and `agents/faust/rebalancing/recovery.py` override and touch private names;
+`agents/faust/transport/group_watch.py`, `agents/faust/transport/first_brokers.py`,
+`agents/faust/rebalancing/assignor.py`, `agents/faust/process/leaving.py` and
+`agents/faust/rebalancing/recovery.py` override and touch private names;
 `holdfast/kafka/requests/raw_request.py` stands in for aiokafka's requests. Here every function that they
 replace, call or count on is pinned by its source: when one of these tests fails after an upgrade, read that
 function again, then the override, and only then renew the fingerprint (the failure prints it). The other
@@ -209,6 +210,7 @@ FINGERPRINTS: dict[str, dict[str, str]] = {
     "aiokafka.consumer.group_coordinator": {
         "GroupCoordinator._do_heartbeat": "dc1d6632aaa6",
         "GroupCoordinator._send_req": "fa4b12e914ce",
+        "GroupCoordinator.ensure_coordinator_known": "4dfb9ccd877a",
         "GroupCoordinator._push_error_to_user": "743ff515bd7e",
         "GroupCoordinator._coordination_routine": "75273e127d4a",
         "GroupCoordinator.close": "f30d83108945",
@@ -228,6 +230,7 @@ FINGERPRINTS: dict[str, dict[str, str]] = {
         "AIOKafkaClient.set_topics": "9f9b55d6d899",
         "AIOKafkaClient.add_topic": "b054eda66291",
         "AIOKafkaClient.force_metadata_update": "cb7befef21c8",
+        "AIOKafkaClient._metadata_update": "06dc51ed3e0d",
         "AIOKafkaClient.coordinator_lookup": "19cc69fb75f8",
         "AIOKafkaClient.close": "02119d4d618a",
         "AIOKafkaClient._get_conn": "68ce5d839171",
