@@ -47,7 +47,10 @@ A = TypeVar("A", bound=Reply | GlobalReply)
 LIMIT_CONNECTIONS = 256
 LIMIT_CONNECTIONS_PER_WORKER = 64
 KEEPALIVE_S = 30.0  # below the server's, so that it is seldom the server that closes an idle connection
-ATTEMPT_S = 2.0
+ATTEMPT_S, LIMIT_ATTEMPT_S = 2.0, 64.0
+"""How long a worker may take for an answer at first, and at most: each round in which one was silent doubles
+it for this question, or a worker that is slower would never be heard.
+"""
 REFRESH_S, LIMIT_REFRESH_S = 2.0, 64.0
 """How long one look at the directory may take at first, and at most: each failure doubles it, or where it
 takes longer no look would ever come to its end.
@@ -74,8 +77,8 @@ class _Setback(Exception):
 
     *at_once*: ask again without more ado, the worker is the right one. *final*: asking again cannot help.
     *cut*: it was short because the deadline is near, so its silence says less than what stood in the way
-    before. *busy*: a worker is there and says that it cannot answer yet, so that older claims than its own
-    are not worth a question.
+    before. *silent*: a worker took all of its time, and may need more. *busy*: a worker is there and says
+    that it cannot answer yet, so that older claims than its own are not worth a question.
     """
 
     def __init__(
@@ -86,15 +89,17 @@ class _Setback(Exception):
         at_once: bool = False,
         final: bool = False,
         cut: bool = False,
+        silent: bool = False,
         busy: bool = False,
     ) -> None:
         super().__init__(str(error))
-        self.error, self.moved_to, self.at_once, self.final, self.cut, self.busy = (
+        self.error, self.moved_to, self.at_once, self.final, self.cut, self.silent, self.busy = (
             error,
             moved_to,
             at_once,
             final,
             cut,
+            silent,
             busy,
         )
 
@@ -275,11 +280,14 @@ class QueryRouter:
 
     async def _ask(self, question: AnyQuestion, decode: Callable[[bytes], A], deadline_s: float) -> A:
         waits_s, told, unread, was_read = _BACKOFF.waits_s(), None, None, False
+        given_s = ATTEMPT_S
         while True:
             seen, known = self._refreshed, self._candidates(question)
-            met = await self._round(question, decode, deadline_s)
+            met = await self._round(question, decode, deadline_s, given_s)
             if not isinstance(met, _Setback):
                 return met
+            if met.silent:
+                given_s = min(2 * given_s, LIMIT_ATTEMPT_S)
             told = told if met.cut and told is not None else met
             if not met.final and not met.at_once and self._left_s(deadline_s) > _LEAST_LEFT_S:
                 unread = await self._refresh(seen, deadline_s)
@@ -298,7 +306,7 @@ class QueryRouter:
         return deadline_s - self._clock.monotonic_s()
 
     async def _round(
-        self, question: AnyQuestion, decode: Callable[[bytes], A], deadline_s: float
+        self, question: AnyQuestion, decode: Callable[[bytes], A], deadline_s: float, given_s: float
     ) -> A | _Setback:
         """Ask the owner, then where it says the partition went, then those that may stand in for it."""
         setback = _Setback(
@@ -309,16 +317,17 @@ class QueryRouter:
         )
         urls, redirected = self._candidates(question), False
         final: _Setback | None = None
-        all_final = True
+        all_final, silent = True, False
         while urls:
             url = urls.pop(0)
             try:
-                reply = await self._attempt(url, question, decode, deadline_s)
+                reply = await self._attempt(url, question, decode, deadline_s, given_s)
             except _Setback as met:
                 if met.final:
                     final = met
                 else:
                     setback, all_final = met, False
+                silent |= met.silent
                 self._note_failure(url, met)
             else:
                 self._failed.pop(url, None)
@@ -332,7 +341,9 @@ class QueryRouter:
                 urls.insert(0, setback.moved_to)
         # Who cannot be helped by asking again may be no worker at all: only where nobody else is known that
         # is the last word.
-        return final if final is not None and all_final else setback
+        told = final if final is not None and all_final else setback
+        told.silent = silent
+        return told
 
     def _note_failure(self, url: str, met: _Setback) -> None:
         if met.busy or met.at_once or met.cut:
@@ -342,10 +353,10 @@ class QueryRouter:
         self._failed[url] = self._clock.monotonic_s() + ASKED_LAST_S
 
     async def _attempt(
-        self, url: str, question: AnyQuestion, decode: Callable[[bytes], A], deadline_s: float
+        self, url: str, question: AnyQuestion, decode: Callable[[bytes], A], deadline_s: float, given_s: float
     ) -> A:
         left_s = max(0.001, self._left_s(deadline_s))
-        attempt_s = min(ATTEMPT_S, max(left_s / 2, _LEAST_ATTEMPT_S), left_s)
+        attempt_s = min(given_s, max(left_s / 2, _LEAST_ATTEMPT_S), left_s)
         try:
             async with (
                 asyncio.timeout(attempt_s),
@@ -371,7 +382,7 @@ class QueryRouter:
                 f"{url} did not answer for {question} within {attempt_s:.3g} s: it hangs, is overloaded or"
                 " cut off"
             )
-            raise _Setback(error, cut=attempt_s < ATTEMPT_S) from None
+            raise _Setback(error, cut=attempt_s < given_s, silent=True) from None
         except aiohttp.ClientError as error:
             raise self._unreachable(url, question, error) from error
         except ValueError as unfit:

@@ -12,9 +12,11 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Self
 
+import aiohttp
 import msgspec
 import pytest
 
+from holdfast.clients.tables import query_router
 from holdfast.clients.tables.client import TableClient
 from holdfast.clients.tables.directory import FixedDirectory
 from holdfast.clients.tables.query_router import QueryRouter, _Setback
@@ -23,6 +25,7 @@ from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.query_wire import TableClaims, WorkerClaims
 from holdfast.dev.memory_tables import MemoryWorker
+from holdfast.dev.ports import free_ports
 from holdfast.errors import (
     BrokerError,
     MovedError,
@@ -215,6 +218,30 @@ async def test_a_hanging_owner_is_left_for_the_next_before_the_deadline(
             assert (await tables.get(TOTALS, "ada", timeout_s=DEADLINE_S)).value == Total(1)
         # once each, unless a busy machine delayed the successor's answer too
         assert hanging.asked <= asked(successor)
+
+
+@pytest.mark.parametrize("others", [0, 1], ids=["alone", "beside-one-that-is-gone"])
+@scenario
+async def test_a_worker_that_takes_long_for_an_answer_is_given_longer_each_time(
+    others: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, asked_for = query_router._read, 0
+
+    async def late(response: aiohttp.ClientResponse) -> bytes:
+        nonlocal asked_for
+        asked_for += 1
+        assert asked_for <= 15, "it is given no longer"
+        await asyncio.sleep(0.3)
+        return await read(response)
+
+    monkeypatch.setattr(query_router, "ATTEMPT_S", 0.05)
+    monkeypatch.setattr(query_router, "_read", late)
+    async with one_worker() as worker:
+        worker.put(TOTALS, 0, "ada", Total(1), offset=1)
+        gone = f"http://127.0.0.1:{free_ports(1)[0]}"
+        claims = [WorkerClaims(url=gone, generation=0, started_ms=0, at_ms=0, tables=_claiming(0))] * others
+        async with client(directory=FixedDirectory([worker.claims(), *claims])) as tables:
+            assert (await tables.get(TOTALS, "ada", timeout_s=DEADLINE_S)).value == Total(1)
 
 
 @scenario
