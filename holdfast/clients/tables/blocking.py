@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, overload
 
 from holdfast.clients.tables.answers import Answer, AtLeast, Bound
+from holdfast.clients.tables.arguments import check_page_rows, check_timeout
 from holdfast.clients.tables.client import PAGE_ROWS, TIMEOUT_S, TableClient
 from holdfast.clients.tables.directory import Directory
 from holdfast.config import Settings
@@ -80,6 +81,7 @@ class BlockingTableClient:
         max_staleness: Bound | None = None,
     ) -> Answer[Any]:
         """Return the row of *key*; its value is None when there is none."""
+        check_timeout(timeout_s)
         asked = self._client.get(
             table,
             key,
@@ -123,6 +125,7 @@ class BlockingTableClient:
         max_staleness: Bound | None = None,
     ) -> dict[str, Answer[Any]]:
         """Return the answer for each of *keys*."""
+        check_timeout(timeout_s)
         asked = self._client.get_many(
             table,
             keys,
@@ -169,6 +172,8 @@ class BlockingTableClient:
         page_rows: int = PAGE_ROWS,
     ) -> Iterator[Answer[Any]]:
         """Yield the rows whose key begins with *prefix*; *timeout_s* is for each page."""
+        check_timeout(timeout_s)
+        check_page_rows(page_rows)
         rows = self._client.scan(
             table,
             prefix,
@@ -196,6 +201,7 @@ class BlockingTableClient:
         """Yield the windows of *key*, or of all keys, that start at or after *since_ms* and before
         *until_ms*; *timeout_s* is for each page.
         """
+        check_timeout(timeout_s)
         pages = self._client.window_pages(
             table,
             key,

@@ -26,6 +26,7 @@ from holdfast.clients.tables.answers import (
     answering_of_copy,
     first_found,
 )
+from holdfast.clients.tables.arguments import check_page, check_page_rows, check_terms
 from holdfast.clients.tables.directory import Directory, WorkersTopic
 from holdfast.clients.tables.query_router import QueryRouter
 from holdfast.clients.tables.questions import Question
@@ -233,6 +234,7 @@ class TableClient:
 
         Different answers may be from different moments; each says from which.
         """
+        check_terms(timeout_s, partition, at_least, max_staleness)
         terms = ReadTerms(at_least, max_staleness, self._clock.monotonic_s() + timeout_s)
         found = await self._answering(self._table(table), terms.deadline_s)
         _check_keys(keys)
@@ -293,9 +295,11 @@ class TableClient:
         It is read a page at a time, each as of its own moment; *timeout_s* is for each page, since between
         pages the time is yours.
         """
+        check_terms(timeout_s, partition, at_least, max_staleness)
+        check_page(prefix, page_rows)
         terms = ReadTerms(at_least, max_staleness, self._clock.monotonic_s() + timeout_s)
         found = await self._answering(self._table(table), terms.deadline_s)
-        limit = min(max(1, page_rows), LIMIT_PAGE_ROWS)
+        limit = min(page_rows, LIMIT_PAGE_ROWS)
         if isinstance(found, _GlobalTable):
             _refuse_partition(found, partition)
             async for row in self._scan_of_global(found, prefix, limit, terms, timeout_s):
@@ -386,12 +390,14 @@ class TableClient:
         """Yield the windows of `windows` in lists: one for each page that a worker answers with, which may be
         empty.
         """
+        check_terms(timeout_s, partition, at_least, max_staleness)
+        check_page_rows(page_rows)
         terms = ReadTerms(at_least, max_staleness, self._clock.monotonic_s() + timeout_s)
         windowed = self._windowed(table, key, since_ms, until_ms)
         found = await self._answering(windowed, terms.deadline_s)
         partitions = await self._partitions_of(found, key, partition, terms.deadline_s)
         terms.check(partitions)
-        limit = min(max(1, page_rows), LIMIT_PAGE_ROWS)
+        limit = min(page_rows, LIMIT_PAGE_ROWS)
 
         def question(at: int, after: str | None) -> Question:
             if key is not None:  # as before workers knew of `windows`
@@ -592,6 +598,8 @@ def _refuse_partition(table: _GlobalTable, partition: int | None) -> None:
 
 
 def _check_keys(keys: Sequence[str]) -> None:
+    if not isinstance(keys, Sequence):
+        raise QueryError(f"keys are a sequence of strings, not {type(keys).__name__}")
     if isinstance(keys, str):
         raise QueryError(
             f"keys are a sequence of strings, not the single string {keys[:40]!r}: use get, or [key]"
