@@ -7,6 +7,7 @@ meant.
 
 from __future__ import annotations
 
+import math
 from inspect import iscoroutinefunction
 from numbers import Integral, Real
 from typing import Any, TypeVar, cast
@@ -62,6 +63,17 @@ def require_whole(name: str, given: object, low: int, high: int) -> int:
     number: Any = int(given) if isinstance(given, Integral) and not isinstance(given, bool) else given
     require_type(name, number, int)
     return _within(name, cast(int, number), low, high)
+
+
+def require_wait(given: object, *, none: bool = False) -> None:
+    """Refuse a *timeout_s* that is no number of seconds, such as one that is not a number; with *none*, None
+    is for the usual one.
+    """
+    if none and given is None:
+        return
+    if not isinstance(given, Real) or isinstance(given, bool) or math.isnan(given):
+        left_out = ", or leave it out" if none else ""
+        raise ConfigError(f"timeout_s is {given!r:.200}: write a number of seconds{left_out}")
 
 
 def _within(name: str, number: _Number, low: float, high: float) -> _Number:

@@ -21,7 +21,7 @@ from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.engine import Dialect
 
 from holdfast.config.client_arguments import require_encoder, require_type, require_whole
-from holdfast.errors import OutboxSchemaError
+from holdfast.errors import OutboxRecordError, OutboxSchemaError
 from holdfast.outbox.schema.database import lacks_table
 from holdfast.outbox.schema.layouts import Layout, layout_named
 from holdfast.outbox.schema.tables import outbox_tables
@@ -158,6 +158,8 @@ class OutboxWriter:
     # --- from records to values -----------------------------------------------------------------------------
 
     def _encoded(self, records: Iterable[OutboxRecord]) -> list[tuple[Any, ...]]:
+        if not isinstance(records, Iterable):
+            raise OutboxRecordError(f"records is {records!r:.200}: write a list of OutboxRecord")
         encode = self.layout.encode
         named = {"key_encoder": self._key_encoder, "value_encoder": self._value_encoder}
         return [encode(prepared(record, limit_bytes=self._limit_bytes, **named)) for record in records]

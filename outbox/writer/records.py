@@ -59,6 +59,8 @@ def prepared(
     limit_bytes: int | None,
 ) -> PreparedRecord:
     """Return *record* as Kafka will be given it; OutboxRecordError says what is wrong with it."""
+    if not isinstance(record, OutboxRecord):
+        raise OutboxRecordError(f"{record!r:.200} is no record: write OutboxRecord(topic='orders', ...)")
     topic = record.topic
     if not isinstance(topic, str) or not _TOPIC.fullmatch(topic) or topic in (".", ".."):
         raise OutboxRecordError(
@@ -120,7 +122,7 @@ def _utf8(value: str, what: str) -> bytes:
 
 
 def _headers(given: HeadersLike, topic: str) -> list[Header]:
-    if isinstance(given, str | bytes):
+    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
         raise OutboxRecordError(
             f"headers for {topic}: give pairs of name and value, or a mapping, not {type(given).__name__}"
         )
@@ -155,7 +157,14 @@ def _trace(trace: str | Mapping[str, str] | None, topic: str) -> list[Header]:
     """
     if not trace:
         return []
+    if not isinstance(trace, str | Mapping):
+        raise OutboxRecordError(
+            f"trace for {topic}: give a W3C traceparent, or the mapping that a tracer filled, not"
+            f" {type(trace).__name__}"
+        )
     carrier = {"traceparent": trace} if isinstance(trace, str) else dict(trace)
+    if not all(isinstance(each, str) for field in carrier.items() for each in field):
+        raise OutboxRecordError(f"trace for {topic}: {carrier!r:.200} holds what is not text")
     parent = carrier.get("traceparent")
     if parent is not None and not is_traceparent(_utf8(parent, f"trace for {topic}")):
         raise OutboxRecordError(

@@ -23,6 +23,7 @@ from holdfast.clients.claims.messages import ClaimedBatch, ClaimedMessage
 from holdfast.clients.claims.settings import consumer_settings, require_helpers
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
+from holdfast.config.client_arguments import require_wait
 from holdfast.core.member.member import Draws
 from holdfast.errors import BrokerError
 
@@ -97,6 +98,7 @@ class BlockingClaimConsumer(ConsumerBase):
         At most once with *release*, a thread that iterates gets what is committed before its iteration ends,
         within *drain_s*.
         """
+        require_wait(timeout_s, none=True)
         within_s = timeout_s or self._options.stop_within_s(self._engine.member_settings)
         try:
             self._wait(self._engine.terminate(release=release, timeout_s=within_s), within_s)
@@ -124,6 +126,7 @@ class BlockingClaimConsumer(ConsumerBase):
 
     def get(self, timeout_s: float) -> ClaimedMessage | None:
         """Return the next message, None when there is none within *timeout_s* or the consumer has ended."""
+        require_wait(timeout_s)
         until_s = self._clock.monotonic_s() + timeout_s
         while (message := self._next_message()) is None:
             left_s = until_s - self._clock.monotonic_s()
@@ -143,6 +146,7 @@ class BlockingClaimConsumer(ConsumerBase):
 
         Raises BrokerError when it does not in time, ClaimLostError when one of these claims is lost before.
         """
+        require_wait(timeout_s, none=True)
         within_s = timeout_s or self._options.flush_timeout_s
         self._wait(self._engine.flush(within_s), within_s)
 

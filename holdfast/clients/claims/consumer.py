@@ -29,6 +29,7 @@ from holdfast.clients.claims.messages import ClaimedBatch, ClaimedMessage
 from holdfast.clients.claims.settings import consumer_settings, require_helpers
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
+from holdfast.config.client_arguments import require_wait
 from holdfast.core.member.actions import Notify
 from holdfast.core.member.member import Draws
 
@@ -110,6 +111,7 @@ class ClaimConsumer(ConsumerBase):
         is over. Raises BrokerError when the log does not take it in time; then the claims run out by
         themselves.
         """
+        require_wait(timeout_s, none=True)
         try:
             await _result(self._engine.terminate(release=release, timeout_s=timeout_s))
         finally:
@@ -146,6 +148,7 @@ class ClaimConsumer(ConsumerBase):
 
     async def get(self, timeout_s: float) -> ClaimedMessage | None:
         """Return the next message, None when there is none within *timeout_s* or the consumer has ended."""
+        require_wait(timeout_s)
         with suppress(TimeoutError, StopAsyncIteration):
             async with asyncio.timeout(timeout_s):
                 return await anext(self)
@@ -193,6 +196,7 @@ class ClaimConsumer(ConsumerBase):
 
         Raises BrokerError when it does not in time, ClaimLostError when one of these claims is lost before.
         """
+        require_wait(timeout_s, none=True)
         await _result(self._engine.flush(timeout_s))
 
 

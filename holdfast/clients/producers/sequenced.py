@@ -28,6 +28,7 @@ from holdfast.config.client_arguments import (
     require_number,
     require_settings,
     require_type,
+    require_wait,
     require_whole,
 )
 from holdfast.core.engine.declared.partitioners import murmur2
@@ -184,6 +185,7 @@ class SequencedProducer:
         """Wait until everything sent is acknowledged, sending what failed again; BrokerError when that
         takes longer than *timeout_s*.
         """
+        require_wait(timeout_s, none=True)
         with sending(f"send {self.name}", "PRODUCER", {"messaging.system": "kafka"}):
             self._flush(self._timeout_s if timeout_s is None else timeout_s)
 

@@ -355,6 +355,9 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "partition 2^31": ({"partition": 2**31}, "from 0 to 2147483647"),
     "a timestamp in seconds and a half": ({"timestamp_ms": 1.5}, "timestamp_ms 1.5"),
     "a trace of zeros": ({"trace": f"00-{'0' * 32}-b7ad6b7169203331-01"}, "is not a W3C traceparent"),
+    "no headers": ({"headers": None}, "give pairs of name and value, or a mapping, not NoneType"),
+    "a number for a trace": ({"trace": 7}, "give a W3C traceparent, or the mapping .* not int"),
+    "a number in a trace": ({"trace": {"tracestate": 7}}, "holds what is not text"),
     "a trace in upper case": ({"trace": TRACE.upper()}, "is not a W3C traceparent"),
     "too large": ({"value": b"x" * 1_000_000}, "and 1000000 is the limit"),
     "an id of Debezium's": ({"event_id": "x"}, "exist in the layout debezium only"),
@@ -369,6 +372,22 @@ def test_bad_input_is_refused_before_any_sql(what: str) -> None:
             Silent(),
             [OutboxRecord(topic="orders", key=b"good"), OutboxRecord(**({"topic": "orders"} | arguments))],
         )
+
+
+@pytest.mark.parametrize(
+    ("records", "said"),
+    [
+        (None, "records is None: write a list of OutboxRecord"),
+        (OutboxRecord(topic="orders"), "write a list of OutboxRecord"),
+        (["orders"], r"'orders' is no record: write OutboxRecord\("),
+        ("orders", "'o' is no record"),
+        ([{"topic": "orders"}], "is no record"),
+    ],
+    ids=repr,
+)
+def test_what_is_no_list_of_records_is_refused_before_any_sql(records: Any, said: str) -> None:
+    with pytest.raises(OutboxRecordError, match=said):
+        OutboxWriter().write_many(Silent(), records)
 
 
 def test_an_encoder_that_fails_is_named() -> None:
