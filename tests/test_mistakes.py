@@ -546,6 +546,12 @@ OFFLINE: dict[str, tuple[list[str], int, str, str]] = {
         "mistakn.db: there is no such file",
         "check the URL, or make the outbox there with `holdfast outbox init`",
     ),
+    "an outbox in memory": (
+        ["outbox", "init", "--database", "sqlite://"],
+        2,
+        "names no file, but a database in memory",
+        "write one like sqlite:///shop.db",
+    ),
     "shards of nothing": (
         ["outbox", "harvest", "--database", "sqlite:///new.db", "--shards", "0"],
         2,

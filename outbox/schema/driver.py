@@ -18,7 +18,7 @@ from sqlalchemy.engine.url import URL
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
 from holdfast.errors import ConfigError, OutboxDatabaseError
-from holdfast.outbox.schema.tables import DRIVERS, NO_FILE, database_url, lacks_file, shown
+from holdfast.outbox.schema.tables import DRIVERS, NO_FILE, database_url, is_forgotten, lacks_file, shown
 
 KNOWN: Final = {
     "postgresql": ("psycopg", "psycopg2"),
@@ -83,6 +83,11 @@ class DatabaseDriver:
 
         OutboxDatabaseError when there is none, ConfigError when the driver does not take what the URL says.
         """
+        if is_forgotten(self.url):
+            raise ConfigError(
+                f"{self.place} names no file, but a database in memory, which is gone when its connection"
+                " closes; write one like sqlite:///shop.db"
+            )
         if not may_make_file and lacks_file(self.url):
             raise OutboxDatabaseError(f"cannot connect to {self.place}: {NO_FILE}", is_lost=True)
         try:

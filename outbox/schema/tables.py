@@ -222,10 +222,28 @@ def lacks_file(url: URL) -> bool:
     >>> lacks_file(make_url("sqlite:///file:shop?mode=memory&uri=true"))
     False
     """
-    name = url.database or ":memory:"
-    if name.startswith("file:"):
-        name = ":memory:" if {"mode": "memory"}.items() <= url.query.items() else _path(name)
+    name = _file(url)
     return url.get_backend_name() == "sqlite" and not name.startswith(":") and not Path(name).exists()
+
+
+def is_forgotten(url: URL) -> bool:
+    """Return whether *url* is that of a SQLite database in memory that each connection has to itself: what
+    is made there is gone when the connection is closed.
+
+    >>> is_forgotten(make_url("sqlite://")), is_forgotten(make_url("sqlite:///shop.db"))
+    (True, False)
+    >>> is_forgotten(make_url("sqlite:///file:shop?mode=memory&cache=shared&uri=true"))
+    False
+    """
+    shared = url.query.get("cache") == "shared"
+    return url.get_backend_name() == "sqlite" and _file(url).startswith(":") and not shared
+
+
+def _file(url: URL) -> str:
+    name = url.database or ":memory:"
+    if not name.startswith("file:"):
+        return name
+    return ":memory:" if {"mode": "memory"}.items() <= url.query.items() else _path(name)
 
 
 def _path(address: str) -> str:
