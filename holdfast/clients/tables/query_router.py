@@ -104,6 +104,14 @@ class _Setback(Exception):
         )
 
 
+def _telling(before: _Setback, met: _Setback) -> _Setback:
+    """Return which of two in one round says more: of a worker that is there and silent, not of an older claim
+    that nobody stands behind.
+    """
+    speaks = met.silent or met.busy or met.at_once or met.moved_to is not None
+    return before if before.silent and not speaks else met
+
+
 class _TooLong(Exception):
     """More came than a worker ever sends."""
 
@@ -326,7 +334,7 @@ class QueryRouter:
                 if met.final:
                     final = met
                 else:
-                    setback, all_final = met, False
+                    setback, all_final = _telling(setback, met), False
                 silent |= met.silent
                 self._note_failure(url, met)
             else:

@@ -207,6 +207,19 @@ async def test_a_worker_that_hangs_costs_the_deadline_and_not_more() -> None:
 
 
 @scenario
+async def test_a_worker_that_hangs_is_told_and_not_one_before_it_that_is_gone() -> None:
+    async with Hanging() as hanging:
+        gone = f"http://127.0.0.1:{free_ports(1)[0]}"
+        claims = [
+            WorkerClaims(url=url, generation=at, started_ms=0, at_ms=0, tables=_claiming(0))
+            for at, url in enumerate((gone, hanging.url))
+        ]
+        async with client(directory=FixedDirectory(claims)) as tables:
+            with pytest.raises(NotReadyError, match=f"{hanging.url} did not answer"):
+                await tables.get(TOTALS, "ada", timeout_s=0.4)
+
+
+@scenario
 async def test_a_hanging_owner_is_left_for_the_next_before_the_deadline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
