@@ -4,6 +4,7 @@ would else pass for a worker or a broker that does not answer.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from datetime import timedelta
 from numbers import Integral, Real
@@ -16,9 +17,9 @@ LAST_PARTITION = 2**31 - 1
 
 
 def check_timeout(timeout_s: Any) -> None:
-    """Refuse what is no number of seconds."""
-    if not isinstance(timeout_s, Real) or isinstance(timeout_s, bool) or not float(timeout_s) >= 0:
-        raise QueryError(f"timeout_s is {timeout_s!r:.100}: write a number of seconds, 0 or more")
+    """Refuse what is no number of seconds. What is left of a caller's own deadline may be below 0."""
+    if not isinstance(timeout_s, Real) or isinstance(timeout_s, bool) or math.isnan(timeout_s):
+        raise QueryError(f"timeout_s is {timeout_s!r:.100}: write a number of seconds")
 
 
 def check_terms(timeout_s: Any, partition: Any, at_least: Any, max_staleness: Any) -> None:
