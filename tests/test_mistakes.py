@@ -437,6 +437,12 @@ OFFLINE: dict[str, tuple[list[str], int, str, str]] = {
         "Expected `int`",
     ),
     "a number out of range": (["--set", "web_port=0", "config"], 2, "is 0", "the range is 1 to 65535"),
+    "brokers of a variable that is not set": (
+        ["--bootstrap", "", "config"],
+        2,
+        "bootstrap.servers .flag.: '' names no host: it is empty",
+        "write host:port,host:port",
+    ),
     "an unknown Kafka property": (
         ["--set", "kafka.bootstrap.server=x:1", "config"],
         2,

@@ -215,7 +215,7 @@ def root(
     if not verbose:  # a replay that waits for what its folds need is not to look as if it hung
         logging.getLogger(WAITING_LOGGER).setLevel(logging.WARNING)
     chosen.flags = read_assignments(assignments or []) | (
-        {"kafka.bootstrap.servers": bootstrap} if bootstrap else {}
+        {"kafka.bootstrap.servers": bootstrap} if bootstrap is not None else {}
     )
 
 
