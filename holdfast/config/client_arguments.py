@@ -65,13 +65,18 @@ def require_whole(name: str, given: object, low: int, high: int) -> int:
     return _within(name, cast(int, number), low, high)
 
 
-def require_wait(given: object, *, none: bool = False) -> None:
-    """Refuse a *timeout_s* that is no number of seconds, such as one that is not a number; with *none*, None
-    is for the usual one.
+def is_seconds(given: object) -> bool:
+    """Return whether *given* is a time to wait. What is left of a caller's own deadline may be below 0.
+
+    >>> [is_seconds(each) for each in (2.5, -1, "1", float("nan"), None)]
+    [True, True, False, False, False]
     """
-    if none and given is None:
-        return
-    if not isinstance(given, Real) or isinstance(given, bool) or math.isnan(given):
+    return isinstance(given, Real) and not isinstance(given, bool) and not math.isnan(given)
+
+
+def require_wait(given: object, *, none: bool = False) -> None:
+    """Refuse a *timeout_s* that is no number of seconds; with *none*, None is for the usual one."""
+    if not is_seconds(given) and not (none and given is None):
         left_out = ", or leave it out" if none else ""
         raise ConfigError(f"timeout_s is {given!r:.200}: write a number of seconds{left_out}")
 

@@ -4,12 +4,12 @@ would else pass for a worker or a broker that does not answer.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from datetime import timedelta
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any
 
+from holdfast.config.client_arguments import is_seconds
 from holdfast.core.engine.query_wire import Staleness
 from holdfast.errors import QueryError
 
@@ -17,8 +17,8 @@ LAST_PARTITION = 2**31 - 1
 
 
 def check_timeout(timeout_s: Any) -> None:
-    """Refuse what is no number of seconds. What is left of a caller's own deadline may be below 0."""
-    if not isinstance(timeout_s, Real) or isinstance(timeout_s, bool) or math.isnan(timeout_s):
+    """Refuse what is no number of seconds."""
+    if not is_seconds(timeout_s):
         raise QueryError(f"timeout_s is {timeout_s!r:.100}: write a number of seconds")
 
 
