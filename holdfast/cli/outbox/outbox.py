@@ -306,11 +306,20 @@ def _record(each: QuarantinedRow) -> OutputRow:
         "attempts": row.attempts,
         "size_bytes": len(row.value or b""),
         "quarantined_at_ms": each.quarantined_ms,
-        "quarantined_at": (
-            datetime.fromtimestamp(each.quarantined_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        ),
+        "quarantined_at": _moment(each.quarantined_ms),
         "reason": each.reason,
     }
+
+
+def _moment(at_ms: int) -> str | None:
+    """Return a time in UTC, None for what no calendar has or, in a row written by hand, is no number.
+
+    >>> _moment(1_700_000_000_250), _moment(2**62), _moment("noon")
+    ('2023-11-14T22:13:20Z', None, None)
+    """
+    with contextlib.suppress(TypeError, ValueError, OverflowError, OSError):
+        return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return None
 
 
 def _text(value: bytes | None) -> str | None:

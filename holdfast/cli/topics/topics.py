@@ -108,7 +108,8 @@ def create(
         output_of(context),
     )
     if not actions:
-        note("nothing to do: every topic exists")
+        unused = f"; --partitions {partitions} is for topics that do not" if partitions else ""
+        note(f"nothing to do: every topic exists{unused}")
     if not dry_run:
         _insist(check_topics(settings, processors, admin=admin), globals_of(context).application)
 

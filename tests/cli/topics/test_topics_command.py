@@ -109,6 +109,8 @@ def test_from_nothing_to_a_checked_application(shop: Shop) -> None:
 
     again = shop.run("create", "-A", "shop")
     assert (again.returncode, again.stderr) == (0, "nothing to do: every topic exists\n")
+    more = shop.run("create", "-A", "shop", "--partitions", "8")
+    assert more.stderr == "nothing to do: every topic exists; --partitions 8 is for topics that do not\n"
 
     after = shop.run("check", "-A", "shop")
     assert (after.returncode, after.stderr) == (0, "every topic is as it should be\n")
