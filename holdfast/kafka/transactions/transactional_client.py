@@ -341,8 +341,8 @@ class TransactionalClient:
                 " transaction took longer than transaction_timeout_s"
             )
         if code == KafkaError.UNKNOWN:
-            # A coordinator that stood still, and finds a timeout of its own under way, fails so. Whether the
-            # transaction is committed is open until somebody fences it.
+            # Seen from a broker that had just stood still. Whether the transaction is committed is open until
+            # somebody fences it.
             raise FencedError(
                 f"{self.transactional_id}: the broker failed ({why}) at this owner's transaction: only the"
                 " next owner can tell what became of it"
