@@ -52,8 +52,8 @@ ATTEMPT_S, LIMIT_ATTEMPT_S = 2.0, 64.0
 it for this question, or a worker that is slower would never be heard.
 """
 REFRESH_S, LIMIT_REFRESH_S = 2.0, 64.0
-"""How long one look at the directory may take at first, and at most: each failure doubles it, or where it
-takes longer no look would ever come to its end.
+"""How long one look at the directory may take, and at most until it was read once: each failure doubles it,
+or where it takes longer no look would ever come to its end. Who knows workers asks them again soon instead.
 """
 ASKED_LAST_S = 10.0
 CURRENT_S = 1.0
@@ -259,7 +259,8 @@ class QueryRouter:
                     self._refreshed += 1
                     self._read_s, self._look_s = self._clock.monotonic_s(), REFRESH_S
         except BrokerError as error:
-            self._look_s = min(2 * self._look_s, LIMIT_REFRESH_S)
+            if not self._refreshed:
+                self._look_s = min(2 * self._look_s, LIMIT_REFRESH_S)
             return error
         except TimeoutError:
             return BrokerError(
@@ -390,7 +391,7 @@ class QueryRouter:
                 f"{url} did not answer for {question} within {attempt_s:.3g} s: it hangs, is overloaded or"
                 " cut off"
             )
-            raise _Setback(error, cut=attempt_s < given_s, silent=True) from None
+            raise _Setback(error, cut=attempt_s < ATTEMPT_S, silent=True) from None
         except aiohttp.ClientError as error:
             raise self._unreachable(url, question, error) from error
         except ValueError as unfit:

@@ -304,6 +304,26 @@ async def test_a_directory_that_takes_long_to_read_is_given_longer_each_time(
     assert given[:4] == [2, 4, 8, 16]
 
 
+@scenario
+async def test_who_knows_workers_asks_them_again_soon_though_the_directory_is_gone() -> None:
+    class GoneSince(FixedDirectory):
+        """It was read once."""
+
+        async def refresh(self, timeout_s: float) -> None:
+            given.append(timeout_s)
+            if self.workers.partitions("totals", 1):
+                raise BrokerError("cannot read the workers topic: timed out")
+            self.announce({worker.url: worker.claims()})
+
+    given: list[float] = []
+    async with one_worker() as worker, client(directory=GoneSince()) as tables:
+        worker.replica(TOTALS, 0).serving = False
+        with deadline_after(5), pytest.raises(NotReadyError):
+            await tables.get(TOTALS, "ada", timeout_s=DEADLINE_S)
+    assert len(given) > 3
+    assert set(given) == {2.0}
+
+
 # -- offsets
 
 
