@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator
 from types import TracebackType
 from typing import Any, Self, TypeVar, overload
 
@@ -96,7 +96,7 @@ class BlockingTableClient:
     def get_many(
         self,
         table: Processor[Any, R] | Global[R],
-        keys: Sequence[str],
+        keys: Collection[str],
         *,
         partition: int | None = None,
         at_least: AtLeast | None = None,
@@ -107,7 +107,7 @@ class BlockingTableClient:
     def get_many(
         self,
         table: str,
-        keys: Sequence[str],
+        keys: Collection[str],
         *,
         partition: int | None = None,
         at_least: AtLeast | None = None,
@@ -117,7 +117,7 @@ class BlockingTableClient:
     def get_many(
         self,
         table: Processor[Any, Any] | Global[Any] | str,
-        keys: Sequence[str],
+        keys: Collection[str],
         *,
         partition: int | None = None,
         at_least: AtLeast | None = None,

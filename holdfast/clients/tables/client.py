@@ -8,7 +8,7 @@ async with TableClient(settings, [totals]) as tables:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Sequence
 from functools import partial
 from itertools import count
 from types import TracebackType
@@ -202,7 +202,7 @@ class TableClient:
     async def get_many(
         self,
         table: Processor[Any, R] | Global[R],
-        keys: Sequence[str],
+        keys: Collection[str],
         *,
         partition: int | None = None,
         at_least: AtLeast | None = None,
@@ -213,7 +213,7 @@ class TableClient:
     async def get_many(
         self,
         table: str,
-        keys: Sequence[str],
+        keys: Collection[str],
         *,
         partition: int | None = None,
         at_least: AtLeast | None = None,
@@ -223,7 +223,7 @@ class TableClient:
     async def get_many(
         self,
         table: Processor[Any, Any] | Global[Any] | str,
-        keys: Sequence[str],
+        keys: Collection[str],
         *,
         partition: int | None = None,
         at_least: AtLeast | None = None,
@@ -237,7 +237,7 @@ class TableClient:
         check_terms(timeout_s, partition, at_least, max_staleness)
         terms = ReadTerms(at_least, max_staleness, self._clock.monotonic_s() + timeout_s)
         found = await self._answering(self._table(table), terms.deadline_s)
-        _check_keys(keys)
+        keys = _checked_keys(keys)
         if isinstance(found, _GlobalTable):
             _refuse_partition(found, partition)
             return await self._rows_of_global(found, keys, terms)
@@ -498,7 +498,7 @@ class TableClient:
         if not holds_windows(row):
             raise NoSuchTableError(f"table {name} has no windows; read its rows by `get` and `scan`")
         if key is not None:
-            _check_keys([key])
+            _checked_keys([key])
         if (why := why_no_range(since_ms, until_ms)) is not None:
             raise QueryError(f"windows of {name}: {why}")
         return found
@@ -597,16 +597,17 @@ def _refuse_partition(table: _GlobalTable, partition: int | None) -> None:
         )
 
 
-def _check_keys(keys: Sequence[str]) -> None:
-    if not isinstance(keys, Sequence):
-        raise QueryError(f"keys are a sequence of strings, not {type(keys).__name__}")
+def _checked_keys(keys: Collection[str]) -> list[str]:
+    if not isinstance(keys, Collection):
+        raise QueryError(f"keys are a collection of strings, not {type(keys).__name__}")
     if isinstance(keys, str):
         raise QueryError(
-            f"keys are a sequence of strings, not the single string {keys[:40]!r}: use get, or [key]"
+            f"keys are a collection of strings, not the single string {keys[:40]!r}: use get, or [key]"
         )
     for key in keys:
         if not isinstance(key, str):
             raise QueryError(f"a key is a string, not {type(key).__name__}: rows are kept by strings")
+    return list(keys)
 
 
 def _chunk(keys: Sequence[str], at: int) -> list[str]:

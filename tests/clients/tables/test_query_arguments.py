@@ -79,9 +79,19 @@ async def test_what_can_be_is_taken() -> None:
         assert len([each async for each in tables.scan(TOTALS, page_rows=1)]) == 1
 
 
-@pytest.mark.parametrize("keys", [None, 7, {"ada"}])
+@pytest.mark.parametrize("keys", [None, 7, (each for each in ["ada"])], ids=["None", "7", "generator"])
 @scenario
-async def test_keys_that_are_no_sequence_are_told(keys: Any) -> None:
+async def test_keys_that_are_no_collection_are_told(keys: Any) -> None:
     async with one_worker() as worker, client(worker) as tables:
-        with pytest.raises(QueryError, match="keys are a sequence of strings"):
+        with pytest.raises(QueryError, match="keys are a collection of strings"):
             await tables.get_many(TOTALS, keys)
+
+
+@pytest.mark.parametrize("partition", [None, 0])
+@pytest.mark.parametrize("keys", [{"ada"}, {"ada": 1}.keys(), ("ada",)], ids=["set", "view", "tuple"])
+@scenario
+async def test_any_collection_of_keys_is_asked_for(keys: Any, partition: int | None) -> None:
+    async with one_worker() as worker, client(worker) as tables:
+        worker.put(TOTALS, 0, "ada", Total(1), offset=7)
+        found = await tables.get_many(TOTALS, keys, partition=partition)
+        assert {key: each.value for key, each in found.items()} == {"ada": Total(1)}
