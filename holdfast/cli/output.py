@@ -135,6 +135,16 @@ def utc(at_s: Cell) -> str | None:
         return f"@{at_s}"
 
 
+def utc_ms(at_ms: Cell) -> str | None:
+    """Return a time in ms as `utc` does; None for what is none: -1 in Kafka's records, a text in a row that
+    somebody wrote by hand.
+
+    >>> utc_ms(1_700_000_000_250), utc_ms(2**62), utc_ms(-1), utc_ms("noon")
+    ('2023-11-14T22:13:20Z', '@4611686018427387', None, None)
+    """
+    return utc(at_ms // 1000) if isinstance(at_ms, int) and at_ms >= 0 else None
+
+
 def align(lines: Sequence[Sequence[str]], numeric: Sequence[bool]) -> list[str]:
     """Return *lines* in columns as wide as their widest cell, numbers to the right, nothing cut off.
 

@@ -5,13 +5,12 @@ application.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
 
 from holdfast.cli.options.context import output_of, settings_of
-from holdfast.cli.output import Cell, Output, note, show
+from holdfast.cli.output import Cell, Output, note, show, utc_ms
 from holdfast.config import Settings
 from holdfast.core.broker_logs.folds import (
     Committed,
@@ -57,15 +56,6 @@ def rows_of(settings: Settings, processor: Processor[Any, Any]) -> Iterator[tupl
     )
 
 
-def _at(at_ms: int) -> str | None:
-    """Return a time in UTC as people read it; None for none.
-
-    >>> _at(1_700_000_000_000), _at(-1)
-    ('2023-11-14T22:13:20Z', None)
-    """
-    return None if at_ms < 0 else datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
 def _state(name: str) -> TransactionState:
     try:
         return TransactionState[name.upper().replace("-", "_")]
@@ -106,8 +96,8 @@ def transactions(
                 "partitions": (
                     (", ".join(places[:SHOWN_PARTITIONS]) + more) or None if people else list(places)
                 ),
-                "started": _at(noted.started_ms),
-                "updated": _at(noted.updated_ms),
+                "started": utc_ms(noted.started_ms),
+                "updated": utc_ms(noted.updated_ms),
                 "timeout_ms": noted.timeout_ms,
                 "committed": row.committed,
                 "aborted": row.aborted,
@@ -137,7 +127,7 @@ def committed(
                 "generation": row.generation,
                 "protocol": row.protocol,
                 "#members": len(row.members),
-                "changed_at": _at(row.at_ms),
+                "changed_at": utc_ms(row.at_ms),
             }
         elif isinstance(row, Committed) and not generations:
             name, topic, partition = place_of_key(key)
@@ -146,7 +136,7 @@ def committed(
                 "topic": topic,
                 "partition": partition,
                 "offset": row.offset,
-                "committed_at": _at(row.at_ms),
+                "committed_at": utc_ms(row.at_ms),
                 "commits": row.commits,
                 "leader_epoch": None if row.leader_epoch < 0 else row.leader_epoch,
                 "metadata": (

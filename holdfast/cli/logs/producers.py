@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
@@ -13,7 +12,7 @@ from holdfast.cli.command_group import CommandGroup
 from holdfast.cli.logs import broker_logs, hanging
 from holdfast.cli.options.application import load_application
 from holdfast.cli.options.context import globals_of, output_of
-from holdfast.cli.output import Cell, Output, note, show, show_json
+from holdfast.cli.output import Cell, Output, note, show, show_json, utc_ms
 from holdfast.clients.tables.answers import Answer
 from holdfast.clients.tables.blocking import BlockingTableClient
 from holdfast.config import Settings
@@ -107,15 +106,6 @@ def _sources(context: typer.Context, timeout_s: float) -> _ProducerTables:
     return _ProducerTables(application.settings, books, names, outboxes, tables, timeout_s)
 
 
-def _at(at_ms: int) -> str | None:
-    """Return a time in UTC as people read it.
-
-    >>> _at(1_700_000_000_000), _at(-1)
-    ('2023-11-14T22:13:20Z', None)
-    """
-    return None if at_ms < 0 else datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
 def _record(answer: Answer[Any], topic: str) -> dict[str, Cell]:
     book = answer.value
     assert isinstance(book, Book)
@@ -159,7 +149,7 @@ def _record(answer: Answer[Any], topic: str) -> dict[str, Cell]:
 def _for_people(record: dict[str, Cell]) -> dict[str, Cell]:
     at_ms, trouble = record["last_at_ms"], record["trouble"]
     trouble_at = f"{trouble['kind']} at {trouble['offset']}" if isinstance(trouble, dict) else None
-    return {**record, "last_at": _at(at_ms) if isinstance(at_ms, int) else None, "trouble": trouble_at}
+    return {**record, "last_at": utc_ms(at_ms), "trouble": trouble_at}
 
 
 @app.command(
@@ -264,8 +254,8 @@ def _registration(sources: _ProducerTables, name: str) -> dict[str, Cell] | None
                 "producer_id": held.producer_id,
                 "epoch": held.epoch,
                 "instance": held.instance or None,
-                "since": _at(held.at_ms),
-                "first_registered": _at(held.first_at_ms),
+                "since": utc_ms(held.at_ms),
+                "first_registered": utc_ms(held.first_at_ms),
                 "fenced": held.fenced,
             }
     return None

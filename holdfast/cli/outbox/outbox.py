@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated
 
@@ -14,7 +13,7 @@ import typer
 from holdfast.cli.command_group import CommandGroup
 from holdfast.cli.options.context import output_of, settings_of
 from holdfast.cli.outbox import harvest
-from holdfast.cli.output import Output, OutputRow, note, show
+from holdfast.cli.output import Output, OutputRow, note, show, utc_ms
 from holdfast.clock import system_clock
 from holdfast.errors import ConfigError, OutboxDatabaseError, OutboxError, OutboxSchemaError
 from holdfast.outbox.harvest.table.row_types import QuarantinedRow
@@ -306,20 +305,9 @@ def _record(each: QuarantinedRow) -> OutputRow:
         "attempts": row.attempts,
         "size_bytes": len(row.value or b""),
         "quarantined_at_ms": each.quarantined_ms,
-        "quarantined_at": _moment(each.quarantined_ms),
+        "quarantined_at": utc_ms(each.quarantined_ms),
         "reason": each.reason,
     }
-
-
-def _moment(at_ms: int) -> str | None:
-    """Return a time in UTC, None for what no calendar has or, in a row written by hand, is no number.
-
-    >>> _moment(1_700_000_000_250), _moment(2**62), _moment("noon")
-    ('2023-11-14T22:13:20Z', None, None)
-    """
-    with contextlib.suppress(TypeError, ValueError, OverflowError, OSError):
-        return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return None
 
 
 def _text(value: bytes | None) -> str | None:
