@@ -28,7 +28,7 @@ pytestmark = [
 
 PROBE = "tests.support.start_probe"
 ENVIRONMENT = {
-    **fork_server.BEGUN,  # a Spark session that began in this process has left a variable, which none may set
+    **fork_server.BEGUN,  # not os.environ: a Spark session of this process sets PYTHONSAFEPATH there
     "PYTHONPATH": str(ROOT),
     "HOLDFAST_APP": "probed",
     "CHAOS_SOURCE": "of-this-test",
