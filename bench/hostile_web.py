@@ -55,7 +55,10 @@ def attacked() -> None:
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as worker:
         threading.Thread(target=attack, args=(int(os.environ["HOLDFAST_WEB_PORT"]),), daemon=True).start()
-        print(worker.communicate(timeout=DEADLINE_S)[0], flush=True)
+        try:
+            print(worker.communicate(timeout=DEADLINE_S)[0], flush=True)
+        finally:
+            worker.kill()  # one that hangs, or this would wait for it
 
 
 def attack(port: int) -> None:
@@ -85,10 +88,14 @@ def attack(port: int) -> None:
 
 
 def connect(port: int) -> socket.socket:
+    """Connect to the worker as soon as it listens; the last refusal after DEADLINE_S."""
+    until_s = time.monotonic() + DEADLINE_S
     while True:
         try:
             return socket.create_connection(("127.0.0.1", port), ANSWER_S)
         except OSError:
+            if time.monotonic() > until_s:
+                raise
             time.sleep(RETRY_S)
 
 
