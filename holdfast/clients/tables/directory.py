@@ -27,7 +27,7 @@ from holdfast.core.engine.query_wire import TableClaims, WorkerClaims, decode_wo
 from holdfast.core.engine.upgrades import SWITCH_KEY, Switch, read_switch
 from holdfast.errors import BrokerError
 from holdfast.kafka.clients import make_admin, make_reader, reader_options
-from holdfast.kafka.codes import LEADER_MOVES, NO_TOPIC, code_of
+from holdfast.kafka.codes import LEADER_MOVES, NO_ANSWER, NO_TOPIC, code_of
 from holdfast.kafka.leader_requests import list_offsets
 from holdfast.kafka.reading.log_reader import LogReader
 from holdfast.kafka.reading.skipper import Skipper
@@ -235,7 +235,9 @@ class Directory(Protocol):
 
 
 class WorkersTopic:
-    """The directory in Kafka: reads the workers topic from its beginning, once, then only what is new.
+    """The directory in Kafka: reads the workers topic from its beginning, once, then only what is new. A look
+    that takes too long keeps its place, and the next goes on from there: so many short looks read a long
+    topic, or one at a slow broker.
 
     All of Kafka happens in one thread of its own, so that a broker that does not answer never holds up the
     event loop. The end of the topic is asked for on a connection of its own: a broker answers the requests of
@@ -251,6 +253,8 @@ class WorkersTopic:
         self._admin: AdminClient | None = None
         self._claims: dict[str, WorkerClaims] = {}
         self._switches: dict[str, Switch] = {}
+        self._news = False
+        """Whether something was read that `workers` does not show yet."""
         self.ignored = 0
         """How many records of the topic were none that a worker writes."""
         self.workers = Workers()
@@ -271,22 +275,22 @@ class WorkersTopic:
             reader.close()
 
     def _read(self, deadline_s: float) -> Workers:
-        news = self._reader is None
         try:
             reader = self._opened(deadline_s)
             end = self._end(deadline_s)
             if end < reader.next[self._place]:  # the topic was deleted and made again
                 self._close()
-                reader, news = self._opened(deadline_s), True
+                reader = self._opened(deadline_s)
             ends = {self._place: end}
             for message in reader.until(lambda: reader.has_read(ends), deadline_s=deadline_s):
-                news = True
+                self._news = True
                 self._learn(message.key(), message.value())
         except KafkaException as error:
             return self._failed(error.args[0])
         except TimeoutError:
             return self._failed(KafkaError(KafkaError._TIMED_OUT))
         # A large fleet takes a quarter of a second to sort, and is asked for each second.
+        news, self._news = self._news, False
         return Workers(self._claims.values(), self._switches.values()) if news else self.workers
 
     def _opened(self, deadline_s: float) -> LogReader:
@@ -295,20 +299,17 @@ class WorkersTopic:
             group = f"{self._settings.app}-workers-readers"
             config = self._settings.consumer(**reader_options(group, committed=False, wait_ms=500))
             skipper = Skipper(self._settings, config, clock=self._clock)
-            reader = LogReader(make_reader(config, logger=logger), skipper, clock=self._clock)
-            try:
-                # A consumer that is assigned a topic it knows nothing of takes half a second to find its
-                # leader.
-                left_s = self._left_s(deadline_s)
-                listed = reader.consumer.list_topics(self._topic, timeout=left_s).topics[self._topic]
-                if listed.error is not None:
-                    raise KafkaException(listed.error)
-                reader.assign({self._place: OFFSET_BEGINNING})
-            except BaseException:
-                reader.close()
-                raise
-            self._reader, self._claims, self._switches = reader, {}, {}
-        return self._reader
+            self._reader = LogReader(make_reader(config, logger=logger), skipper, clock=self._clock)
+        reader = self._reader
+        if not reader.next:
+            # A consumer that is assigned a topic it knows nothing of takes half a second to find its leader.
+            left_s = self._left_s(deadline_s)
+            listed = reader.consumer.list_topics(self._topic, timeout=left_s).topics[self._topic]
+            if listed.error is not None:
+                raise KafkaException(listed.error)
+            reader.assign({self._place: OFFSET_BEGINNING})
+            self._claims, self._switches, self._news = {}, {}, True
+        return reader
 
     def _end(self, deadline_s: float) -> int:
         while True:
@@ -376,7 +377,8 @@ class WorkersTopic:
         self._switches[table] = switch
 
     def _failed(self, error: KafkaError) -> Workers:
-        self._close()
+        if error.code() not in NO_ANSWER:
+            self._close()
         if error.code() in NO_TOPIC:
             return Workers()  # no worker has ever announced itself
         raise BrokerError(

@@ -12,6 +12,7 @@ import pytest
 from confluent_kafka import Producer
 
 from holdfast.clients.tables.directory import Workers, WorkersTopic
+from holdfast.clock import SystemClock
 from holdfast.config import Settings
 from holdfast.core.engine.query_wire import TableClaims, WorkerClaims
 from holdfast.dev.fixtures import SessionBroker
@@ -131,6 +132,36 @@ async def test_a_second_reader_learns_the_same_from_the_beginning(announcements:
         await topic.close()
     assert topic.workers.urls == {"http://0", "http://1", "http://2"}
     assert topic.workers.owner("totals", 1, 29 % 4) == "http://2"
+
+
+class Ticking(SystemClock):
+    """A tenth of a second passes between any two looks at it."""
+
+    def __init__(self) -> None:
+        self._now_s = 0.0
+
+    def monotonic_s(self) -> float:
+        self._now_s += 0.1
+        return self._now_s
+
+
+@scenario
+async def test_looks_that_are_cut_short_read_the_topic_together(announcements: Announcements) -> None:
+    announcements.create()
+    for generation in range(100):
+        announcements.claim("http://a", generation, 0)
+    announcements.claim("http://b", 1, 1)
+    topic, cut_short = WorkersTopic(announcements.settings, Ticking()), 0
+    try:
+        while topic.workers.urls != {"http://a", "http://b"}:
+            try:
+                await topic.refresh(2.0)
+            except BrokerError:
+                cut_short += 1
+        assert cut_short > 3, "no look has time for the whole topic"
+        assert topic.workers.owner("totals", 1, 0) == "http://a"
+    finally:
+        await topic.close()
 
 
 @scenario
