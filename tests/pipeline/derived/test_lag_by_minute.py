@@ -29,6 +29,7 @@ from holdfast.pipeline.upkeep import optimize
 from holdfast.pipeline.upkeep.optimize import optimize_table
 from tests.pipeline.derived.test_lag_tables import BEGIN_MS, GROUPS, MINUTE_MS, PARTITIONS, commit, put
 from tests.pipeline.topics_in_memory import TopicInMemory, land, landed_from
+from tests.support.scale import scaled
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -143,7 +144,7 @@ def _minute(at: datetime | None) -> Any:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(scaled(6)))
 def test_rows_are_those_of_a_count_after_each_run(
     monkeypatch: pytest.MonkeyPatch, lake: Path, seed: int
 ) -> None:

@@ -25,6 +25,7 @@ from holdfast.pipeline.reporting.report_page import report_page
 from tests.pipeline.accounts import Record
 from tests.pipeline.derived.test_group_tables import text
 from tests.pipeline.topics_in_memory import TopicInMemory, land, landed_from
+from tests.support.scale import scaled
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -99,7 +100,7 @@ class Logs:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(scaled(4)))
 def test_lag_is_that_of_a_count_over_both_logs(
     monkeypatch: pytest.MonkeyPatch, lake: Path, seed: int
 ) -> None:

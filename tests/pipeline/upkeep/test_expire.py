@@ -37,6 +37,7 @@ from holdfast.pipeline.upkeep.expire import expire
 from tests.pipeline.lakes import write_bronze
 from tests.pipeline.topics_in_memory import TopicInMemory, land, landing_of, some_commits, topic
 from tests.support.patience import DEADLINE_S
+from tests.support.scale import scaled
 
 __all__ = ["topic"]
 
@@ -266,7 +267,7 @@ def test_a_second_landing_is_refused_as_ever(topic: TopicInMemory, tmp_path: Pat
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(scaled(4)))
 def test_an_expiry_in_the_midst_of_landings_and_compactions(
     topic: TopicInMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
