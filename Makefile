@@ -89,8 +89,8 @@ variants: ## further cases of what make test shows: other databases, engines, co
 .PHONY: fast
 fast: $(READY) ## the tests that need no broker, database, Spark or other process, and take no longer than a moment each: while you work
 	@echo "== fast"
-	@TESTS_WITHOUT_PARTS=1 HOLDFAST_TEST_SCALE=0.2 $(RUN)/python -P -m pytest -q -m "not slow and not long and not variant$(PARTS:%= and not %)" \
-		--numprocesses=4 --dist=loadfile --no-loadscope-reorder --durations=10 $(ARGS)
+	@TESTS_WITHOUT_PARTS=1 HOLDFAST_TEST_SCALE=0.1 $(ALONE) $(RUN)/python -P -m pytest -q -m "not slow and not long and not variant$(PARTS:%= and not %)" \
+		--numprocesses=5 --dist=loadfile --no-loadscope-reorder --durations=10 $(ARGS)
 
 .PHONY: fuzz
 fuzz: $(READY) ## every decoder of bytes from outside against any bytes (SEED=7 BUDGET=20000 inputs for each)

@@ -364,6 +364,7 @@ def test_an_import_that_a_block_lacks_is_found() -> None:
     assert missing_imports(page.replace("print", "import os\nprint")) == []
 
 
+@pytest.mark.long
 def test_a_page_that_needs_an_extra_that_it_does_not_name_is_found(
     tmp_path: Path, installations: Installations
 ) -> None:

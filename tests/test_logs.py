@@ -154,6 +154,7 @@ def test_lines_of_one_event_have_the_same_template(written: StringIO) -> None:
     ]
 
 
+@pytest.mark.long
 def test_no_line_of_ours_has_a_field_that_json_lines_have_already() -> None:
     """Such a field would be missing from the JSON, as `event` and the others go before it."""
     own = {"time", "level", "logger", "event", "message", "exception"}

@@ -55,6 +55,7 @@ def test_each_requirement_that_is_named_is_explained(everywhere: set[str]) -> No
     assert everywhere - set(explained()) - set(ROW.findall(PROTOCOL.read_text())) == set()
 
 
+@pytest.mark.long
 def test_each_that_is_explained_is_named(everywhere: set[str]) -> None:
     assert set(explained()) - everywhere == set()
 

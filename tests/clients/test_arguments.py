@@ -198,6 +198,7 @@ def wrongs_of(made: Callable[..., Any], name: str) -> Iterator[str]:
                     thing.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("made", RIGHT, ids=lambda made: made.__name__)
 def test_an_argument_that_cannot_be_is_told_before_anything_is_begun(made: Callable[..., Any]) -> None:
     assert made(**RIGHT[made]) is not None

@@ -43,6 +43,7 @@ def test_a_token_that_no_header_carries_is_refused(token: str) -> None:
         Settings(console_token=token)
 
 
+@pytest.mark.long
 @scenario
 async def test_without_a_token_the_host_header_must_name_this_machine() -> None:
     async with opened(console_settings(), FixedDirectory()) as browsing:

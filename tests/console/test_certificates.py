@@ -59,6 +59,7 @@ async def test_over_tls_the_cookie_never_goes_without_it() -> None:
             await Browsing(browsing.url.replace("https", "http"), browsing.session).get("/")
 
 
+@pytest.mark.long
 @scenario
 async def test_a_certificate_of_the_authority_lets_in_and_nothing_else_does() -> None:
     async with console_of("client", console_tls_ca=TLS / "ca.pem") as browsing:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import combinations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -58,6 +59,7 @@ def test_a_long_name_is_cut_and_nothing_is_drawn_of_nothing() -> None:
 TOPICS = st.sampled_from([f"t{at}" for at in range(8)])
 
 
+@pytest.mark.long
 @given(
     st.lists(
         st.tuples(

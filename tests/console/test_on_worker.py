@@ -67,6 +67,7 @@ async def sign_in(browsing: Browsing, token: str = TOKEN) -> aiohttp.ClientRespo
         return response
 
 
+@pytest.mark.long
 @scenario
 async def test_every_link_stays_below_the_root_and_leads_somewhere() -> None:
     async with on_worker() as browsing:

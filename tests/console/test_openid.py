@@ -63,6 +63,7 @@ async def sign_in(browsing: Browsing) -> tuple[int, str]:
     return await browsing.get(await leave(browsing))
 
 
+@pytest.mark.long
 @scenario
 async def test_whom_the_provider_names_is_let_in() -> None:
     async with both() as (_, browsing):
@@ -198,6 +199,7 @@ async def test_a_provider_that_is_away_or_another_is_told() -> None:
         assert (status, "calls itself https://evil.example" in text) == (502, True)
 
 
+@pytest.mark.long
 def test_keys_that_the_provider_changes_are_fetched_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(openid, "KEYS_S", 0.0)
 
@@ -214,6 +216,7 @@ def test_keys_that_the_provider_changes_are_fetched_again(monkeypatch: pytest.Mo
     run()
 
 
+@pytest.mark.long
 def test_keys_without_names_are_fetched_again_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(openid, "KEYS_S", 0.0)
 
@@ -242,6 +245,7 @@ def test_a_provider_sends_nobody_where_others_listen(named: str) -> None:
     run()
 
 
+@pytest.mark.long
 @scenario
 async def test_whoever_goes_again_and_again_makes_nobody_else_lose_the_way_back() -> None:
     with pytest.MonkeyPatch.context() as patch:

@@ -101,6 +101,7 @@ async def test_a_thousand_partitions_and_ten_thousand_claims_fit_on_pages() -> N
             }  # Kafka is asked for the ends of what is shown, and of nothing else
 
 
+@pytest.mark.long
 @scenario
 async def test_pages_lead_to_their_neighbours_and_the_last_is_the_end() -> None:
     async with (

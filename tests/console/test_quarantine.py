@@ -112,6 +112,7 @@ async def shown(settings: Settings) -> None:
         assert "No such record waits among these." in text
 
 
+@pytest.mark.long
 def test_pages_say_what_was_not_read_and_lead_further_back(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -368,6 +368,7 @@ def busy_log(seed: int, shared: Shared, records: int = 120) -> None:
             )
 
 
+@pytest.mark.long
 def test_who_reads_what_is_left_of_a_log_has_the_same_rows() -> None:
     """Whatever is deleted, and whenever: of every row there is a Base left that counts for everybody, or
     all of it.
@@ -382,6 +383,7 @@ def test_who_reads_what_is_left_of_a_log_has_the_same_rows() -> None:
     assert deleted > 300 * 30, "and much is deleted"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("too_much", [1, 10])
 def test_the_check_sees_that_a_record_too_many_was_deleted(too_much: int) -> None:
     wrong = 0
@@ -392,6 +394,7 @@ def test_the_check_sees_that_a_record_too_many_was_deleted(too_much: int) -> Non
     assert wrong
 
 
+@pytest.mark.long
 def test_the_check_sees_a_fold_that_takes_any_base_in_the_middle_for_good() -> None:
     wrong = 0
     for seed in range(300):
@@ -422,6 +425,7 @@ def test_a_row_that_nobody_has_touched_for_a_month_does_not_hold_the_log_and_goe
 # -- whether a wish counted, for who cannot read its record any more
 
 
+@pytest.mark.long
 def test_a_later_row_shows_of_the_owners_last_wish_whether_it_counted() -> None:
     """What it shows of a wish that did not count is that its member had the block before, and has it."""
     counted = 0

@@ -275,6 +275,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
     return int(ended.value.code or 0), out, err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("planted", [False, True])
 def test_the_command_prints_what_it_found_and_exits_with_it(
     lake: Path, capsys: pytest.CaptureFixture[str], planted: bool

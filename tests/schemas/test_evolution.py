@@ -161,6 +161,7 @@ def read_proto(value: Any, wrote: tuple[str, bool], reads: tuple[str, bool]) -> 
     return value
 
 
+@pytest.mark.long
 @given(wrote=proto_fields, reads=proto_fields, data=st.data())
 def test_so_is_one_in_protobuf(
     wrote: dict[int, tuple[str, bool]], reads: dict[int, tuple[str, bool]], data: st.DataObject

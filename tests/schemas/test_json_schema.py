@@ -20,6 +20,7 @@ def registered(memory: SchemaRegistry, schema: Any, subject: str = "orders-value
     return memory.register(subject, SchemaText("JSON", json.dumps(schema))).schema_id
 
 
+@pytest.mark.long
 def test_a_value_comes_back_and_equal_values_have_equal_bytes(memory: SchemaRegistry) -> None:
     stream: Any = Stream("orders", JsonSchema(Order))
     memory.register("orders-value", stream.serde.schema)

@@ -41,6 +41,7 @@ message Third {}
 """
 
 
+@pytest.mark.long
 def test_a_message_comes_back_and_needs_its_imports_registered(memory: SchemaRegistry) -> None:
     stream: Any = Stream("orders", Protobuf(shop_pb2.Order))
     schema = stream.serde.needed(memory, register=True)

@@ -1,7 +1,7 @@
 """How hard the random tests try.
 
 `HOLDFAST_TEST_SCALE` says how many times as long as usual. `make test` searches half as long, and `make fast`
-a fifth; Hypothesis draws other examples in each run. `make variants` searches twice as long as usual, and
+a tenth; Hypothesis draws other examples in each run. `make variants` searches twice as long as usual, and
 `make sim` forty times.
 """
 

@@ -96,6 +96,7 @@ def test_a_timer_that_no_worker_wrote_is_refused_and_the_store_is_not_blamed(tmp
     store.close()
 
 
+@pytest.mark.long
 def test_a_fold_over_a_store_that_holds_few_of_its_timers_is_that_over_one_that_holds_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,6 +28,7 @@ from tests.support.patience import DEADLINE_S
 from tests.support.places import DOCS
 
 
+@pytest.mark.long
 def test_a_topic_that_is_deleted_meanwhile_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     with EmbeddedKafka() as kafka:
         for topic in ("kept", "gone"):

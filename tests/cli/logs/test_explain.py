@@ -495,6 +495,7 @@ def batch(offset: int, **more: Any) -> RecordBatch:
     )
 
 
+@pytest.mark.long
 def test_a_broken_batch_is_told_with_its_byte_and_those_around_it_are_shown(tmp_path: Path, run: Run) -> None:
     spoiled = bytearray(encode_batch(batch(1)))
     spoiled[-1] ^= 1

@@ -85,6 +85,7 @@ def test_an_outbox_is_made_checked_and_removed(run: Run, tmp_path: Path) -> None
     assert (code, json.loads(told)[0]) == (1, {"problem": "table outbox is missing"})
 
 
+@pytest.mark.long
 def test_what_check_misses_init_makes_but_the_outbox_itself(run: Run, outbox: FreshOutbox) -> None:
     run("init")
     with outbox.engine().begin() as connection:
@@ -110,6 +111,7 @@ def test_a_url_that_cannot_be_used_is_said_in_a_line(asked: str, run: Run) -> No
         assert (code, told, said.count("\n"), part in said) == (2, "", 1, True), said
 
 
+@pytest.mark.long
 def test_the_status_shows_what_waits_fails_was_set_aside_and_who_leads(run: Run, outbox: FreshOutbox) -> None:
     run("init")
     write(outbox, "a", "b", "c", "d")
@@ -190,6 +192,7 @@ def test_no_database_is_a_setting_that_is_missing(run: Run, monkeypatch: pytest.
     assert (code, "name the database with --database URL or in HOLDFAST_OUTBOX_DATABASE" in told) == (2, True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("place", ["file", "set"])
 def test_the_database_of_the_settings_is_that_of_every_command(
     outbox: FreshOutbox,

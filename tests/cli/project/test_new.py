@@ -102,6 +102,7 @@ def test_its_order_tells_how_it_is_used(project: Path, arguments: tuple[str, ...
     assert (done.returncode, done.stderr) == (1, "usage: python order.py CUSTOMER CENTS\n")
 
 
+@pytest.mark.long
 def test_its_application_and_settings_load(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(project)
     monkeypatch.syspath_prepend(str(project))

@@ -143,6 +143,7 @@ def test_what_comes_near_a_limit_is_told(run: Run) -> None:
     assert "limit" not in run("size", "--partitions", "8")[2]
 
 
+@pytest.mark.long
 def test_settings_count(run: Run, tmp_path: Path) -> None:
     def disk(*options: str) -> float:
         told = json.loads(run(*options, "size", "--partitions", "8", "--output", "json")[1])

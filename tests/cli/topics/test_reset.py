@@ -53,6 +53,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     sys.modules.pop(name, None)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("declared", "stays"), [(PROCESSORS + AGENT, True), (PROCESSORS, False)])
 def test_agents_go_on_at_their_offsets_since_what_they_keep_stays(
     module: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], declared: str, stays: bool

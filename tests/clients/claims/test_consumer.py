@@ -410,6 +410,7 @@ def test_the_blocking_form_does_the_same(ground: Ground) -> None:
 # -- refused at the start
 
 
+@pytest.mark.long
 @scenario
 async def test_a_broker_that_does_not_answer_is_an_error_within_the_deadline() -> None:
     consumer = ClaimConsumer(

@@ -187,6 +187,7 @@ class Hanging:
         await reader.read()
 
 
+@pytest.mark.long
 @scenario
 async def test_a_worker_that_hangs_costs_the_deadline_and_not_more() -> None:
     async with Hanging() as hanging:

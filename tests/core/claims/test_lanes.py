@@ -30,6 +30,7 @@ TOPICS = st.from_regex(r"[a-zA-Z0-9._-]{1,40}", fullmatch=True)
 COUNTS = st.integers(2, LIMIT_LANES)
 
 
+@pytest.mark.long
 @given(TOPICS, COUNTS, st.data())
 def test_the_name_of_a_lane_says_which_it_is_and_goes_through_a_frame(
     topic: str, lanes: int, data: st.DataObject

@@ -328,6 +328,7 @@ CHECKS: list[Check] = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 @settings(max_examples=scaled(150))
 @given(log=logs())

@@ -422,6 +422,7 @@ def every_guarded_transition() -> None:
         test_each_transition_of_the_guarded_view_does_what_the_page_says(row)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "check",
     [

@@ -145,6 +145,7 @@ def test_a_decision_survives_its_log(decision: Decision) -> None:
     assert decode_decision(encode_decision(decision)) == decision
 
 
+@pytest.mark.long
 @given(st.lists(st.one_of(commits, aborts), max_size=20))
 def test_of_several_decisions_about_one_reset_the_first_counts(log: list[Decision]) -> None:
     seen = Decisions()

@@ -232,6 +232,7 @@ def test_with_equal_subscriptions_each_partition_has_one_member_and_loads_differ
     assert not problems(*group, assign(name, *group), balanced=True)
 
 
+@pytest.mark.long
 @given(
     groups(equal=False), st.sampled_from([AssignorName.RANGE, AssignorName.ROUND_ROBIN, AssignorName.STICKY])
 )

@@ -420,6 +420,7 @@ def test_a_hostile_count_of_topics_is_refused(count: bytes) -> None:
 BOMB = bytes(32 * MIB)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [Compression.GZIP, Compression.SNAPPY, Compression.LZ4, Compression.ZSTD])
 def test_what_unpacks_to_more_than_the_limit_is_an_error_and_not_a_full_memory(kind: Compression) -> None:
     packed = compress(kind, BOMB)

@@ -268,6 +268,7 @@ def test_balanced_groups_and_whole_topics_do_not_release_for_being_slow() -> Non
 # -- cost
 
 
+@pytest.mark.long
 def test_a_member_of_a_thousand_partitions_ticks_and_observes_in_little_time() -> None:
     world = World({"orders": 1000}, interval_s=3.0)
     node = world.add(greedy=True, release_if_behind=False)

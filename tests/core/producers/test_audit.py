@@ -36,6 +36,7 @@ def ends(history: History) -> dict[str, int]:
     return {each.stamp.producer: each.stamp.sequence for each in history if each.stamp is not None}
 
 
+@pytest.mark.long
 @given(histories())
 def test_what_harvesters_publish_over_leader_changes_is_never_found_fault_with(history: History) -> None:
     for rules in (Rules(), Rules(outbox=OUTBOX), NUMBERED):
@@ -64,6 +65,7 @@ def _stamped(history: History) -> list[int]:
     return [at for at, each in enumerate(history) if each.stamp is not None]
 
 
+@pytest.mark.long
 @given(histories(least=4), st.data())
 def test_a_planted_repetition_is_found_at_its_offset(history: History, data: st.DataObject) -> None:
     places = _stamped(history)
@@ -79,6 +81,7 @@ def test_a_planted_repetition_is_found_at_its_offset(history: History, data: st.
     assert (one.offset, one.first, one.epoch) == (later, stamp.sequence, stamp.epoch)
 
 
+@pytest.mark.long
 @given(histories(least=4), st.data())
 def test_a_planted_gap_is_found_between_its_neighbours(history: History, data: st.DataObject) -> None:
     at = data.draw(st.sampled_from(_stamped(history)))
@@ -101,6 +104,7 @@ def test_a_planted_gap_is_found_between_its_neighbours(history: History, data: s
     assert one.offset == (behind[0] if behind else one.after + 1)
 
 
+@pytest.mark.long
 @given(histories(least=6), st.data())
 def test_two_planted_in_each_others_place_are_found_as_inversion_or_disorder(
     history: History, data: st.DataObject

@@ -298,6 +298,7 @@ def test_the_books_judge_as_a_memory_without_limit_does(records: list[tuple[int,
     )
 
 
+@pytest.mark.long
 def test_the_model_would_notice_a_book_that_forgets_duplicates(monkeypatch: pytest.MonkeyPatch) -> None:
     true = ledger.judge
     monkeypatch.setattr(

@@ -48,6 +48,7 @@ def test_restarts_change_no_byte_and_repeats_no_estimate(items: list[str], preci
     assert [grown.with_item(item) for item in items] == [grown] * len(items)
 
 
+@pytest.mark.long
 @given(st.integers(0, 3_000), st.integers(0, 3_000))
 def test_a_merged_sketch_counts_what_either_has_seen(upto: int, since: int) -> None:
     one = Distinct.of(f"u{at}" for at in range(upto))

@@ -125,6 +125,7 @@ def history_fold() -> tuple[Callable[..., list[Any]], DictStore]:
     return fold, store
 
 
+@pytest.mark.long
 def test_a_version_is_set_and_found_among_many(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = Looks(monkeypatch)
     fold, store = history_fold()

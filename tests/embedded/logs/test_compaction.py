@@ -332,6 +332,7 @@ def test_a_damaged_batch_keeps_its_partition_from_being_compacted(caplog: pytest
     assert "rows-0 is not compacted" in caplog.text
 
 
+@pytest.mark.long
 def test_a_consumer_reads_a_compacted_topic_and_the_coordinators_own() -> None:
     with EmbeddedKafka(offsets_partitions=1) as kafka:
         topic = kafka.create_topic("rows", partitions=1, config={"cleanup.policy": "compact,delete"})

@@ -63,6 +63,7 @@ def answered(kafka: EmbeddedKafka, seed: int, count: int) -> int:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(3))
 def test_a_request_without_sense_is_answered_or_ends_its_connection(
     kafka: EmbeddedKafka, caplog: pytest.LogCaptureFixture, seed: int

@@ -65,6 +65,7 @@ print(*sys.modules, sep="\\n")
 """
 
 
+@pytest.mark.long
 def test_a_broker_brings_only_what_it_needs() -> None:
     """What has few users is imported by these: of 31 MB, that took 1.4 off."""
     told = subprocess.run([sys.executable, "-P", "-c", _BROUGHT], capture_output=True, text=True, check=True)

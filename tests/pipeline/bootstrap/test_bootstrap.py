@@ -74,6 +74,7 @@ def test_each_partition_begins_with_the_state_of_a_replay(books: Books) -> None:
     assert verify(processor, books.settings, LOCAL).equal
 
 
+@pytest.mark.long
 def test_what_it_refuses_lies_in_the_quarantine(books: Books) -> None:
     processor = books.version(2)
     done = bootstrap(processor, books.settings, SEND)
@@ -95,6 +96,7 @@ def test_what_is_sent_is_what_a_replay_emits(books: Books) -> None:
     assert sum(each.found for each in verdict.topics) == sum(each.emits for each in done.partitions)
 
 
+@pytest.mark.long
 def test_a_partition_with_a_state_is_left_alone(books: Books) -> None:
     bootstrap(books.first, books.settings, SEND)
     before = books.messages(books.first.changelog(books.name))
@@ -155,6 +157,7 @@ def test_a_transaction_that_is_made_again_has_everything_once(
     assert verify_emits(books.first, books.settings).equal
 
 
+@pytest.mark.long
 def test_another_owner_in_between_is_not_written_over(books: Books, monkeypatch: pytest.MonkeyPatch) -> None:
     looked = list[int]()
 
@@ -225,6 +228,7 @@ def test_a_lost_changelog_comes_back_up_to_where_its_group_had_come(books: Books
     assert verify(books.first, books.settings, LOCAL).equal
 
 
+@pytest.mark.long
 def test_a_table_that_emits_nothing_goes_to_the_end(books: Books) -> None:
     quiet = replace(quiet_accounts(books.source), name="quiet")
     create_topics(books.settings, [quiet], partitions=PARTITIONS)

@@ -178,6 +178,7 @@ def test_without_what_it_needs_it_is_refused(books: Books) -> None:
         bootstrap(later, books.settings, MIGRATE)
 
 
+@pytest.mark.long
 def test_a_version_that_had_one_source_where_this_has_several_is_not_read(books: Books) -> None:
     def folded(rows: Rows[Account], event: bytes, at_ms: int) -> None: ...
 

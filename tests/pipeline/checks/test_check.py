@@ -197,6 +197,7 @@ def strangers_row(path: str, **more: Any) -> pa.Table:
     return pa.Table.from_pylist([table.to_pylist()[0] | more], schema=table.schema)
 
 
+@pytest.mark.long
 def test_a_strangers_append_is_told_with_its_version_and_offsets(path: str, tmp_path: Path) -> None:
     write_deltalake(path, strangers_row(path, partition=1, offset=11), mode="append")
     stranger, extra = check(tmp_path).faults
@@ -272,6 +273,7 @@ def against_topic(topic: TopicInMemory, lake: Path, monkeypatch: pytest.MonkeyPa
     return check_table(Settings(), "t", str(lake), against_topic=True)
 
 
+@pytest.mark.long
 def test_a_topic_names_the_very_offset(
     topic: TopicInMemory, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -300,6 +302,7 @@ def test_a_topic_made_again_is_told(
     assert (fault.kind, fault.partition, fault.first, fault.last) == ("topic", 1, 30, 35)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("races", [5, pytest.param(200, marks=pytest.mark.slow)])
 def test_of_two_landings_that_race_one_wins_and_the_lake_stays_sound(
     topic: TopicInMemory, tmp_path: Path, races: int
@@ -325,6 +328,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[object, st
     return ended.value.code, told.out, told.err
 
 
+@pytest.mark.long
 def test_the_command_tells_faults_as_a_table_and_as_json(
     path: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -120,6 +120,7 @@ def some(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("transaction", [1, 7, 50_000])
 def test_where_transactions_end_does_not_matter(
     some: Path, transaction: int, monkeypatch: pytest.MonkeyPatch

@@ -134,12 +134,14 @@ def test_spark_tells_the_same(spark: SparkSession, lake: Path) -> None:
     assert found == replace(compare(FIRST, second(), NO_KAFKA, bronze(lake)), engine="spark")
 
 
+@pytest.mark.long
 def test_a_version_is_equal_to_itself(lake: Path) -> None:
     write(lake)
     found = compare(FIRST, replace(FIRST, version=2), NO_KAFKA, bronze(lake))
     assert (found.equal, found.keys) == (True, ())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("limit", [1, 2, 3, 5])
 def test_of_many_keys_the_earliest_are_told_and_all_are_counted(lake: Path, limit: int) -> None:
     write(lake)

@@ -225,6 +225,7 @@ def wait(members: Sequence[Watched], parts: int) -> None:
             each.poll()
 
 
+@pytest.mark.long
 def test_real_consumers_are_told_of_the_moves_that_the_table_has(
     embedded_kafka: EmbeddedKafka, lake: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

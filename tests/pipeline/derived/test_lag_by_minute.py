@@ -246,6 +246,7 @@ def test_tables_that_were_put_back_or_not_derived_are_refused(
         tables_named(BY_MINUTE, NO_KAFKA)
 
 
+@pytest.mark.long
 def test_tables_come_behind_those_that_they_are_joined_of(
     monkeypatch: pytest.MonkeyPatch, lake: Path
 ) -> None:

@@ -198,6 +198,7 @@ def test_choices_whose_tail_is_missing_are_found(spark: SparkSession, lake: Path
         replayed(lake, "spark")
 
 
+@pytest.mark.long
 def test_without_the_check_a_missing_tail_gives_another_state(lake: Path) -> None:
     """The planted fault: a landing that does not count."""
     write(lake, choices(last=2), numbers={})
@@ -280,6 +281,7 @@ def test_a_row_as_of_the_end_is_the_replays_and_tells_records_of_every_source(la
     assert topics > {None} or len(topics) > 1, "a toy"
 
 
+@pytest.mark.long
 def test_choices_do_not_expire(lake: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(lake)
     with pytest.raises(

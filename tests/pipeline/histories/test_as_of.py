@@ -74,6 +74,7 @@ def test_a_row_is_what_a_replay_up_to_there_has(books: Books, last: int) -> None
             assert all(each.offset <= last for each in row.changes)
 
 
+@pytest.mark.long
 def test_a_time_is_that_of_every_partition(books: Books) -> None:
     at_ms = 1_000 + 40 * 50
     found = row_as_of(books.first, books.settings, "k3", Until(at_ms=at_ms), AsOfOptions(replay=LOCAL))
@@ -156,6 +157,7 @@ def test_of_many_changes_the_last_are_kept_and_all_are_counted() -> None:
     assert [*LastChanges(2)(iter(()))] == []
 
 
+@pytest.mark.long
 def test_what_does_not_say_enough_is_refused(books: Books, lake: Path) -> None:
     land(books.settings, books.source, str(lake))
     bronze = AsOfOptions(

@@ -294,6 +294,7 @@ def test_a_choices_table_that_does_not_tell_the_position_is_refused(lake: Path) 
         run(lake)
 
 
+@pytest.mark.long
 def test_a_lake_that_was_put_back_is_refused(lake: Path) -> None:
     made = worlds()
     land(lake, made, 0.8)
@@ -303,6 +304,7 @@ def test_a_lake_that_was_put_back_is_refused(lake: Path) -> None:
         run(lake)
 
 
+@pytest.mark.long
 def test_a_function_of_a_fold_with_more_inputs_counts_for_its_identity(lake: Path) -> None:
     from holdfast.core.engine.declared.sources import FoldWith
 

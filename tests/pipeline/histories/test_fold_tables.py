@@ -156,6 +156,7 @@ def test_many_commits_in_one_run_and_one_are_the_same(topic: TopicInMemory, lake
     assert history_rows(lake, "once") == history_rows(lake)
 
 
+@pytest.mark.long
 def test_a_gap_wider_than_a_commit_is_passed(topic: TopicInMemory, lake: Path) -> None:
     topic.append(0, [b"add a 1"] * 5, gap=500)
     topic.append(0, [b"add a 1"] * 30)
@@ -380,6 +381,7 @@ def test_a_rebuild_may_change_the_columns(topic: TopicInMemory, lake: Path) -> N
     assert len(history_rows(lake)) == report.records == 40
 
 
+@pytest.mark.long
 def test_a_topic_that_was_made_again_is_refused(topic: TopicInMemory, lake: Path, tmp_path: Path) -> None:
     some(topic, 20, seed=1)
     land(topic, lake)
@@ -393,6 +395,7 @@ def test_a_topic_that_was_made_again_is_refused(topic: TopicInMemory, lake: Path
         run(other, into=str(tmp_path / "tables"))
 
 
+@pytest.mark.long
 def test_a_lake_that_was_put_back_is_refused(topic: TopicInMemory, lake: Path, tmp_path: Path) -> None:
     some(topic, 20, seed=1)
     short = tmp_path / "short"
@@ -419,6 +422,7 @@ def test_tables_that_something_else_has_changed_are_refused(topic: TopicInMemory
     check(lake, run(lake, rebuild=True))
 
 
+@pytest.mark.long
 def test_a_row_that_was_changed_in_a_file_is_found(topic: TopicInMemory, lake: Path) -> None:
     import pyarrow.parquet as pq
 
@@ -585,6 +589,7 @@ def test_tables_that_do_not_belong_together_are_refused(topic: TopicInMemory, la
     check(lake, run(lake, rebuild=True))
 
 
+@pytest.mark.long
 def test_what_cannot_be_written_leaves_nothing(
     topic: TopicInMemory, lake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -654,6 +659,7 @@ def test_files_of_a_commit_of_which_nobody_knows_whether_it_was_made_are_kept(
     check(lake, run(lake))
 
 
+@pytest.mark.long
 def test_a_commit_of_which_only_the_answer_was_lost_is_made(
     topic: TopicInMemory, lake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

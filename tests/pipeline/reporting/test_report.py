@@ -276,6 +276,7 @@ def options(lake: Path, from_s: int, to_s: int, **more: Any) -> ReportOptions:
     return ReportOptions(lake=str(lake), from_ms=from_s * 1000, to_ms=to_s * 1000, **more)
 
 
+@pytest.mark.long
 def test_a_slice_has_the_rows_that_touch_it_and_no_others(derived: Path) -> None:
     found = report(NO_KAFKA, options(derived, 12_000, 14_000))
     rows = DeltaTable(derived_path(str(derived), INTERVALS)).to_pyarrow_table().to_pylist()
@@ -351,6 +352,7 @@ def test_a_table_with_too_many_rows_of_the_time_is_left_out_and_the_reader_is_to
     assert f"claims.intervals is left out: this time has {counts[INTERVALS]} rows of it" in told
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(3))
 def test_what_is_thinned_as_it_is_read_is_what_is_thinned_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int

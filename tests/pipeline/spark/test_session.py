@@ -55,6 +55,7 @@ def test_a_local_master_gets_its_jars_by_class_path_and_a_cluster_by_upload(tmp_
     assert "spark.driver.extraClassPath" not in cluster
 
 
+@pytest.mark.long
 def test_what_makes_spark_small_is_for_this_machine_alone(tmp_path: Path) -> None:
     local = settings(SparkOptions(master="local[3]"), None, tmp_path)
     assert (local["spark.driver.memory"], local["spark.sql.adaptive.enabled"]) == ("1g", "false")

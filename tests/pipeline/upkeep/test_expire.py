@@ -167,6 +167,7 @@ def test_records_without_a_time_go_by_when_they_were_landed(topic: TopicInMemory
     assert expire("t", str(tmp_path), before_ms=system_clock.now_ms()).expired[0].rows == 4
 
 
+@pytest.mark.long
 def test_all_may_go_and_the_landing_goes_on(topic: TopicInMemory, tmp_path: Path) -> None:
     path, following = some_commits(topic, tmp_path, 3), landing_of(topic, tmp_path)
     expire("t", str(tmp_path), before_ms=at(10**6))

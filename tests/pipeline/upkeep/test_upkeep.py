@@ -62,6 +62,7 @@ def test_the_commit_says_that_no_data_changed(topic: TopicInMemory, tmp_path: Pa
     assert DeltaTable(path).metadata().configuration["delta.appendOnly"] == "true"
 
 
+@pytest.mark.long
 def test_a_landing_in_the_midst_of_a_compaction_is_kept(
     topic: TopicInMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,6 +80,7 @@ def test_a_landing_in_the_midst_of_a_compaction_is_kept(
     assert (len(rows(path)), sound(tmp_path)) == (count + 1, True)
 
 
+@pytest.mark.long
 def test_of_two_compactions_one_is_refused_and_leaves_no_file(
     topic: TopicInMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,6 +173,7 @@ def test_a_vacuum_removes_what_killed_landings_and_compactions_left(
     assert sound(tmp_path), "a vacuum is no stranger"
 
 
+@pytest.mark.long
 def test_the_commands(topic: TopicInMemory, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     some_commits(topic, tmp_path, 4)
     for command in (["compact"], ["vacuum", "--dry-run"]):

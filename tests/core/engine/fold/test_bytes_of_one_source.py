@@ -13,6 +13,7 @@ from random import Random
 from typing import Any
 
 import msgspec
+import pytest
 
 from holdfast.core.engine.batches import Batch
 from holdfast.core.engine.declared.processor import Emit, Processor
@@ -58,6 +59,7 @@ def on_wake(rows: Rows[Visit], key: str, at_ms: int) -> Any:
     return [Emit("woken", key.encode(), str(at_ms).encode())]
 
 
+@pytest.mark.long
 def test_a_processor_of_one_source_writes_the_bytes_that_it_always_wrote() -> None:
     random = Random(17)
     visits: Processor[Any, Visit] = Processor(

@@ -81,6 +81,7 @@ def test_what_was_made_stays_made_and_a_wish_is_found_by_any_offset_of_it() -> N
     assert skips.asked("orders", 3, 10, 14) is None
 
 
+@pytest.mark.long
 @given(RANGES, st.integers(0, 80), st.integers(0, 30))
 def test_ranges_agree_with_the_set_of_their_offsets(
     ranges: list[tuple[int, int]], first: int, more: int

@@ -114,6 +114,7 @@ class Ordered:
         timers.commit()
 
 
+@pytest.mark.long
 def test_of_many_stored_ones_only_the_first_are_held_and_all_are_what_a_dict_of_times_says(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
