@@ -144,8 +144,10 @@ def _without_python(message: str) -> str | None:
     cure = "set spark.pyspark.python to one of this driver's version that has this package's dependencies"
     if found := re.search(r'Cannot run program "([^"]*)"', message):
         return f"a worker cannot run its Python, {found[1]}: {cure}"
-    if found := re.search(r"ModuleNotFoundError: No module named '([^']*)'", message):
-        return f"the Python of a worker has no module {found[1]}: install it there, or {cure}"
+    # Python's own words, or those of `holdfast.extras` where one of our modules asked.
+    missing = r"ModuleNotFoundError: (?:No module named '([^']*)'|\S+ needs (\S+), which is not installed)"
+    if found := re.search(missing, message):
+        return f"the Python of a worker has no module {found[1] or found[2]}: install it there, or {cure}"
     if "PYTHON_VERSION_MISMATCH" in message:
         versions = re.search(r"Python in worker has different version[^\n]*", message)
         return f"{'the worker has another Python' if versions is None else versions[0][:200]}: {cure}"
