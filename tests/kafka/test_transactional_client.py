@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from io import BytesIO
-from itertools import count
 from struct import Struct
 from typing import Any
 
@@ -15,7 +14,6 @@ import pytest
 from aiokafka.errors import IncompatibleBrokerVersion, KafkaConnectionError, RequestTimedOutError
 from confluent_kafka import KafkaError
 
-from holdfast.clock import SystemClock
 from holdfast.core.engine.declared.partitioners import by_key, murmur2
 from holdfast.core.engine.declared.processor import Emit
 from holdfast.core.engine.fold.folding import Changes
@@ -50,6 +48,7 @@ from tests.kafka.scripted import (
     Brokers,
     Fault,
 )
+from tests.support.clocks import TickingClock
 from tests.support.patience import DEADLINE_S
 
 
@@ -409,21 +408,11 @@ def test_what_a_header_has_that_is_not_known_is_passed_over(tags: bytes) -> None
     assert (request.parse_response_header(buffer).correlation_id, request.decode(buffer)) == (7, b"body")
 
 
-class TickingClock(SystemClock):
-    """A clock that is 2 s further at each reading, however busy the machine is."""
-
-    def __init__(self) -> None:
-        self._seconds = count(step=2)
-
-    def monotonic_s(self) -> float:
-        return float(next(self._seconds))
-
-
 def test_a_topic_that_stays_unknown_is_taken_for_missing(
     brokers: Brokers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transactional_client, "UNKNOWN_TOPIC_S", 5.0)
-    monkeypatch.setattr(transactional_client, "system_clock", TickingClock())
+    monkeypatch.setattr(transactional_client, "system_clock", TickingClock(2))
     brokers.faults[wire.PRODUCE] = [3] * 1_000
 
     async def use(writer: ChangelogWriter) -> None:
@@ -442,7 +431,7 @@ def test_a_topic_of_which_the_brokers_tell_nothing_any_more_is_taken_for_missing
     had none just now.
     """
     monkeypatch.setattr(transactional_client, "UNKNOWN_TOPIC_S", 5.0)
-    monkeypatch.setattr(transactional_client, "system_clock", TickingClock())
+    monkeypatch.setattr(transactional_client, "system_clock", TickingClock(2))
     brokers.faults[wire.PRODUCE] = [3]
 
     async def asked() -> bool:
@@ -465,7 +454,7 @@ def test_a_topic_is_not_missing_while_no_broker_tells_of_it(
 ) -> None:
     """An outage that lasts for longer than a topic may be unknown begins with the first record for it."""
     monkeypatch.setattr(transactional_client, "UNKNOWN_TOPIC_S", 5.0)
-    monkeypatch.setattr(transactional_client, "system_clock", TickingClock())
+    monkeypatch.setattr(transactional_client, "system_clock", TickingClock(2))
 
     async def asked(*_: object) -> bool:
         brokers.refreshed += 1

@@ -236,8 +236,8 @@ class Directory(Protocol):
 
 class WorkersTopic:
     """The directory in Kafka: reads the workers topic from its beginning, once, then only what is new. A look
-    that takes too long keeps its place, and the next goes on from there: so many short looks read a long
-    topic, or one at a slow broker.
+    that takes too long keeps its place, and the next goes on from there: so several short looks read a long
+    topic.
 
     All of Kafka happens in one thread of its own, so that a broker that does not answer never holds up the
     event loop. The end of the topic is asked for on a connection of its own: a broker answers the requests of

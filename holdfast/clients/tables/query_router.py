@@ -51,8 +51,11 @@ ATTEMPT_S, LIMIT_ATTEMPT_S = 2.0, 64.0
 """How long a worker may take for an answer at first, and at most: each round in which one was silent doubles
 it for this question, or a worker that is slower would never be heard.
 """
-REFRESH_S = 2.0
-"""How long one look at the directory may take; one that is cut short goes on in the next."""
+REFRESH_S, LIMIT_REFRESH_S = 2.0, 64.0
+"""How long one look at the directory may take, and at most until it was read once: each failure doubles it,
+or a broker whose every answer takes longer would never be heard. Who knows workers asks them again soon
+instead.
+"""
 ASKED_LAST_S = 10.0
 CURRENT_S = 1.0
 """How long a client that knows several versions of a table goes by what it last read of which is current."""
@@ -149,7 +152,7 @@ class QueryRouter:
         false.
         """
         self._refreshing = asyncio.Lock()
-        self._refreshed, self._read_s = 0, float("-inf")
+        self._refreshed, self._read_s, self._look_s = 0, float("-inf"), REFRESH_S
 
     async def __aenter__(self) -> Self:
         headers = {"Accept": MSGPACK, "Content-Type": MSGPACK}
@@ -253,10 +256,12 @@ class QueryRouter:
         try:
             async with asyncio.timeout(max(0.0, left_s)), self._refreshing:
                 if self._refreshed == seen:
-                    await self._directory.refresh(max(0.001, min(REFRESH_S, self._left_s(deadline_s))))
+                    await self._directory.refresh(max(0.001, min(self._look_s, self._left_s(deadline_s))))
                     self._refreshed += 1
-                    self._read_s = self._clock.monotonic_s()
+                    self._read_s, self._look_s = self._clock.monotonic_s(), REFRESH_S
         except BrokerError as error:
+            if not self._refreshed:
+                self._look_s = min(2 * self._look_s, LIMIT_REFRESH_S)
             return error
         except TimeoutError:
             return BrokerError(

@@ -3,33 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import json
-from collections.abc import Awaitable, Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
+import msgspec
 import pytest
 from confluent_kafka import Producer
 
+from holdfast.clients.tables import query_router
+from holdfast.clients.tables.client import TableClient
 from holdfast.clients.tables.directory import Workers, WorkersTopic
-from holdfast.clock import SystemClock
 from holdfast.config import Settings
 from holdfast.core.engine.query_wire import TableClaims, WorkerClaims
 from holdfast.dev.fixtures import SessionBroker
+from holdfast.dev.memory_tables import MemoryWorker
 from holdfast.dev.ports import free_ports
+from holdfast.embedded.kafka import EmbeddedKafka
 from holdfast.errors import BrokerError
+from tests.clients.tables.tabling import TOTALS, Total, scenario, settings
+from tests.support.clocks import TickingClock
 from tests.support.limits import at_most
 from tests.support.own_topics import ending
-from tests.support.patience import DEADLINE_S, SCENARIO_S
+from tests.support.patience import DEADLINE_S
 from tests.support.strangers import open_transaction
-
-
-def scenario(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    @functools.wraps(test)
-    def run(*args: Any, **kwargs: Any) -> None:
-        asyncio.run(asyncio.wait_for(test(*args, **kwargs), SCENARIO_S))
-
-    return run
 
 
 class Announcements:
@@ -134,24 +130,13 @@ async def test_a_second_reader_learns_the_same_from_the_beginning(announcements:
     assert topic.workers.owner("totals", 1, 29 % 4) == "http://2"
 
 
-class Ticking(SystemClock):
-    """A tenth of a second passes between any two looks at it."""
-
-    def __init__(self) -> None:
-        self._now_s = 0.0
-
-    def monotonic_s(self) -> float:
-        self._now_s += 0.1
-        return self._now_s
-
-
 @scenario
 async def test_looks_that_are_cut_short_read_the_topic_together(announcements: Announcements) -> None:
     announcements.create()
     for generation in range(100):
         announcements.claim("http://a", generation, 0)
     announcements.claim("http://b", 1, 1)
-    topic, cut_short = WorkersTopic(announcements.settings, Ticking()), 0
+    topic, cut_short = WorkersTopic(announcements.settings, TickingClock(0.1)), 0
     try:
         while topic.workers.urls != {"http://a", "http://b"}:
             try:
@@ -162,6 +147,23 @@ async def test_looks_that_are_cut_short_read_the_topic_together(announcements: A
         assert topic.workers.owner("totals", 1, 0) == "http://a"
     finally:
         await topic.close()
+
+
+@pytest.mark.long
+@scenario
+async def test_a_broker_slower_than_a_look_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(query_router, "REFRESH_S", 0.2)
+    with EmbeddedKafka() as kafka:
+        known = settings(kafka={"bootstrap.servers": kafka.bootstrap})
+        kafka.create_topic(known.workers_topic)
+        async with MemoryWorker(known, [TOTALS], partitions=1) as worker:
+            worker.put(TOTALS, 0, "ada", Total(1), offset=1)
+            producer = Producer({"bootstrap.servers": kafka.bootstrap})
+            producer.produce(known.workers_topic, msgspec.json.encode(worker.claims()), worker.url)
+            assert producer.flush(DEADLINE_S) == 0
+            kafka.fault("delay", times=10_000, delay_ms=500)
+            async with TableClient(known, [TOTALS]) as tables:
+                assert (await tables.get(TOTALS, "ada", timeout_s=DEADLINE_S)).value == Total(1)
 
 
 @scenario

@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Self
 
@@ -16,9 +17,12 @@ import msgspec
 import pytest
 
 from holdfast.clients.tables import query_router
+from holdfast.clients.tables.client import TableClient
 from holdfast.clients.tables.directory import FixedDirectory
 from holdfast.clients.tables.query_router import QueryRouter, _Setback
 from holdfast.clock import system_clock
+from holdfast.config import Settings
+from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.query_wire import TableClaims, WorkerClaims
 from holdfast.dev.memory_tables import MemoryWorker
 from holdfast.dev.ports import free_ports
@@ -187,7 +191,6 @@ class Hanging:
         await reader.read()
 
 
-@pytest.mark.long
 @scenario
 async def test_a_worker_that_hangs_costs_the_deadline_and_not_more() -> None:
     async with Hanging() as hanging:
@@ -276,6 +279,29 @@ async def test_without_kafka_known_workers_are_asked_and_unknown_ones_are_kafkas
             for partition in (0, None):
                 with pytest.raises(BrokerError):
                     await tables.get(TOTALS, "ada", partition=partition, timeout_s=0.1)
+
+
+@pytest.mark.parametrize("versions", [[TOTALS], [replace(TOTALS, version=2), TOTALS]], ids=["one", "two"])
+@scenario
+async def test_a_directory_that_takes_long_to_read_is_given_longer_each_time(
+    versions: list[Processor[Any, Total]],
+) -> None:
+    class Long(FixedDirectory):
+        """Its broker takes 10 s for an answer."""
+
+        async def refresh(self, timeout_s: float) -> None:
+            given.append(timeout_s)
+            if timeout_s < 10:
+                raise BrokerError("cannot read the workers topic: timed out")
+            self.announce({worker.url: worker.claims()})
+
+    given: list[float] = []
+    (newest, *earlier), known = versions, Settings(app="shop")
+    async with MemoryWorker(settings(), [newest], partitions=1) as worker:
+        worker.put(newest, 0, "ada", Total(1), offset=1)
+        async with TableClient(known, [newest], earlier=earlier, directory=Long()) as tables:
+            assert (await tables.get(newest, "ada", timeout_s=DEADLINE_S)).value == Total(1)
+    assert given[:4] == [2, 4, 8, 16]
 
 
 @scenario
