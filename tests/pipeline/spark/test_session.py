@@ -25,6 +25,7 @@ from holdfast.errors import (
     SparkError,
     UnreadableError,
 )
+from holdfast.extras import MissingExtras
 from holdfast.jars import spark_jars
 from holdfast.pipeline.spark import session
 from holdfast.pipeline.spark.errors import failed, in_log, session_failed, with_log
@@ -352,6 +353,15 @@ def test_a_workers_traceback_is_cut_to_its_last_line() -> None:
         == "t: the Python of a worker has no module shop: install it there, or set spark.pyspark.python to"
         " one of this driver's version that has this package's dependencies"
     )
+
+
+def test_a_package_that_a_workers_python_lacks_is_told_with_its_cure() -> None:
+    importing = {"__name__": "holdfast.pipeline.folds.local", "find": MissingExtras.find_spec}
+    with pytest.raises(ModuleNotFoundError) as refused:
+        exec("find('pyarrow')", importing)  # noqa: S102  the name of the caller counts
+    trace = f"Traceback (most recent call last):\n  File x\nModuleNotFoundError: {refused.value}\n"
+    told = str(failed(spark_failure(Java("PythonException", trace)), "t"))
+    assert told.startswith("t: the Python of a worker has no module pyarrow: install it there, or set spark.")
 
 
 @pytest.mark.parametrize("kind", [LakeError, LostRecordsError, UnreadableError, PipelineError])
