@@ -24,10 +24,6 @@ LOAD ?=
 # Whether `make test` runs beside: what it runs too is left to it.
 TESTED ?=
 TESTS ?= not slow and not variant
-# Of several processes none needs threads for both cores: they would wake each other up, for a tenth of what lakes cost.
-ALONE := TOKIO_WORKER_THREADS=1 OPENBLAS_NUM_THREADS=1
-# How long the random tests search, of the usual. `make variants` searches four times as long, `make sim` longer still.
-SEARCH ?= 0.5
 PARTS := broker spark database process browser
 ROOMS := agents tables outbox pipeline
 
@@ -78,18 +74,21 @@ browser: ## look for Chromium, which the tests of the console drive; as root, in
 test: $(READY) ## each promise in its main case, on a real broker, databases and Spark (JOBS=3 for three processes, ARGS='-k claims' for some, LOAD=20 beside 20 busy programs a core)
 	@$(MAKE) --silent browser || true
 	@echo "== test"
-	@export HOLDFAST_TEST_SCALE=$(SEARCH) $(ALONE); $(if $(LOAD),$(RUN)/python -P -m tests.support.busy $(LOAD)) $(RUN)/python -P -m pytest -q -m "$(TESTS)" $(if $(LOAD),--timeout=6000) --durations=10 $(if $(filter-out 1,$(JOBS)),--numprocesses=$(JOBS) --dist=loadfile --no-loadscope-reorder) $(ARGS)
+	@$(if $(LOAD),$(RUN)/python -P -m tests.support.busy $(LOAD)) $(RUN)/python -P -m pytest -q -m "$(TESTS)" $(if $(LOAD),--timeout=6000) --durations=10 $(if $(filter-out 1,$(JOBS)),--numprocesses=$(JOBS) --dist=loadfile --no-loadscope-reorder) $(ARGS)
 
 .PHONY: variants
-variants: ## further cases of what make test shows: other databases, engines, commands and kinds of faults; then its random tests, four times as long
+variants: ## further cases of what make test shows: other databases, engines, commands and kinds of faults; then its random tests, four times as long (not with ARGS)
 	@$(MAKE) --silent test TESTS="variant and not slow"
+ifeq ($(ARGS),)
 	@echo "== random tests, four times as long"
-	@$(MAKE) --silent test TESTS="not slow and not variant$(PARTS:%= and not %)" SEARCH=2 JOBS=$(JOBS) ARGS="$$(grep -rl 'tests.support.scale import' tests --include='test_*.py' | tr '\n' ' ')"
+	@HOLDFAST_TEST_SCALE=4 $(MAKE) --silent test TESTS="not slow and not variant$(PARTS:%= and not %)" JOBS=$(JOBS) \
+		ARGS="$$(grep -rl 'tests.support.scale import' tests --include='test_*.py' | tr '\n' ' ')"
+endif
 
 .PHONY: fast
 fast: $(READY) ## the tests that need no broker, database, Spark or other process, and take no longer than a moment each: while you work
 	@echo "== fast"
-	@TESTS_WITHOUT_PARTS=1 HOLDFAST_TEST_SCALE=0.1 $(ALONE) $(RUN)/python -P -m pytest -q -m "not slow and not long and not variant$(PARTS:%= and not %)" \
+	@TESTS_WITHOUT_PARTS=1 HOLDFAST_TEST_SCALE=0.2 $(RUN)/python -P -m pytest -q -m "not slow and not long and not variant$(PARTS:%= and not %)" \
 		--numprocesses=5 --dist=loadfile --no-loadscope-reorder --durations=10 $(ARGS)
 
 .PHONY: fuzz

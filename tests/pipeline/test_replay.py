@@ -209,7 +209,6 @@ def test_a_partition_split_over_tasks_is_noticed_and_sorted(
     assert summaries == replay(plan.processor, settings, ReplayOptions(engine="local")).partitions
 
 
-@pytest.mark.variants("16", "200")
 @pytest.mark.parametrize("partitions", [1, 3, 16, 200])
 def test_each_partition_gets_a_task_of_its_own(spark: SparkSession, partitions: int) -> None:
     from pyspark.sql import functions as F
@@ -224,7 +223,6 @@ def test_each_partition_gets_a_task_of_its_own(spark: SparkSession, partitions: 
 # -- until
 
 
-@pytest.mark.variants("nothing of one", "before all", "after all")
 @pytest.mark.parametrize(
     "until",
     [

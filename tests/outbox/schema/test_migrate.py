@@ -389,7 +389,6 @@ sys.exit(sum(os.waitpid(each, 0)[1] != 0 for each in children))
 
 
 @pytest.mark.process
-@pytest.mark.variants("mariadb")
 @pytest.mark.parametrize("kind", DATABASES)
 def test_many_at_once_make_one_outbox(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     outbox = fresh(kind, request, tmp_path)

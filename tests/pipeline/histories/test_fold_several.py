@@ -172,7 +172,6 @@ def check(lake: Path, at: list[VectorMarker], report: FoldReport, into: str = "f
 
 
 @pytest.mark.long
-@pytest.mark.variants("0-40", "0-80", "4-0", "4-40")
 @pytest.mark.parametrize("seed", [0, 40, 80])
 @pytest.mark.parametrize("ahead", [0, 4])
 def test_after_any_number_of_folds_the_tables_are_those_of_the_workers(
