@@ -64,19 +64,35 @@ class Copier:
         """Copy one, and commit or abort it; a transaction that must be aborted is, and one whose producer was
         fenced.
         """
-        producer = self._producer
         try:
-            producer.begin_transaction()
-            producer.produce("copies", b"%d" % number, partition=number % 2)
+            self._producer.begin_transaction()
+            self._producer.produce("copies", b"%d" % number, partition=number % 2)
             if self._offsets:
                 self._send_offset(number + 1)
-            (producer.commit_transaction if commit else producer.abort_transaction)(DEADLINE_S)
+            if commit:
+                self._producer.commit_transaction(DEADLINE_S)
+            else:
+                self._abort()
         except KafkaException as error:
             if not error.args[0].txn_requires_abort():
                 raise
-            producer.abort_transaction(DEADLINE_S)
+            self._abort()
             commit = False
         (self.committed if commit else self.aborted).append(number)
+
+    def _abort(self) -> None:
+        """Abort the transaction; with a new producer where the coordinator never heard that it began.
+
+        Where a broker dies before it answers AddPartitionsToTxn, librdkafka cannot tell whether it was heard,
+        and asks for an abort all the same (rd_kafka_txn_handle_AddPartitionsToTxn). A coordinator that knows
+        of no transaction refuses that, which librdkafka takes for fatal.
+        """
+        try:
+            self._producer.abort_transaction(DEADLINE_S)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.INVALID_TXN_STATE:
+                raise
+            self._producer = self._new()
 
     def _send_offset(self, offset: int) -> None:
         group = self._group.consumer_group_metadata()
