@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
 
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+
+from holdfast.clock import system_clock
 from holdfast.errors import BrokerError, TopicError
 from holdfast.kafka.clients import make_admin
+from holdfast.kafka.leader_requests import has_leaders
 from holdfast.outbox.settings import HarvestSettings, Strategy
 
 TIMEOUT_S = 15.0
+POLL_S = 0.05
 
 UNPACKED = {"compression.type": "uncompressed"}
 """A broker unpacks what comes compressed, and refuses what is then too large: nobody can stop a harvester
@@ -52,10 +59,11 @@ def partitions(settings: HarvestSettings, topic: str) -> int:
 
 
 def ensure_topics(settings: HarvestSettings) -> list[str]:
-    """Create what is missing with a partition for each shard, and return the names of what was created.
+    """Create what is missing with a partition for each shard, and return the names of what was created, once
+    all can be seen.
 
-    Raises TopicError when a topic exists with too few partitions or is not compacted though it must be,
-    BrokerError when the cluster cannot be asked or refuses.
+    Raises TopicError when a topic exists with another number of partitions, BrokerError when the cluster
+    cannot be asked or refuses.
     """
     client = make_admin(settings.kafka.client())
     topics = wanted(settings)
@@ -73,16 +81,17 @@ def ensure_topics(settings: HarvestSettings) -> list[str]:
             except KafkaException as error:
                 if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                     raise
+        known = _await_leaders(client, topics)
     except KafkaException as error:
         raise BrokerError(
             f"topics {', '.join(topics)} at {settings.kafka.bootstrap_servers}: {error.args[0].str()}; check"
             " bootstrap.servers, the broker, and what this principal may do"
         ) from error
-    for name in topics.keys() & there.keys():
-        count = len(there[name].partitions)
+    for name in topics.keys() & known.keys():
+        count = len(known[name].partitions)
         if (
             name not in (settings.commands_topic, settings.answers_topic)
-            and count != settings.shards
+            and count not in (0, settings.shards)  # none: of one that is just being made
             and not settings.interop
         ):
             raise TopicError(
@@ -90,3 +99,18 @@ def ensure_topics(settings: HarvestSettings) -> list[str]:
                 " use the same number. To change it, stop all of them and add partitions to the topic"
             )
     return sorted(made)
+
+
+def _await_leaders(client: AdminClient, topics: Iterable[str]) -> Mapping[str, Any]:
+    """Return what the brokers tell of topics once these have leaders, at the latest after the timeout: a
+    broker learns of a topic a moment after the controller made it, and until then a harvester that leads
+    would take it for missing. It tries again by itself.
+    """
+    deadline_s = system_clock.monotonic_s() + TIMEOUT_S
+    while True:
+        seen = client.list_topics(timeout=TIMEOUT_S).topics
+        if all(name in seen and has_leaders(seen[name]) for name in topics):
+            return seen
+        if system_clock.monotonic_s() > deadline_s:
+            return seen
+        time.sleep(POLL_S)

@@ -1,9 +1,12 @@
-"""Questions to the leaders of partitions, with no timeout that ends the process."""
+"""Questions to the leaders of partitions, with no timeout that ends the process; and whether there are any
+leaders to ask.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from typing import Any
 
 from confluent_kafka import IsolationLevel, TopicPartition
 
@@ -22,6 +25,15 @@ librdkafka 2.16 frees such a question twice when its timeout is over before the 
 at it, and the process aborts: with 0 ms one of the first hundred questions does it, with 1 ms one in a
 thousand.
 """
+
+
+def has_leaders(topic: Any) -> bool:
+    """Return whether metadata of librdkafka's tell of a topic that every partition has a leader."""
+    return (
+        topic.error is None
+        and bool(topic.partitions)
+        and all(partition.leader >= 0 for partition in topic.partitions.values())
+    )
 
 
 def list_offsets(

@@ -66,7 +66,9 @@ def test_confluent_clients_write_and_read(secured: dict[str, str], topic: str) -
         consumer.close()
 
 
-def test_fausts_own_consumer_and_producer_use_the_same_settings(secured: dict[str, str], topic: str) -> None:
+def test_fausts_own_consumer_and_producer_use_the_same_settings(
+    secured: dict[str, str], topic: str, tmp_path: Path
+) -> None:
     settings = Settings(kafka=secured)
     produce(settings, topic, b"from librdkafka")
     seen: list[bytes] = []
@@ -74,6 +76,7 @@ def test_fausts_own_consumer_and_producer_use_the_same_settings(secured: dict[st
     async def run() -> None:
         app = faust.App(
             f"faust-{topic}",
+            datadir=tmp_path,
             broker=f"kafka://{settings.bootstrap_servers}",
             broker_credentials=broker_credentials(settings),
             web_enabled=False,

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-from holdfast.clients.topics.admin import Admin
 from holdfast.config import Settings
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.errors import BrokerError, HoldfastError
@@ -30,16 +29,6 @@ TURNS = 10
 """Looks of a follower at what shard 1 owes: enough for a second answer, if it gave one."""
 PAUSE = Command(id="p", verb=Verb.PAUSE, at_ms=1_000)
 STATUS = Command(id="s", verb=Verb.STATUS, at_ms=2_000)
-
-
-def make_topics(settings: HarvestSettings) -> None:
-    """Make the topics, and wait until the broker tells of them: it may do so later than it says that they are
-    made.
-    """
-    ensure_topics(settings)
-    topics = {settings.commands_topic, settings.answers_topic}
-    admin = Admin(settings.kafka)
-    wait_for("the topics", lambda: topics <= admin.partition_counts().keys(), DEADLINE_S)
 
 
 def owed(orders: OpenCommands, now_ms: int = 3_000) -> list[tuple[str, int]]:
@@ -138,7 +127,7 @@ def test_of_several_answers_the_first_counts_and_a_follower_gives_one(broker: Se
     settings = HarvestSettings(
         database="sqlite:///never-opened.db", kafka=kafka, name=f"told-{ending()}", shards=2
     )
-    make_topics(settings)
+    ensure_topics(settings)
     handler = Believer()
     follower = CommandLog(settings, handler, handler.obey)
     follower.open()
@@ -176,7 +165,7 @@ def test_a_command_that_was_not_written_is_not_one_that_nobody_answered(
 
     kafka = Settings(kafka={name: str(value) for name, value in broker.config.items()})
     settings = HarvestSettings(database="sqlite:///never-opened.db", kafka=kafka, name=f"told-{ending()}")
-    make_topics(settings)
+    ensure_topics(settings)
     monkeypatch.setattr(commands, "make_writer", Stuck)
     with pytest.raises(
         BrokerError, match=f"the command was not written within {DEADLINE_S:.0f} s; check that"
@@ -187,7 +176,7 @@ def test_a_command_that_was_not_written_is_not_one_that_nobody_answered(
 def test_who_comes_later_hears_what_still_holds_and_what_is_still_waited_for(broker: SessionBroker) -> None:
     kafka = Settings(kafka={name: str(value) for name, value in broker.config.items()})
     settings = HarvestSettings(database="sqlite:///never-opened.db", kafka=kafka, name=f"told-{ending()}")
-    make_topics(settings)
+    ensure_topics(settings)
     for verb in (Verb.RESUME, Verb.FLUSH, Verb.PAUSE):
         assert tell(settings, verb, DEADLINE_S, Leaping()) == []
     found: list[list[CommandReply]] = []
@@ -207,7 +196,7 @@ def test_who_comes_later_hears_what_still_holds_and_what_is_still_waited_for(bro
 def test_a_stranger_s_open_transaction_hides_neither_a_command_nor_its_answer(broker: SessionBroker) -> None:
     kafka = Settings(kafka={name: str(value) for name, value in broker.config.items()})
     settings = HarvestSettings(database="sqlite:///never-opened.db", kafka=kafka, name=f"told-{ending()}")
-    make_topics(settings)
+    ensure_topics(settings)
     handler = Believer()
     follower = CommandLog(settings, handler, handler.obey)
     with (

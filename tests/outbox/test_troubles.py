@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka.admin import AdminClient
 
 from holdfast.config import Settings
 from holdfast.dev.databases.servers import Postgres
@@ -21,7 +22,7 @@ from holdfast.errors import BrokerError
 from holdfast.kafka.clients import CRITICAL
 from holdfast.outbox.schema.migrate import downgrade, upgrade
 from holdfast.outbox.settings import HarvestSettings
-from holdfast.outbox.topics import ensure_topics
+from holdfast.outbox.topics import ensure_topics, wanted
 from holdfast.outbox.troubles import FORGOTTEN_S, Trouble
 from tests.outbox.databases import FreshOutbox, killed
 from tests.outbox.electors import CALM_S
@@ -130,6 +131,45 @@ def test_a_broker_that_is_not_there_is_one_error_and_nothing_of_kafkas_client(
     ):
         ensure_topics(HarvestSettings(database="sqlite:///never-opened.db", kafka=nowhere))
     assert "nobody-there#" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_harvester_begins_once_the_broker_tells_of_its_topics(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, named: bool
+) -> None:
+    """A broker learns of a topic a moment after it is made: the first leader took it for missing, and said
+    so.
+    """
+    looks = list[set[str]]()
+
+    class Late:
+        """Tells of the harvester's topics at the fourth look; until then not at all, or of no partition."""
+
+        def __init__(self, config: dict[str, Any]) -> None:
+            self._admin = AdminClient(config)
+            self.create_topics = self._admin.create_topics
+
+        def list_topics(self, timeout: float) -> Any:
+            metadata = self._admin.list_topics(timeout=timeout)
+            own = {name for name in metadata.topics if name.startswith(rig.name)}
+            looks.append(own)
+            for name in own if len(looks) < 4 else ():
+                if named:
+                    metadata.topics[name].partitions.clear()
+                else:
+                    del metadata.topics[name]
+            return metadata
+
+    monkeypatch.setattr("holdfast.outbox.topics.make_admin", Late)
+    settings = rig.settings()
+    made = ensure_topics(settings)
+    assert len(looks) >= 4
+    assert set(made) == looks[-1] == set(wanted(settings))
+    assert ensure_topics(settings) == [], "they are there"
+    rig.fill(10)
+    with Alone(settings) as leader:
+        rig.wait_empty()
+    assert (leader.stats.restarts, caplog.messages) == (0, [])
 
 
 def test_no_client_of_an_outbox_tells_of_its_connections_unless_asked() -> None:

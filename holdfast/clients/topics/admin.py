@@ -42,7 +42,7 @@ from holdfast.core.kafka.grants import Operation
 from holdfast.errors import BrokerError, ConfigError, TopicError
 from holdfast.kafka.clients import make_admin
 from holdfast.kafka.codes import code_of, refuses_connection, retriable
-from holdfast.kafka.leader_requests import delete_records, list_offsets
+from holdfast.kafka.leader_requests import delete_records, has_leaders, list_offsets
 from holdfast.kafka.librdkafka_log import Quiet
 
 log = logging.getLogger(__name__)
@@ -370,7 +370,7 @@ class Admin:
         """Return the topics that lack a leader or that some broker does not know yet: to its clients they
         would not exist.
         """
-        led = [name for name in wanted if name in metadata.topics and _has_leaders(metadata.topics[name])]
+        led = [name for name in wanted if name in metadata.topics and has_leaders(metadata.topics[name])]
         for name in led:
             if (found := len(metadata.topics[name].partitions)) != wanted[name]:
                 raise TopicError(
@@ -460,14 +460,6 @@ def _told(
         if answer.offset < 0:
             raise BrokerError(f"offsets of {topic}/{partition}: its leader does not know them yet")
     return answers
-
-
-def _has_leaders(topic: Any) -> bool:
-    return (
-        topic.error is None
-        and bool(topic.partitions)
-        and all(partition.leader >= 0 for partition in topic.partitions.values())
-    )
 
 
 def _topic(topic: Any, entries: Mapping[str, Any]) -> TopicState:
