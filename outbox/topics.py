@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Mapping
+from concurrent.futures import TimeoutError as LateError
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+
+# the package does not declare what it re-exports
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    ConfigResource,
+    NewTopic,
+    ResourceType,
+)
 
 from holdfast.clock import system_clock
 from holdfast.errors import BrokerError, TopicError
 from holdfast.kafka.clients import make_admin
 from holdfast.kafka.leader_requests import has_leaders
 from holdfast.outbox.settings import HarvestSettings, Strategy
+
+logger = logging.getLogger(__name__)
 
 TIMEOUT_S = 15.0
 POLL_S = 0.05
@@ -62,8 +73,8 @@ def ensure_topics(settings: HarvestSettings) -> list[str]:
     """Create what is missing with a partition for each shard, and return the names of what was created, once
     all can be seen.
 
-    Raises TopicError when a topic exists with another number of partitions, BrokerError when the cluster
-    cannot be asked or refuses.
+    Raises TopicError when a topic exists with another number of partitions, or is not compacted though it
+    must be; BrokerError when the cluster cannot be asked or refuses.
     """
     client = make_admin(settings.kafka.client())
     topics = wanted(settings)
@@ -98,6 +109,7 @@ def ensure_topics(settings: HarvestSettings) -> list[str]:
                 f"topic {name} has {count} partition(s) for {settings.shards} shard(s): every harvester must"
                 " use the same number. To change it, stop all of them and add partitions to the topic"
             )
+    _refuse_forgetful(client, [name for name in topics if topics[name]["cleanup.policy"] == "compact"])
     return sorted(made)
 
 
@@ -114,3 +126,28 @@ def _await_leaders(client: AdminClient, topics: Iterable[str]) -> Mapping[str, A
         if system_clock.monotonic_s() > deadline_s:
             return seen
         time.sleep(POLL_S)
+
+
+def _refuse_forgetful(client: AdminClient, topics: Iterable[str]) -> None:
+    """Raise TopicError for a topic that deletes old records: without its last progress a producer begins its
+    sequences again, and readers drop its records as seen. What cannot be asked, for want of a right or an
+    answer, is not looked at.
+    """
+    asked = client.describe_configs(
+        [ConfigResource(ResourceType.TOPIC, name) for name in topics], request_timeout=TIMEOUT_S
+    )
+    for resource, future in asked.items():
+        try:
+            policy = future.result(TIMEOUT_S + 1)["cleanup.policy"].value
+        except (KafkaException, LateError, KeyError) as error:
+            logger.info(
+                "topic %(topic)s does not tell its cleanup.policy: %(error)s",
+                {"topic": resource.name, "error": error},
+            )
+            continue
+        if policy != "compact":
+            raise TopicError(
+                f"topic {resource.name} has cleanup.policy={policy}: it would forget what later harvesters"
+                " must know of this outbox. Run kafka-configs --alter --entity-type topics --entity-name"
+                f" {resource.name} --add-config cleanup.policy=compact"
+            )

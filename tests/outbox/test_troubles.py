@@ -15,10 +15,12 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import AdminClient
 
+from holdfast.clients.topics.admin import Admin
+from holdfast.clients.topics.types import AlterConfig, CreateTopic, TopicRole, TopicSpec
 from holdfast.config import Settings
 from holdfast.dev.databases.servers import Postgres
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
-from holdfast.errors import BrokerError
+from holdfast.errors import BrokerError, TopicError
 from holdfast.kafka.clients import CRITICAL
 from holdfast.outbox.schema.migrate import downgrade, upgrade
 from holdfast.outbox.settings import HarvestSettings
@@ -142,15 +144,11 @@ def test_a_harvester_begins_once_the_broker_tells_of_its_topics(
     """
     looks = list[set[str]]()
 
-    class Late:
+    class Late(AdminClient):
         """Tells of the harvester's topics at the fourth look; until then not at all, or of no partition."""
 
-        def __init__(self, config: dict[str, Any]) -> None:
-            self._admin = AdminClient(config)
-            self.create_topics = self._admin.create_topics
-
-        def list_topics(self, timeout: float) -> Any:
-            metadata = self._admin.list_topics(timeout=timeout)
+        def list_topics(self, *args: Any, **options: Any) -> Any:
+            metadata = super().list_topics(*args, **options)
             own = {name for name in metadata.topics if name.startswith(rig.name)}
             looks.append(own)
             for name in own if len(looks) < 4 else ():
@@ -170,6 +168,30 @@ def test_a_harvester_begins_once_the_broker_tells_of_its_topics(
     with Alone(settings) as leader:
         rig.wait_empty()
     assert (leader.stats.restarts, caplog.messages) == (0, [])
+
+
+@pytest.mark.parametrize("which", ["progress_topic", "commands_topic"])
+def test_a_topic_that_would_forget_is_refused_with_its_cure(rig: Rig, which: str) -> None:
+    """Retention deleted the last progress of a quiet topic: its sequences began again at 0, and every reader
+    that drops duplicates dropped what came.
+    """
+    settings = rig.settings()
+    topic = getattr(settings, which)
+    admin = Admin(settings.kafka, timeout_s=DEADLINE_S)
+    partitions = settings.shards if which == "progress_topic" else 1
+    spec = TopicSpec(
+        name=topic,
+        partitions=partitions,
+        config={"cleanup.policy": "compact,delete"},
+        replication_factor=1,
+        role=TopicRole.BESIDE,
+    )
+    admin.apply([CreateTopic(spec=spec, partitions=partitions)])
+    cure = rf"{topic} has cleanup.policy=compact,delete: .*--add-config cleanup.policy=compact"
+    with pytest.raises(TopicError, match=cure):
+        ensure_topics(settings)
+    admin.apply([AlterConfig(topic=topic, config={"cleanup.policy": "compact"})])
+    assert ensure_topics(settings) == []
 
 
 def test_no_client_of_an_outbox_tells_of_its_connections_unless_asked() -> None:
