@@ -281,6 +281,8 @@ class Election:
     # -- the group's callbacks, inside poll
 
     def _on_assign(self, consumer: Any, partitions: list[TopicPartition]) -> None:
+        if any(role.phase is Phase.CLOSED for role in self.roles):
+            return  # a rebalance ended while the consumer closes: it gives back what it is given
         placed = []
         for each in partitions:
             end = self._end(consumer, each)

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from holdfast.core.outbox.election import ElectionSettings, LeaderRecord, Phase
@@ -272,6 +272,7 @@ class Script:
 
     def __init__(self, polls: list[Any]) -> None:
         self.polls, self.closed, self.produced = polls, 0, 0
+        self.callbacks: dict[str, Any] = {}
 
     def list_topics(self, topic: str, timeout: float) -> Any:
         partition = type("P", (), {"error": None, "partitions": {0: None}})()
@@ -280,6 +281,7 @@ class Script:
     def subscribe(self, topics: list[str], **callbacks: Any) -> None:
         if "subscribe" in self.polls:
             raise KafkaException(KafkaError(KafkaError._INVALID_ARG))
+        self.callbacks = callbacks
 
     def poll(self, timeout: float) -> Any:
         time.sleep(0.001)
@@ -350,6 +352,30 @@ def test_a_failed_subscription_closes_the_consumer() -> None:
     with pytest.raises(KafkaException):
         member.start()
     assert script.closed == 1
+
+
+def test_what_the_group_gives_while_the_consumer_closes_is_not_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A rebalance that ended within `close` was taken for a bug, and the consumer's thread ended with a
+    traceback.
+    """
+    member, script, handler = scripted([])
+    given = [TopicPartition("t", 0)]
+    taken = list[object]()
+
+    def close() -> None:
+        for what in ("on_assign", "on_revoke"):
+            script.callbacks[what](script, given)
+        script.closed += 1
+
+    monkeypatch.setattr(script, "close", close)
+    monkeypatch.setattr(script, "incremental_assign", taken.append, raising=False)
+    monkeypatch.setattr(script, "incremental_unassign", lambda partitions: None, raising=False)
+    with member:
+        pass
+    wait_for("the consumer closed", lambda: script.closed, DEADLINE_S)
+    assert (taken, handler.error, handler.journal.entries) == ([], None, [])
 
 
 def test_a_consumer_that_fails_to_close_does_not_keep_the_process() -> None:
