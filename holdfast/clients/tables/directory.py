@@ -7,35 +7,44 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import Protocol
+from contextlib import suppress
+from typing import Protocol, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
-from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicCollection, TopicPartition
 
 # the package does not declare what it re-exports
-from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    ListOffsetsResultInfo,
+    OffsetSpec,
+)
 from yarl import URL
 
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.engine.query_wire import TableClaims, WorkerClaims, decode_worker
 from holdfast.core.engine.upgrades import SWITCH_KEY, Switch, read_switch
-from holdfast.errors import BrokerError
+from holdfast.core.kafka.topic_partition import Place
+from holdfast.errors import BrokerError, ConfigError
 from holdfast.kafka.clients import make_admin, make_reader, reader_options
 from holdfast.kafka.codes import LEADER_MOVES, NO_ANSWER, NO_TOPIC, code_of
-from holdfast.kafka.leader_requests import list_offsets
+from holdfast.kafka.leader_requests import REQUEST_AT_LEAST_S, list_offsets
 from holdfast.kafka.reading.log_reader import LogReader
 from holdfast.kafka.reading.skipper import Skipper
 
 logger = logging.getLogger(__name__)
+A = TypeVar("A")
 
+CLOSE_S = LIMIT_PRIMING_S = 5.0
 _LEADER_WAIT_S = 0.05
-_SLACK_S = 0.2
+_TURN_S = 0.1
 LIMIT_WORKERS = LIMIT_SWITCHES = 10_000
 LIMIT_RECORD_BYTES = 1 << 20
 LIMIT_URL = 300
@@ -236,11 +245,11 @@ class Directory(Protocol):
 
 class WorkersTopic:
     """The directory in Kafka: reads the workers topic from its beginning, once, then only what is new. A look
-    that takes too long keeps its place, and the next goes on from there: so several short looks read a long
-    topic.
+    that takes too long, or that nobody waits for any more, keeps its place, and the next goes on from there:
+    so several short looks read a long topic.
 
     All of Kafka happens in one thread of its own, so that a broker that does not answer never holds up the
-    event loop. The end of the topic is asked for on a connection of its own: a broker answers the requests of
+    event loop. Where the topic ends is asked for on a connection of its own: a broker answers the requests of
     one connection in turn, and on the consumer's there is nearly always a fetch that waits for news.
     """
 
@@ -249,8 +258,11 @@ class WorkersTopic:
         self._topic = settings.workers_topic
         self._place = (self._topic, 0)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="holdfast-workers-topic")
+        self._closing = threading.Event()
         self._reader: LogReader | None = None
         self._admin: AdminClient | None = None
+        self._topic_id = ""
+        """Of the log that is read: a topic that is deleted and made again has another."""
         self._claims: dict[str, WorkerClaims] = {}
         self._switches: dict[str, Switch] = {}
         self._news = False
@@ -260,61 +272,85 @@ class WorkersTopic:
         self.workers = Workers()
 
     async def refresh(self, timeout_s: float) -> None:
+        if self._closing.is_set():
+            raise ConfigError(f"the reader of the workers topic {self._topic} is closed")
         deadline_s = self._clock.monotonic_s() + timeout_s
-        self.workers = await asyncio.get_running_loop().run_in_executor(self._thread, self._read, deadline_s)
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._read, deadline_s)
 
     async def close(self) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._close)
+        """End the look that is under way and let go of the broker; one that is silent keeps nobody for
+        longer than CLOSE_S.
+        """
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        closed = self._thread.submit(self._close)
+        ended = self._thread.submit(closed.result)  # which can be given up, and the other goes on
         self._thread.shutdown(wait=False)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.wrap_future(ended), CLOSE_S)
 
     # -- in the thread
 
     def _close(self) -> None:
-        reader, self._reader, self._admin = self._reader, None, None
+        reader, self._reader, self._admin, self._topic_id = self._reader, None, None, ""
         if reader is not None:
             reader.close()
 
-    def _read(self, deadline_s: float) -> Workers:
+    def _read(self, deadline_s: float) -> None:
+        """Bring `workers` abreast: here, for whoever asked for it may be gone by the time it is read."""
         try:
-            reader = self._opened(deadline_s)
-            end = self._end(deadline_s)
-            if end < reader.next[self._place]:  # the topic was deleted and made again
+            topic_id, end = self._told(deadline_s)
+            if self._reader is not None and (
+                topic_id != self._topic_id or end < self._reader.next[self._place]
+            ):  # the topic was deleted and made again; not every broker has ids
                 self._close()
-                reader = self._opened(deadline_s)
+            reader = self._reader or self._opened(topic_id, deadline_s)
             ends = {self._place: end}
-            for message in reader.until(lambda: reader.has_read(ends), deadline_s=deadline_s):
+            for message in reader.until(lambda: self._has_read(reader, ends), deadline_s=deadline_s):
                 self._news = True
                 self._learn(message.key(), message.value())
         except KafkaException as error:
-            return self._failed(error.args[0])
+            self._failed(error.args[0])
         except TimeoutError:
-            return self._failed(KafkaError(KafkaError._TIMED_OUT))
-        # A large fleet takes a quarter of a second to sort, and is asked for each second.
-        news, self._news = self._news, False
-        return Workers(self._claims.values(), self._switches.values()) if news else self.workers
+            self._failed(KafkaError(KafkaError._TIMED_OUT))
+        else:
+            if self._news:  # a large fleet takes a quarter of a second to sort, and is asked for each second
+                self.workers = Workers(self._claims.values(), self._switches.values())
+                self._news = False
 
-    def _opened(self, deadline_s: float) -> LogReader:
-        if self._reader is None:
-            # An open transaction of a stranger must not hide who holds what.
-            group = f"{self._settings.app}-workers-readers"
-            config = self._settings.consumer(**reader_options(group, committed=False, wait_ms=500))
-            skipper = Skipper(self._settings, config, clock=self._clock)
-            self._reader = LogReader(make_reader(config, logger=logger), skipper, clock=self._clock)
-        reader = self._reader
-        if not reader.next:
-            # A consumer that is assigned a topic it knows nothing of takes half a second to find its leader.
-            left_s = self._left_s(deadline_s)
-            listed = reader.consumer.list_topics(self._topic, timeout=left_s).topics[self._topic]
-            if listed.error is not None:
-                raise KafkaException(listed.error)
-            reader.assign({self._place: OFFSET_BEGINNING})
-            self._claims, self._switches, self._news = {}, {}, True
+    def _has_read(self, reader: LogReader, ends: Mapping[Place, int]) -> bool:
+        self._refuse_closed()
+        return reader.has_read(ends)
+
+    def _opened(self, topic_id: str, deadline_s: float) -> LogReader:
+        # An open transaction of a stranger must not hide who holds what.
+        group = f"{self._settings.app}-workers-readers"
+        config = self._settings.consumer(**reader_options(group, committed=False, wait_ms=500))
+        left_s = self._left_s(deadline_s)
+        skipper = Skipper(self._settings, config, clock=self._clock)
+        reader = LogReader(make_reader(config, logger=logger), skipper, clock=self._clock)
+        # A consumer that is assigned a topic it knows nothing of takes half a second to find its leader.
+        with suppress(KafkaException):
+            reader.consumer.list_topics(self._topic, timeout=min(left_s, LIMIT_PRIMING_S))
+        reader.assign({self._place: OFFSET_BEGINNING})
+        self._reader, self._topic_id = reader, topic_id
+        self._claims, self._switches, self._news = {}, {}, True
         return reader
 
-    def _end(self, deadline_s: float) -> int:
+    def _told(self, deadline_s: float) -> tuple[str, int]:
+        """Return the topic's id and where it ends."""
+        if self._admin is None:
+            self._admin = make_admin(self._settings.client(), logger=logger)
         while True:
+            left_s = max(self._left_s(deadline_s), REQUEST_AT_LEAST_S)
+            described = self._admin.describe_topics(TopicCollection([self._topic]), request_timeout=left_s)
+            # At once, of a topic that was there: a question about another one might create it.
+            ended = self._asked_end(left_s) if self._topic_id else None
+            told = self._result(described[self._topic], deadline_s)
             try:
-                return self._asked_end(self._left_s(deadline_s))
+                ended = ended or self._asked_end(left_s)
+                return str(told.topic_id), int(self._result(ended, deadline_s).offset)
             except KafkaException as error:
                 # A topic just created, or whose leader just changed. The client fetches metadata anew and
                 # finds it in a moment.
@@ -322,16 +358,22 @@ class WorkersTopic:
                     raise
                 time.sleep(min(_LEADER_WAIT_S, self._left_s(deadline_s)))
 
-    def _asked_end(self, timeout_s: float) -> int:
-        if self._admin is None:
-            self._admin = make_admin(self._settings.client(), logger=logger)
+    def _asked_end(self, timeout_s: float) -> Future[ListOffsetsResultInfo]:
+        assert self._admin is not None
         place = TopicPartition(*self._place)
         latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-        asked = list_offsets(self._admin, {place: latest}, timeout_s=timeout_s)
-        try:
-            return int(asked[place].result(timeout_s + _SLACK_S).offset)
-        except FutureTimeoutError:
-            raise KafkaException(KafkaError(KafkaError._TIMED_OUT)) from None
+        return list_offsets(self._admin, {place: latest}, timeout_s=timeout_s)[place]
+
+    def _result(self, asked: Future[A], deadline_s: float) -> A:
+        """Wait for an answer in short turns: a directory that is closed waits no longer."""
+        while True:
+            self._refuse_closed()
+            with suppress(FutureTimeoutError):
+                return asked.result(min(_TURN_S, self._left_s(deadline_s)))
+
+    def _refuse_closed(self) -> None:
+        if self._closing.is_set():
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
 
     def _left_s(self, deadline_s: float) -> float:
         left_s = deadline_s - self._clock.monotonic_s()
@@ -376,11 +418,12 @@ class WorkersTopic:
             raise ValueError(f"switches of more than {LIMIT_SWITCHES} tables")
         self._switches[table] = switch
 
-    def _failed(self, error: KafkaError) -> Workers:
+    def _failed(self, error: KafkaError) -> None:
         if error.code() not in NO_ANSWER:
             self._close()
         if error.code() in NO_TOPIC:
-            return Workers()  # no worker has ever announced itself
+            self.workers = Workers()  # no worker has ever announced itself
+            return
         raise BrokerError(
             f"cannot read the workers topic {self._topic} at {self._settings.bootstrap_servers}:"
             f" {error.str()}; check bootstrap.servers and the broker"

@@ -151,7 +151,7 @@ class QueryRouter:
         """Until when (monotonic) a URL is asked last, since it did not answer: a claim may be old, or
         false.
         """
-        self._refreshing = asyncio.Lock()
+        self._look: asyncio.Task[BrokerError | None] | None = None
         self._refreshed, self._read_s, self._look_s = 0, float("-inf"), REFRESH_S
 
     async def __aenter__(self) -> Self:
@@ -178,6 +178,8 @@ class QueryRouter:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         session, self._session = self._session, None
+        if self._look is not None:
+            self._look.cancel()
         if session is not None:
             await session.close()
         await self._directory.close()
@@ -251,23 +253,37 @@ class QueryRouter:
     async def _refresh(self, seen: int, deadline_s: float) -> BrokerError | None:
         """Bring the directory abreast, unless somebody did since *seen* was read; return why it could not
         be.
+
+        A look is everybody's, and takes the time it needs: it goes on when a caller's time is over, or is
+        cancelled. Were it cut with each, many hasty callers would together keep a slow broker from answering.
         """
-        left_s = self._left_s(deadline_s)
+        self._opened()
+        if self._refreshed != seen:
+            return None
+        if self._look is None:
+            self._look = asyncio.create_task(self._looked())
+        look = self._look
+        await asyncio.wait([look], timeout=max(0.0, self._left_s(deadline_s)))
+        if look.cancelled():
+            self._opened()
+        if look.done():
+            return look.result()
+        return BrokerError(
+            f"the workers topic {self._settings.workers_topic} was not read in time; check"
+            " bootstrap.servers and the broker"
+        )
+
+    async def _looked(self) -> BrokerError | None:
         try:
-            async with asyncio.timeout(max(0.0, left_s)), self._refreshing:
-                if self._refreshed == seen:
-                    await self._directory.refresh(max(0.001, min(self._look_s, self._left_s(deadline_s))))
-                    self._refreshed += 1
-                    self._read_s, self._look_s = self._clock.monotonic_s(), REFRESH_S
+            await self._directory.refresh(self._look_s)
         except BrokerError as error:
             if not self._refreshed:
                 self._look_s = min(2 * self._look_s, LIMIT_REFRESH_S)
             return error
-        except TimeoutError:
-            return BrokerError(
-                f"the workers topic {self._settings.workers_topic} was not read in time; check"
-                " bootstrap.servers and the broker"
-            )
+        finally:
+            self._look = None
+        self._refreshed += 1
+        self._read_s, self._look_s = self._clock.monotonic_s(), REFRESH_S
         return None
 
     def _candidates(self, question: AnyQuestion) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Iterator
 
 import msgspec
@@ -19,7 +20,7 @@ from holdfast.dev.fixtures import SessionBroker
 from holdfast.dev.memory_tables import MemoryWorker
 from holdfast.dev.ports import free_ports
 from holdfast.embedded.kafka import EmbeddedKafka
-from holdfast.errors import BrokerError
+from holdfast.errors import BrokerError, ConfigError
 from tests.clients.tables.tabling import TOTALS, Total, scenario, settings
 from tests.support.clocks import TickingClock
 from tests.support.limits import at_most
@@ -167,6 +168,53 @@ async def test_a_broker_slower_than_a_look_is_heard(monkeypatch: pytest.MonkeyPa
 
 
 @scenario
+async def test_what_a_cancelled_look_has_read_is_shown(
+    announcements: Announcements, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was lost to this client until the next announcement."""
+    announcements.create()
+    announcements.claim("http://a", 1, 0)
+    topic, begun = WorkersTopic(announcements.settings), threading.Event()
+    read = topic._read
+
+    def noted(deadline_s: float) -> None:
+        begun.set()
+        read(deadline_s)
+
+    monkeypatch.setattr(topic, "_read", noted)
+    try:
+        looking = asyncio.create_task(topic.refresh(DEADLINE_S))
+        assert await asyncio.to_thread(begun.wait, DEADLINE_S)
+        looking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await looking
+        await topic.refresh(DEADLINE_S)
+        assert topic.workers.owner("totals", 1, 0) == "http://a"
+    finally:
+        await topic.close()
+
+
+@pytest.mark.long
+@scenario
+async def test_a_silent_broker_keeps_nobody_from_closing() -> None:
+    """It took as long as the look that was under way, a minute for one that had doubled."""
+    with EmbeddedKafka() as kafka:
+        known = settings(kafka={"bootstrap.servers": kafka.bootstrap})
+        kafka.create_topic(known.workers_topic)
+        kafka.fault("drop", times=10_000)
+        topic = WorkersTopic(known)
+        looking = asyncio.create_task(topic.refresh(DEADLINE_S))
+        await asyncio.sleep(0.5)
+        with at_most(3.0, "to close"):
+            await topic.close()
+        with pytest.raises(BrokerError, match="cannot read the workers topic"):
+            await looking
+        with pytest.raises(ConfigError, match="is closed"):
+            await topic.refresh(DEADLINE_S)
+        await topic.close()
+
+
+@scenario
 async def test_an_application_that_never_ran_has_no_workers(announcements: Announcements) -> None:
     topic = WorkersTopic(announcements.settings)
     try:
@@ -180,12 +228,14 @@ async def test_an_application_that_never_ran_has_no_workers(announcements: Annou
         await topic.close()
 
 
+@pytest.mark.parametrize("records", [5, 1])
 @scenario
-async def test_a_topic_made_again_is_read_again(announcements: Announcements) -> None:
+async def test_a_topic_made_again_is_read_again(announcements: Announcements, records: int) -> None:
+    """Also where it has as many records by then, which its end does not tell."""
     announcements.create()
     topic = WorkersTopic(announcements.settings)
     try:
-        for generation in range(5):
+        for generation in range(records):
             announcements.claim("http://old", generation, 0)
         await topic.refresh(DEADLINE_S)
         assert topic.workers.urls == {"http://old"}
