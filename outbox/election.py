@@ -34,6 +34,7 @@ from holdfast.core.outbox.election import (
 )
 from holdfast.errors import BrokerError, HoldfastError, TopicError
 from holdfast.kafka.clients import make_member, make_writer
+from holdfast.kafka.codes import UNAUTHORIZED
 from holdfast.kafka.reading.skipper import Skipper
 from holdfast.outbox.troubles import Trouble
 
@@ -103,6 +104,8 @@ class Election:
         self._producer: Any = None
         self._trouble = Trouble(f"election {settings.group_id}", clock)
         self._looked_s = 0.0
+        self._is_refused = False
+        """Whether it lacks a right: that a broker answers does not end such a trouble."""
         self.error: HoldfastError | None = None
 
     # -- life
@@ -166,7 +169,8 @@ class Election:
                 self._pulse()
         except KafkaException as error:
             self.error = BrokerError(
-                f"election {self.settings.group_id}: {error.args[0]}; this process leads nothing any more"
+                f"election {self.settings.group_id}: {error.args[0].str()}; this process leads nothing any"
+                " more"
             )
         except Exception as error:
             logger.exception("election %(group)s ended", {"group": self.settings.group_id})
@@ -207,6 +211,7 @@ class Election:
         now_s = self._clock.monotonic_s()
         if (
             not self._trouble.under_way
+            or self._is_refused
             or now_s < self._looked_s + LOOK_S
             or any(self.lease_s(role.role) for role in self.roles)
         ):
@@ -237,7 +242,7 @@ class Election:
                 self._warn(error)
                 role.unsent(beat.number, self._clock.monotonic_s())
             else:
-                self._trouble.ends()
+                self._trouble_ends()
 
         try:
             self._producer.produce(
@@ -254,7 +259,16 @@ class Election:
         if error.fatal():
             raise KafkaException(error)
         self._looked_s = self._clock.monotonic_s()
-        self._trouble.strikes("broker", f"{error.str()}; check that the broker is reachable")
+        if error.code() in UNAUTHORIZED:
+            self._is_refused = True
+            cure = "`holdfast acls harvester` prints the rights that it needs"
+            self._trouble.strikes("rights", f"{error.str().removesuffix('.')}: {cure}")
+        else:
+            self._trouble.strikes("broker", f"{error.str()}; check that the broker is reachable")
+
+    def _trouble_ends(self) -> None:
+        self._is_refused = False
+        self._trouble.ends()
 
     def _act(self, events: Iterable[LeadershipEvent], deadline_s: float | None = None) -> None:
         revoked = []
@@ -263,7 +277,7 @@ class Election:
             fields = {"group": self.settings.group_id, "role": held.role, "epoch": held.epoch}
             match event:
                 case Acquired():
-                    self._trouble.ends()
+                    self._trouble_ends()
                     logger.info("leader of role %(role)d in epoch %(epoch)d", fields)
                     self._handler.acquired(held)
                 case Fenced(reason=reason):
@@ -283,6 +297,7 @@ class Election:
     def _on_assign(self, consumer: Any, partitions: list[TopicPartition]) -> None:
         if any(role.phase is Phase.CLOSED for role in self.roles):
             return  # a rebalance ended while the consumer closes: it gives back what it is given
+        self._trouble_ends()
         placed = []
         for each in partitions:
             end = self._end(consumer, each)
@@ -310,7 +325,7 @@ class Election:
         except KafkaException as error:
             logger.warning(
                 "election %(group)s: the end of partition %(partition)d is not known: %(error)s",
-                {"group": self.settings.group_id, "partition": place.partition, "error": error.args[0]},
+                {"group": self.settings.group_id, "partition": place.partition, "error": error.args[0].str()},
             )
             return -1  # OFFSET_END: the client finds it itself, later
         return int(end)

@@ -15,6 +15,7 @@ from holdfast.outbox.settings import HarvestSettings, Strategy
 from holdfast.outbox.topics import wanted
 
 READ, WRITE, CREATE = Operation.READ, Operation.WRITE, Operation.CREATE
+DESCRIBE_CONFIGS = Operation.DESCRIBE_CONFIGS
 
 
 def harvester_grants(settings: HarvestSettings, destinations: Iterable[str]) -> list[Grant]:
@@ -35,6 +36,7 @@ def harvester_grants(settings: HarvestSettings, destinations: Iterable[str]) -> 
         ]
     for topic in wanted(settings):
         out += topic_grants(topic, "made at the first start", CREATE)
+        out += topic_grants(topic, "looks at each start whether it keeps its records", DESCRIBE_CONFIGS)
     for topic in destinations:
         out += topic_grants(topic, "publishes to it", WRITE)
     out.append(Grant(Resource.GROUP, election.group_id, READ, "the group of the election"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import TimeoutError as LateError
 from typing import Any
 
@@ -21,6 +21,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from holdfast.clock import system_clock
 from holdfast.errors import BrokerError, TopicError
 from holdfast.kafka.clients import make_admin
+from holdfast.kafka.codes import NO_ANSWER, UNAUTHORIZED, code_of
 from holdfast.kafka.leader_requests import has_leaders
 from holdfast.outbox.settings import HarvestSettings, Strategy
 
@@ -28,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 TIMEOUT_S = 15.0
 POLL_S = 0.05
+_SLACK_S = 1.0
 
 UNPACKED = {"compression.type": "uncompressed"}
 """A broker unpacks what comes compressed, and refuses what is then too large: nobody can stop a harvester
@@ -73,44 +75,73 @@ def ensure_topics(settings: HarvestSettings) -> list[str]:
     """Create what is missing with a partition for each shard, and return the names of what was created, once
     all can be seen.
 
-    Raises TopicError when a topic exists with another number of partitions, or is not compacted though it
-    must be; BrokerError when the cluster cannot be asked or refuses.
+    Raises TopicError when a topic exists with another number of partitions or another cleanup.policy, or
+    cannot be made; BrokerError when the cluster does not answer.
     """
     client = make_admin(settings.kafka.client())
     topics = wanted(settings)
     try:
         there = client.list_topics(timeout=TIMEOUT_S).topics
-        missing = [
-            NewTopic(name, partitions(settings, name), settings.kafka.replication_factor, config=config)
-            for name, config in topics.items()
-            if name not in there
-        ]
-        made = client.create_topics(missing, request_timeout=TIMEOUT_S) if missing else {}
-        for created in made.values():
-            try:
-                created.result(TIMEOUT_S)
-            except KafkaException as error:
-                if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
-                    raise
+        made = _create(client, settings, [name for name in topics if name not in there])
         known = _await_leaders(client, topics)
     except KafkaException as error:
         raise BrokerError(
             f"topics {', '.join(topics)} at {settings.kafka.bootstrap_servers}: {error.args[0].str()}; check"
-            " bootstrap.servers, the broker, and what this principal may do"
+            " bootstrap.servers and the broker"
         ) from error
-    for name in topics.keys() & known.keys():
-        count = len(known[name].partitions)
-        if (
-            name not in (settings.commands_topic, settings.answers_topic)
-            and count not in (0, settings.shards)  # none: of one that is just being made
-            and not settings.interop
-        ):
-            raise TopicError(
-                f"topic {name} has {count} partition(s) for {settings.shards} shard(s): every harvester must"
-                " use the same number. To change it, stop all of them and add partitions to the topic"
-            )
-    _refuse_forgetful(client, [name for name in topics if topics[name]["cleanup.policy"] == "compact"])
+    for name in topics:
+        if name in known:
+            _check_partitions(settings, name, len(known[name].partitions))
+    _check_policies(client, topics)
     return sorted(made)
+
+
+def _create(client: AdminClient, settings: HarvestSettings, names: Sequence[str]) -> Sequence[str]:
+    """Create topics; one that somebody else has made by now is no error."""
+    topics = wanted(settings)
+    new = [
+        NewTopic(name, partitions(settings, name), settings.kafka.replication_factor, config=topics[name])
+        for name in names
+    ]
+    asked = client.create_topics(new, request_timeout=TIMEOUT_S) if new else {}
+    for name, created in asked.items():
+        try:
+            created.result(TIMEOUT_S + _SLACK_S)  # the request's own deadline comes first
+        except LateError:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT)) from None
+        except KafkaException as error:
+            code = code_of(error)
+            if code == KafkaError.TOPIC_ALREADY_EXISTS:
+                continue
+            if code in NO_ANSWER:
+                raise
+            raise TopicError(_why_not_made(settings, name, error.args[0])) from error
+    return names
+
+
+def _why_not_made(settings: HarvestSettings, name: str, error: KafkaError) -> str:
+    why = f"topic {name} is not there for this principal, and cannot be made: {error.str()}"
+    if error.code() in UNAUTHORIZED:
+        return (
+            f"{why.removesuffix('.')}; grant it Create, or Describe of a topic that exists: `holdfast acls"
+            " harvester` prints what a harvester needs"
+        )
+    return f"{why}; create it with {partitions(settings, name)} partition(s)"
+
+
+def _check_partitions(settings: HarvestSettings, name: str, count: int) -> None:
+    shards = settings.shards
+    if (
+        name in (settings.commands_topic, settings.answers_topic)
+        or count in (0, shards)  # none: of one that is just being made
+        or settings.interop
+    ):
+        return
+    more = "start it with --shards {0}, as the others" if count > shards else "add partitions to the topic"
+    raise TopicError(
+        f"topic {name} has {count} partition(s) for {shards} shard(s): every harvester must use the same"
+        f" number. To change it, stop all of them and {more.format(count)}"
+    )
 
 
 def _await_leaders(client: AdminClient, topics: Iterable[str]) -> Mapping[str, Any]:
@@ -128,26 +159,40 @@ def _await_leaders(client: AdminClient, topics: Iterable[str]) -> Mapping[str, A
         time.sleep(POLL_S)
 
 
-def _refuse_forgetful(client: AdminClient, topics: Iterable[str]) -> None:
-    """Raise TopicError for a topic that deletes old records: without its last progress a producer begins its
-    sequences again, and readers drop its records as seen. What cannot be asked, for want of a right or an
-    answer, is not looked at.
+def _check_policies(client: AdminClient, topics: Mapping[str, Mapping[str, str]]) -> None:
+    """Raise TopicError for a topic whose cleanup.policy is another: without its last progress a producer
+    begins its sequences again, and readers drop its records as seen; records without keys are refused where
+    they would be compacted. What does not answer is not looked at.
     """
     asked = client.describe_configs(
         [ConfigResource(ResourceType.TOPIC, name) for name in topics], request_timeout=TIMEOUT_S
     )
     for resource, future in asked.items():
+        name = resource.name
         try:
-            policy = future.result(TIMEOUT_S + 1)["cleanup.policy"].value
+            policy = future.result(TIMEOUT_S + _SLACK_S)["cleanup.policy"].value
         except (KafkaException, LateError, KeyError) as error:
-            logger.info(
-                "topic %(topic)s does not tell its cleanup.policy: %(error)s",
-                {"topic": resource.name, "error": error},
+            may_not = code_of(error) in UNAUTHORIZED
+            logger.log(
+                logging.WARNING if may_not else logging.INFO,
+                "topic %(topic)s does not tell its cleanup.policy, which must be %(wanted)s: %(why)s",
+                {
+                    "topic": name,
+                    "wanted": topics[name]["cleanup.policy"],
+                    "why": "grant this principal DescribeConfigs" if may_not else repr(error),
+                },
             )
             continue
-        if policy != "compact":
+        if why := _why_unfit(topics[name]["cleanup.policy"], policy):
             raise TopicError(
-                f"topic {resource.name} has cleanup.policy={policy}: it would forget what later harvesters"
-                " must know of this outbox. Run kafka-configs --alter --entity-type topics --entity-name"
-                f" {resource.name} --add-config cleanup.policy=compact"
+                f"topic {name} has cleanup.policy={policy}: {why}. Run kafka-configs --alter --entity-type"
+                f" topics --entity-name {name} --add-config cleanup.policy={topics[name]['cleanup.policy']}"
             )
+
+
+def _why_unfit(wanted: str, policy: str) -> str | None:
+    if wanted == "compact" and policy != "compact":
+        return "it would forget what later harvesters must know of this outbox"
+    if wanted == "delete" and "compact" in policy:
+        return "brokers refuse records without keys there, as harvesters write them"
+    return None

@@ -546,7 +546,12 @@ def harvester_job(guarded: Guarded, folder: Path, *, strategy: str) -> Job:
         for _ in range(2):  # the second finds in the answers what is said already, and what is left to say
             with outbox.engine().begin() as connection:
                 outbox.writer().write(connection, topic, key=b"ada", value=b"one")
-            with Harvester(settings(kafka)) as harvester, outbox.rows() as rows:
+            with (
+                refusals("DescribeConfigs") as refused,
+                Harvester(settings(kafka)) as harvester,
+                outbox.rows() as rows,
+            ):
+                assert refused == []
                 wait_for(
                     "an empty table", lambda: rows.count() == 0, patience_s, lambda: str(harvester.stats)
                 )
@@ -616,13 +621,13 @@ def test_rows_for_topics_that_may_only_be_seen_hold_up_no_others(
 
 
 @contextmanager
-def refusals() -> Iterator[list[str]]:
+def refusals(of: str = "authorization") -> Iterator[list[str]]:
     """Give what is logged meanwhile about rights that are missing."""
     found: list[str] = []
 
     class Listening(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            if "authorization" in (text := record.getMessage()):
+            if of in (text := record.getMessage()):
                 found.append(text)
 
     listening, outbox = Listening(), logging.getLogger("holdfast.outbox")

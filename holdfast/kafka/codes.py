@@ -22,6 +22,16 @@ Not retriable by itself: only the caller knows whether it waits for a topic or l
 CLOSED_TOPIC = NO_TOPIC | {KafkaError.TOPIC_AUTHORIZATION_FAILED}
 """The topic cannot be read: it does not exist, or this principal may not read it."""
 
+UNAUTHORIZED = frozenset(
+    (
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    )
+)
+"""This principal may not do that: no waiting cures it, but a grant does while the client goes on."""
+
 OUT_OF_LOG = frozenset((KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE))
 """The offset is not in the log (any more)."""
 

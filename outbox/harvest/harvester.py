@@ -101,11 +101,13 @@ class Harvester:
         """Create missing topics and join the election.
 
         Raises OutboxError when the outbox cannot be read, TopicError, BrokerError or ConfigError. Nothing was
-        joined then.
+        joined then, nor where it was stopped meanwhile.
         """
         with self._make_rows(self.settings) as rows:
             refuse_unreadable(rows, self.settings.name)
         ensure_topics(self.settings)
+        if self._over.is_set():
+            return self
         self._commands.open()
         self.election.start()
         return self

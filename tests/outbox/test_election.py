@@ -288,7 +288,7 @@ class Script:
         found = self.polls.pop(0) if self.polls else None
         if isinstance(found, Exception):
             raise found
-        return found
+        return found() if callable(found) else found
 
     def consume(self, limit: int, timeout: float) -> list[Any]:
         return []
@@ -332,6 +332,23 @@ def test_a_passing_error_of_the_client_changes_nothing() -> None:
         assert member.running
     assert handler.error is None
     assert script.closed == 1
+
+
+def test_a_right_that_is_missing_is_told_until_it_is_there(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was told as a broker that is away, and as over when the broker answered the next question."""
+    monkeypatch.setattr("holdfast.outbox.election.LOOK_S", 0.0)
+    heard: list[Any] = [Heard(KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED)), *[None] * 20]
+    member, script, _ = scripted(heard)
+    with member:
+        wait_for("some looks", lambda: not script.polls, DEADLINE_S)
+        (told,) = caplog.messages
+        assert "Group authorization failed: `holdfast acls harvester` prints the rights" in told
+        assert "reachable" not in told
+        monkeypatch.setattr(script, "incremental_assign", lambda partitions: None, raising=False)
+        script.polls.append(lambda: script.callbacks["on_assign"](script, []))
+        wait_for("the end", lambda: "the trouble is over" in caplog.messages[-1], DEADLINE_S)
 
 
 def test_a_fatal_error_of_the_client_ends_the_election_and_says_so() -> None:

@@ -16,22 +16,28 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from holdfast.clients.topics.admin import Admin
-from holdfast.clients.topics.types import AlterConfig, CreateTopic, TopicRole, TopicSpec
+from holdfast.clients.topics.types import AlterConfig
 from holdfast.config import Settings
+from holdfast.core.kafka.grants import Operation
 from holdfast.dev.databases.servers import Postgres
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
+from holdfast.embedded.kafka import EmbeddedKafka
 from holdfast.errors import BrokerError, TopicError
 from holdfast.kafka.clients import CRITICAL
+from holdfast.outbox.grants import harvester_grants
 from holdfast.outbox.schema.migrate import downgrade, upgrade
 from holdfast.outbox.settings import HarvestSettings
-from holdfast.outbox.topics import ensure_topics, wanted
+from holdfast.outbox.topics import PROGRESS_CONFIG, ensure_topics, wanted
 from holdfast.outbox.troubles import FORGOTTEN_S, Trouble
 from tests.outbox.databases import FreshOutbox, killed
 from tests.outbox.electors import CALM_S
 from tests.outbox.harvesting import PARTITIONS, Alone, Rig
 from tests.support.harness import wait_for
+from tests.support.limits import at_most
+from tests.support.own_topics import ending
 from tests.support.patience import DEADLINE_S
 from tests.support.places import ROOT
+from tests.support.secured import Guarded
 
 
 @pytest.fixture
@@ -170,28 +176,99 @@ def test_a_harvester_begins_once_the_broker_tells_of_its_topics(
     assert (leader.stats.restarts, caplog.messages) == (0, [])
 
 
-@pytest.mark.parametrize("which", ["progress_topic", "commands_topic"])
-def test_a_topic_that_would_forget_is_refused_with_its_cure(rig: Rig, which: str) -> None:
+@pytest.mark.parametrize(
+    ("which", "policy", "why"),
+    [
+        ("progress_topic", "compact,delete", "it would forget"),
+        ("commands_topic", "delete", "it would forget"),
+        ("leader_topic", "compact", "brokers refuse records without keys"),
+    ],
+)
+def test_a_topic_with_another_policy_is_refused_with_its_cure(
+    rig: Rig, which: str, policy: str, why: str
+) -> None:
     """Retention deleted the last progress of a quiet topic: its sequences began again at 0, and every reader
-    that drops duplicates dropped what came.
+    that drops duplicates dropped what came. And a compacted topic takes no heartbeat: nobody ever led.
     """
     settings = rig.settings()
-    topic = getattr(settings, which)
-    admin = Admin(settings.kafka, timeout_s=DEADLINE_S)
-    partitions = settings.shards if which == "progress_topic" else 1
-    spec = TopicSpec(
-        name=topic,
-        partitions=partitions,
-        config={"cleanup.policy": "compact,delete"},
-        replication_factor=1,
-        role=TopicRole.BESIDE,
-    )
-    admin.apply([CreateTopic(spec=spec, partitions=partitions)])
-    cure = rf"{topic} has cleanup.policy=compact,delete: .*--add-config cleanup.policy=compact"
-    with pytest.raises(TopicError, match=cure):
+    topic = settings.election().leader_topic if which == "leader_topic" else getattr(settings, which)
+    fit = wanted(settings)[topic]["cleanup.policy"]
+    rig.broker.create_topic(topic, config={"cleanup.policy": policy}, exact=True)
+    with pytest.raises(TopicError, match=f"{topic} has cleanup.policy={policy}: {why}.*cleanup.policy={fit}"):
         ensure_topics(settings)
-    admin.apply([AlterConfig(topic=topic, config={"cleanup.policy": "compact"})])
-    assert ensure_topics(settings) == []
+    Admin(settings.kafka, timeout_s=DEADLINE_S).apply(
+        [AlterConfig(topic=topic, config={"cleanup.policy": fit})]
+    )
+    assert topic not in ensure_topics(settings)
+
+
+def test_another_number_of_partitions_is_refused_with_a_cure_that_helps(rig: Rig) -> None:
+    rig.broker.create_topic(rig.settings().progress_topic, partitions=2, config=PROGRESS_CONFIG, exact=True)
+    with pytest.raises(TopicError, match=r"2 partition\(s\) for 1 shard\(s\).*start it with --shards 2"):
+        ensure_topics(rig.settings())
+    with pytest.raises(TopicError, match=r"1 partition\(s\) for 3 shard\(s\).*add partitions to the topic"):
+        ensure_topics(rig.settings(shards=3))
+
+
+def test_who_lacks_a_right_is_told_which_topic_and_how_to_get_it(
+    guarded_broker: Guarded, caplog: pytest.LogCaptureFixture
+) -> None:
+    kafka, name = Settings(kafka=guarded_broker.principal("gatherer")), f"gathered-{ending()}"
+    settings = HarvestSettings(database="sqlite:///never-opened.db", kafka=kafka, name=name)
+    grants = harvester_grants(settings, [])
+    lacking = [each for each in grants if (each.name, each.operation) == (f"{name}.progress", "Create")]
+    guarded_broker.grant("gatherer", [each for each in grants if each not in lacking])
+    with pytest.raises(TopicError, match=rf"topic {name}\.progress is not there.*grant it Create"):
+        ensure_topics(settings)
+    guarded_broker.grant("gatherer", grants)
+    assert ensure_topics(settings) == [f"{name}.progress"]
+    assert caplog.messages == []
+    blind = [each for each in grants if each.operation != Operation.DESCRIBE_CONFIGS]
+    guarded_broker.grant("gatherer", blind)
+    ensure_topics(settings)
+    assert len(caplog.messages) == 4
+    assert all("grant this principal DescribeConfigs" in each for each in caplog.messages)
+
+
+@pytest.fixture
+def silent(tmp_path: Path) -> Iterator[tuple[EmbeddedKafka, HarvestSettings]]:
+    """Give a broker that may be silent, and an outbox that nobody harvests."""
+    outbox = FreshOutbox.make(f"sqlite:///{tmp_path / 'service.db'}")
+    with EmbeddedKafka() as kafka:
+        known = Settings(kafka={"bootstrap.servers": kafka.bootstrap})
+        yield kafka, HarvestSettings(database=outbox.url, table=outbox.table, kafka=known, name="silent")
+
+
+def test_topics_that_are_not_made_in_time_are_told(
+    silent: tuple[EmbeddedKafka, HarvestSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The line was `holdfast: ` and nothing else."""
+    monkeypatch.setattr("holdfast.outbox.topics.TIMEOUT_S", 1.0)
+    kafka, settings = silent
+    kafka.fault("drop", "CreateTopics", times=1_000)
+    with pytest.raises(BrokerError, match=r"topics silent\.neli.*: .*imed out.*; check bootstrap\.servers"):
+        ensure_topics(settings)
+
+
+def test_a_harvester_that_starts_at_a_silent_broker_can_be_stopped(
+    silent: tuple[EmbeddedKafka, HarvestSettings], tmp_path: Path
+) -> None:
+    """It was not heard before the start had failed, a quarter of a minute later."""
+    kafka, settings = silent
+    kafka.fault("drop", "CreateTopics", times=1_000)
+    options = ["--bootstrap", kafka.bootstrap, "outbox", "harvest", "--database", settings.database]
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "holdfast.cli", *options, "--table", settings.table],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_for("the question", lambda: kafka.faults.hits, DEADLINE_S)
+    with at_most(5.0, "the end"):
+        process.terminate()
+        _, said = process.communicate(timeout=DEADLINE_S)
+    assert (process.returncode, said) == (0, "stopped: 0 row(s) published\n")
 
 
 def test_no_client_of_an_outbox_tells_of_its_connections_unless_asked() -> None:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import logging
 import signal
+import threading
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
@@ -36,6 +40,7 @@ Shards = Annotated[
         "--shards", help="Leaders of the outbox, equal in all harvesters; default: setting outbox_shards."
     ),
 ]
+TURN_S = 0.25
 UNASKED = "unasked:"  # telling harvesters needs no database
 
 
@@ -104,12 +109,12 @@ def _harvest(settings: HarvestSettings, metrics: CollectorRegistry) -> None:
     metrics.register(HarvesterPage(harvester))
     try:
         exporting.start()
-        harvester.start()
-        note(
-            f"harvesting {settings.name} (table {settings.table}, strategy {settings.strategy}); stop with"
-            " Ctrl-C"
-        )
-        while not stop.wait(0.25):
+        if _started(harvester, stop):
+            note(
+                f"harvesting {settings.name} (table {settings.table}, strategy {settings.strategy}); stop"
+                " with Ctrl-C"
+            )
+        while not stop.wait(TURN_S):
             harvester.wait(0)
     finally:
         harvester.stop(STOP_S)
@@ -117,6 +122,26 @@ def _harvest(settings: HarvestSettings, metrics: CollectorRegistry) -> None:
         for number, handler in before.items():
             signal.signal(number, handler)
     note(f"stopped: {sum(stats.published for stats in harvester.stats)} row(s) published")
+
+
+def _started(harvester: Harvester, stop: StopRequest) -> bool:
+    """Start it in a thread of its own, so that a broker that is silent keeps nobody from stopping it; return
+    whether it has started.
+    """
+    starting = Future[Harvester]()
+
+    def start() -> None:
+        try:
+            starting.set_result(harvester.start())
+        except BaseException as error:  # noqa: BLE001  the thread that waits raises it
+            starting.set_exception(error)
+
+    threading.Thread(target=start, name="holdfast-outbox-start", daemon=True).start()
+    while not stop.wait(0):
+        with suppress(FutureTimeoutError):
+            starting.result(TURN_S)
+            return True
+    return False
 
 
 def _ask_leaders(

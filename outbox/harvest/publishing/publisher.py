@@ -160,6 +160,12 @@ class Publisher:
                     ) from error
 
     def _fenced(self, why: KafkaError) -> FencedError:
+        if why.code() == KafkaError.INVALID_TXN_STATE:
+            return FencedError(
+                f"{self.transactional_id}: the broker knows no transaction of this leader ({why.name()}): it"
+                f" took longer than its timeout, or {self._progress.topic} is not there, or this principal"
+                " may not write to it"
+            )
         return FencedError(
             f"{self.transactional_id}: the broker refused this leader ({why.name()}): there is a newer one,"
             " or a transaction took longer than its timeout"
@@ -388,8 +394,8 @@ def read_progress(
         found = consumer.list_topics(topic, timeout=timeout_s).topics[topic]
         if found.error is not None:
             raise BrokerError(
-                f"progress topic {topic}: {found.error.str()}; `holdfast outbox harvest` creates it when"
-                " it may"
+                f"progress topic {topic}: {found.error.str()}. Harvesters make it when they start; where it"
+                " was deleted, sequences begin again, and readers that drop duplicates drop what comes"
             )
         todo.update((topic, partition) for partition in found.partitions)
         reader.assign(dict.fromkeys(todo, 0))
