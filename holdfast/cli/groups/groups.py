@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Annotated
 
@@ -15,7 +15,7 @@ from holdfast.cli.groups.tails import without_records
 from holdfast.cli.logs import broker_logs
 from holdfast.cli.options.application import load_application
 from holdfast.cli.options.context import LAST_OFFSET, globals_of, output_of
-from holdfast.cli.output import Cell, Output, OutputRow, note, show, show_json, utc
+from holdfast.cli.output import Cell, Output, OutputRow, note, number_of, show, show_json, utc
 from holdfast.clients.groups.admin import RESET_DEADLINE_S, GroupAdmin
 from holdfast.clients.groups.records import (
     GroupDescription,
@@ -372,7 +372,7 @@ def reset_offsets(
     scope = parse_scope(topic or ())
     with _open(context, timeout) as admin:
         plan = admin.plan_reset(group, aim, scope, kind)
-        moves = admin.reset_offsets(plan, deadline_s=wait, tell=_tell) if execute else plan.moves
+        moves = admin.reset_offsets(plan, deadline_s=wait, tell=_teller()) if execute else plan.moves
     show([_move(move) for move in moves], MOVE_COLUMNS, output_of(context))
     if not execute:
         note("nothing was changed: this is what --execute would do as things stand")
@@ -414,11 +414,25 @@ def _move(move: Move) -> OutputRow:
     return {name: getattr(move, name) for name in MOVE_COLUMNS}
 
 
-def _tell(progress: ResetProgress) -> None:
+def _teller() -> Callable[[ResetProgress], None]:
+    """Return what tells of a reset: each line once, however often it is looked at."""
+    last = ""
+
+    def tell(progress: ResetProgress) -> None:
+        nonlocal last
+        if (line := _told(progress)) != last:
+            note(line)
+            last = line
+
+    return tell
+
+
+def _told(progress: ResetProgress) -> str:
     match progress.step:
         case ResetStep.WAITING:
-            note(f"waiting for {', '.join(progress.waiting_for)} to give back {progress.total} partitions")
+            members = ", ".join(progress.waiting_for)
+            return f"waiting for {members} to give back {number_of(progress.total, 'partition')}"
         case ResetStep.CLAIMING | ResetStep.MOVING:
-            note(f"{progress.step.value} {progress.done}/{progress.total}")
+            return f"{progress.step.value} {progress.done}/{progress.total}"
         case step:
-            note(step.value)
+            return step.value

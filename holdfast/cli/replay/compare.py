@@ -111,8 +111,8 @@ def _show(found: Comparison, output: Output, keys: int, between: str) -> None:
         shown = ("partition", "key", "topic", "offset", "apart", "fields", "mine", "theirs")
         show([{**asdict(each), "fields": [*each.fields]} for each in listed], shown, Output.TABLE)
     for field, count in found.fields.items():
-        note(f"{count} keys differ in {field}")
+        note(f"{number_of(count, 'key')} differ{'s' * (count == 1)} in {field}")
     if found.left_out:
-        note(f"{found.left_out} more keys differ, or did, than are told; all are counted")
-    same = "equal" if found.equal else f"DIFFERENT, {found.apart} keys at the end"
+        note(f"keys that differ, or did, beside those told: {found.left_out}; all are counted")
+    same = "equal" if found.equal else f"DIFFERENT, {number_of(found.apart, 'key')} at the end"
     note(f"{between}: {same}, after {number_of(found.records, 'record')} on {found.engine}")

@@ -11,6 +11,8 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from holdfast.cli.__main__ import main
+from holdfast.cli.groups.groups import _teller
+from holdfast.clients.groups.records import ResetProgress, ResetStep
 from holdfast.core.claims.lanes import lane_topic
 from holdfast.core.claims.resets import RESETS_TOPIC
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
@@ -289,3 +291,13 @@ def test_a_group_that_has_read_all_records_has_no_lag_though_markers_close_the_l
     producer.flush(DEADLINE_S)
     assert describe(end + 8) == (2, end + 10), "what may yet be committed counts"
     producer.abort_transaction(DEADLINE_S)
+
+
+def test_a_reset_tells_each_step_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """Off a terminal it wrote the members it waited for five times a second."""
+    tell = _teller()
+    waiting = ResetProgress(step=ResetStep.WAITING, total=1, waiting_for=("anna",))
+    for progress in (waiting, waiting, ResetProgress(step=ResetStep.MOVING, done=1, total=4), waiting):
+        tell(progress)
+    line = "waiting for anna to give back 1 partition"
+    assert capsys.readouterr().err.splitlines() == [line, f"{ResetStep.MOVING} 1/4", line]
