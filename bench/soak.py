@@ -32,8 +32,9 @@ from bench.claim_consumer import BEAT_S, Place, claiming
 from bench.processes import cpu_s
 from bench.run import ROOT, load_average
 from holdfast.core.claims.claim_keys import parse_claim_key
+from holdfast.core.claims.claim_rows import Claim, GuardedRow
 from holdfast.core.claims.frames import Heartbeat, decode
-from holdfast.core.claims.guarded import Claim, GuardedRow, fold_guarded
+from holdfast.core.claims.guarded import fold_guarded
 from holdfast.core.engine.state.rows import Rows
 from holdfast.dev.broker.cluster import Cluster
 

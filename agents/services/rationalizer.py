@@ -12,8 +12,9 @@ from typing import Any
 from holdfast.config import Settings
 from holdfast.core.claims import frames
 from holdfast.core.claims.claim_keys import route
+from holdfast.core.claims.claim_rows import GuardedRow
 from holdfast.core.claims.compat import CompatClaim, fold_compat
-from holdfast.core.claims.guarded import GuardedRow, fold_guarded
+from holdfast.core.claims.guarded import fold_guarded
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.groups import membership
 

@@ -11,8 +11,9 @@ import msgspec
 
 from holdfast.config import Settings
 from holdfast.core.claims.claim_keys import parse_claim_key
+from holdfast.core.claims.claim_rows import Claim, GuardedRow
 from holdfast.core.claims.frames import Heartbeat
-from holdfast.core.claims.guarded import Claim, GuardedRow, is_reserved
+from holdfast.core.claims.staleness import is_reserved
 from holdfast.core.engine.declared.processor import Emit, Emits, Processor
 from holdfast.core.engine.state.rows import Rows
 from holdfast.pipeline.derived.claim_steps import ClaimStep, NumberedFrame, decode_numbered, has_lapsed, step

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypeAlias, cast
 
 from holdfast.core.claims import frames
 from holdfast.core.claims.claim_keys import claim_key
+from holdfast.core.claims.claim_rows import Claim
 from holdfast.core.claims.frames import (
     ClaimingMessages,
     ClaimingPartition,
@@ -15,7 +16,8 @@ from holdfast.core.claims.frames import (
     ReleaseGroup,
     ReleasingPartition,
 )
-from holdfast.core.claims.guarded import Claim, fold_guarded, is_live, is_reserved
+from holdfast.core.claims.guarded import fold_guarded
+from holdfast.core.claims.staleness import is_live, is_reserved
 from holdfast.core.engine.state.rows import Rows
 
 ClaimFrame: TypeAlias = Heartbeat | ClaimingPartition | ReleasingPartition | ClaimingMessages

@@ -19,8 +19,8 @@ from holdfast.agents.services.rationalizer import processors
 from holdfast.clients.tables.client import Answer, TableClient
 from holdfast.config import Settings
 from holdfast.core.claims.claim_keys import parse_claim_key
+from holdfast.core.claims.claim_rows import Claim, GuardedRow
 from holdfast.core.claims.frames import Heartbeat, coordination_partition, encode
-from holdfast.core.claims.guarded import Claim, GuardedRow
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.state.rows import Rows
 from holdfast.errors import HoldfastError

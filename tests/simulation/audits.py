@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.core.claims.guarded import is_live, is_reserved
+from holdfast.core.claims.staleness import is_live, is_reserved
 from holdfast.core.kafka.topic_partition import TopicPartition
 from tests.simulation.checks import BALANCE, FREE, LIMIT_STALLED_AUDITS, PAUSED, STALLED, TWINS, Checks
 from tests.simulation.ledger import Ledger

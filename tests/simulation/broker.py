@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple, cast
 
+from holdfast.core.claims.claim_rows import Claim, GuardedRow
 from holdfast.core.claims.compat import CompatClaim, fold_compat
 from holdfast.core.claims.frames import Frame, Heartbeat, ReleaseGroup, ReleasingPartition
-from holdfast.core.claims.guarded import Claim, GuardedRow, fold_guarded
+from holdfast.core.claims.guarded import fold_guarded
 from holdfast.core.engine.state.rows import Rows
 from holdfast.core.kafka.topic_partition import TopicPartition
 from tests.simulation.timeline import BEGAN_S, Timeline

@@ -11,9 +11,9 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from holdfast.core.claims.claim_keys import RESET_INSTANCE, ClaimKey, pause_key
+from holdfast.core.claims.claim_rows import Claim, Pause
 from holdfast.core.claims.compat import CompatClaim
 from holdfast.core.claims.frames import Frame, ReleaseGroup, ReleasingPartition, coordination_partition
-from holdfast.core.claims.guarded import Claim, Pause
 from holdfast.core.claims.resets import Decisions, ResetCommit
 from holdfast.core.kafka.topic_partition import TopicPartition
 from holdfast.core.member.settings import Delivery, MemberSettings

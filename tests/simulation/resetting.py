@@ -8,6 +8,7 @@ from enum import StrEnum
 from random import Random
 
 from holdfast.core.claims.claim_keys import RESET_INSTANCE, ClaimKey
+from holdfast.core.claims.claim_rows import Claim
 from holdfast.core.claims.frames import (
     ClaimingPartition,
     Frame,
@@ -15,7 +16,6 @@ from holdfast.core.claims.frames import (
     ReleaseGroup,
     coordination_partition,
 )
-from holdfast.core.claims.guarded import Claim, is_live, is_reserved
 from holdfast.core.claims.resets import (
     Decision,
     Decisions,
@@ -25,6 +25,7 @@ from holdfast.core.claims.resets import (
     held_by_reset,
     release,
 )
+from holdfast.core.claims.staleness import is_live, is_reserved
 from holdfast.core.kafka.topic_partition import TopicPartition
 from tests.simulation.broker import Broker
 from tests.simulation.checks import Checks

@@ -14,8 +14,8 @@ import pytest
 
 from holdfast.core.claims import guarded
 from holdfast.core.claims.claim_keys import ClaimKey
+from holdfast.core.claims.claim_rows import Claim
 from holdfast.core.claims.frames import Frame, Heartbeat
-from holdfast.core.claims.guarded import Claim
 from holdfast.core.claims.resets import Decision
 from holdfast.core.engine.state.rows import Rows
 from holdfast.core.groups.balancer import Balancer

@@ -21,6 +21,7 @@ from holdfast.clients.groups.view import GroupView
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.claims.claim_keys import ClaimKey
+from holdfast.core.claims.claim_rows import Claim
 from holdfast.core.claims.frames import (
     ClaimingPartition,
     Frame,
@@ -30,7 +31,6 @@ from holdfast.core.claims.frames import (
     coordination_partition,
     encode,
 )
-from holdfast.core.claims.guarded import Claim
 from holdfast.core.claims.resets import Decision
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from tests.support.patience import DEADLINE_S

@@ -24,8 +24,9 @@ from holdfast.clients.topics.admin import Admin
 from holdfast.clock import system_clock
 from holdfast.config import Settings
 from holdfast.core.claims.claim_keys import PAUSE_PREFIX, ClaimKey, claim_key, parse_claim_key, pause_key
+from holdfast.core.claims.claim_rows import Claim, GuardedRow, Pause
 from holdfast.core.claims.frames import Frame
-from holdfast.core.claims.guarded import Claim, ClaimStatus, GuardedRow, Pause, is_paused, skew_s, status
+from holdfast.core.claims.staleness import ClaimStatus, is_paused, skew_s, status
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.errors import ConfigError
 

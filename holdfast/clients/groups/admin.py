@@ -36,8 +36,8 @@ from holdfast.clients.topics.log_ends import GroupOffsets
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.claims.claim_keys import ClaimKey
+from holdfast.core.claims.claim_rows import Claim, Pause
 from holdfast.core.claims.frames import ReleaseGroup, check_id
-from holdfast.core.claims.guarded import Claim, Pause
 from holdfast.core.claims.resets import RESETS_TOPIC, Aim, Scope, data_topic, held_by_reset
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import ConfigError, GroupError

@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 from holdfast.clients.groups.records import Position
 from holdfast.core.claims.claim_keys import ClaimKey
-from holdfast.core.claims.guarded import Claim, status
+from holdfast.core.claims.claim_rows import Claim
 from holdfast.core.claims.lanes import lane_named, lane_topics, lowest
+from holdfast.core.claims.staleness import status
 from holdfast.core.kafka.topic_partition import Place
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from holdfast.core.claims.guarded import ClaimStatus
+from holdfast.core.claims.staleness import ClaimStatus
 from holdfast.core.kafka.topic_partition import Place
 
 

@@ -14,8 +14,8 @@ from holdfast.clients.groups.records import Move, ResetProgress, ResetStep
 from holdfast.clients.groups.view import GroupView
 from holdfast.clock import Clock
 from holdfast.core.claims.claim_keys import RESET_INSTANCE, ClaimKey
+from holdfast.core.claims.claim_rows import Claim
 from holdfast.core.claims.frames import ClaimingPartition, Frame, Heartbeat, ReleaseGroup
-from holdfast.core.claims.guarded import Claim
 from holdfast.core.claims.resets import (
     LIMIT_RESET_PARTITIONS,
     Aim,

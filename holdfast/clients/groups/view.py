@@ -14,6 +14,7 @@ from holdfast.clients.topics.admin import Admin
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.claims.claim_keys import PAUSE_PREFIX, ClaimKey, parse_claim_key, route
+from holdfast.core.claims.claim_rows import Claim, GuardedRow, Pause
 from holdfast.core.claims.frames import (
     STALE_AFTER_S,
     ClaimingPartition,
@@ -24,7 +25,8 @@ from holdfast.core.claims.frames import (
     decode,
     encode,
 )
-from holdfast.core.claims.guarded import Claim, GuardedRow, Pause, fold_guarded, is_paused, is_reserved
+from holdfast.core.claims.guarded import fold_guarded
+from holdfast.core.claims.staleness import is_paused, is_reserved
 from holdfast.core.engine.state.rows import Rows
 from holdfast.errors import BrokerError, FrameError, GroupError
 

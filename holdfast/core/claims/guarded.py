@@ -7,14 +7,13 @@ on every branch. It is sparse: a claim nobody ever held has no row.
 
 from __future__ import annotations
 
-from enum import Enum, StrEnum
-from typing import TypeAlias, assert_never
+from typing import assert_never
 
 import msgspec
 
 from holdfast.core.claims.claim_keys import RESET_INSTANCE, pause_key
+from holdfast.core.claims.claim_rows import Anomaly, AnomalyKind, Claim, GuardedRow, Pause
 from holdfast.core.claims.frames import (
-    STALE_AFTER_S,
     ClaimingMessages,
     ClaimingPartition,
     Frame,
@@ -22,78 +21,11 @@ from holdfast.core.claims.frames import (
     ReleaseGroup,
     ReleasingPartition,
 )
+from holdfast.core.claims.staleness import is_live, is_reserved
 from holdfast.core.engine.declared.processor import Emits
 from holdfast.core.engine.state.rows import Rows
 
 LIMIT_FENCED = 8
-
-
-# -- rows
-
-
-class AnomalyKind(Enum):
-    """What a frame tried that the guarded view did not allow. The sender should take it as notice that it is
-    not the owner.
-
-    No StrEnum: its members equal mere texts, and rows of such types are looked at one by one
-    (holdfast/core/engine/state/row_types.py).
-    """
-
-    FOREIGN_HEARTBEAT = "foreign-heartbeat"
-    FENCED_HEARTBEAT = "fenced-heartbeat"
-    FOREIGN_RELEASE = "foreign-release"
-    LATE_RELEASE = "late-release"
-    FOREIGN_PROPOSAL = "foreign-proposal"
-    LATE_PROPOSAL = "late-proposal"
-    BACKWARD_PROPOSAL = "backward-proposal"
-    NEGATIVE_OFFSET = "negative-offset"
-    BACKWARD_OFFSET = "backward-offset"
-
-
-class Anomaly(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """The last frame about a claim that was not allowed, and how many there were."""
-
-    count: int
-    kind: AnomalyKind
-    at_s: int
-    client_id: str
-    instance_id: str
-
-
-class Claim(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="c"):
-    """A claim as the guarded view holds it. Group, topic and partition are its key.
-
-    The identity stays after a release: then it is that of the last owner, and *heartbeat_at_s* is None.
-    Exactly one of *heartbeat_at_s* and *released_at_s* is set. *epoch* counts owners and only grows: a
-    fencing token for what the owner writes. *frame_time_s* is the time of the owner's clock in its last
-    heartbeat. It decides nothing and shows skew.
-    """
-
-    client_id: str
-    instance_id: str
-    epoch: int
-    heartbeat_at_s: int | None
-    released_at_s: int | None
-    current_offset: int | None
-    proposed_offset: int | None
-    frame_time_s: int
-    fenced: tuple[str, ...] = ()
-    anomaly: Anomaly | None = None
-
-
-class Pause(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="p"):
-    """A group that must not consume until *expires_at_s*, by order of the administrator named."""
-
-    expires_at_s: int
-    at_s: int
-    client_id: str
-    instance_id: str
-
-
-GuardedRow: TypeAlias = Claim | Pause
-
-
-# -- fold
 
 
 def fold_guarded(rows: Rows[GuardedRow], frame: Frame, at_ms: int, stale_after_s: int | None = None) -> Emits:
@@ -311,70 +243,3 @@ def _pause(rows: Rows[GuardedRow], frame: ReleaseGroup, now_s: int) -> None:
         rows[key] = Pause(frame.msg_expire_time_s, now_s, frame.client_id, frame.instance_id)
     elif rows.get(key) is not None:
         del rows[key]
-
-
-# -- queries
-
-
-class ClaimStatus(StrEnum):
-    """How far a claim can be trusted at some moment."""
-
-    FRESH = "fresh"
-    UNKNOWN = "unknown"
-    STALE = "stale"
-    RELEASED = "released"
-
-
-def is_live(claim: Claim, now_s: int, stale_after_s: int | None = None) -> bool:
-    """Return whether the claim has an owner at *now_s*. At the log's time this is what the fold decides
-    by.
-    """
-    heartbeat_at_s = claim.heartbeat_at_s
-    return heartbeat_at_s is not None and now_s - heartbeat_at_s < (
-        STALE_AFTER_S if stale_after_s is None else stale_after_s
-    )
-
-
-def is_reserved(claim: Claim) -> bool:
-    """Return whether a reset of the group holds the claim: nobody can take it, however old it is, until it is
-    released (PROTOCOL.md#pausing-and-resetting-a-group)."""
-    return claim.heartbeat_at_s is not None and claim.instance_id.startswith(RESET_INSTANCE)
-
-
-def claimed(claim: Claim | None, now_s: int, stale_after_s: int | None = None) -> bool:
-    """Return whether somebody holds the claim at *now_s*; None is a claim nobody ever held."""
-    return claim is not None and is_live(claim, now_s, stale_after_s)
-
-
-def status(claim: Claim, now_s: int, stale_after_s: int | None = None) -> ClaimStatus:
-    """Return how much *claim* can be trusted at *now_s* (PROTOCOL.md#status).
-
-    A heartbeat from the future (the reader's clock is behind) counts as age 0. Exactly twice the interval is
-    stale, as in the Go code; the upstream document says "more than twice".
-
-    >>> claim = Claim("c", "i", 1, heartbeat_at_s=100, released_at_s=None, current_offset=0, proposed_offset=None, frame_time_s=100)
-    >>> [status(claim, 100 + age_s).value for age_s in (-5, 59, 60, 119, 120)]
-    ['fresh', 'fresh', 'unknown', 'unknown', 'stale']
-    """  # noqa: E501
-    if claim.heartbeat_at_s is None:
-        return ClaimStatus.RELEASED
-    age_s = now_s - claim.heartbeat_at_s
-    if stale_after_s is None:
-        stale_after_s = STALE_AFTER_S
-    if age_s < (stale_after_s + 1) // 2:
-        return ClaimStatus.FRESH
-    return ClaimStatus.UNKNOWN if age_s < stale_after_s else ClaimStatus.STALE
-
-
-def skew_s(claim: Claim) -> int | None:
-    """Return how far the owner's clock was ahead of the log at its last heartbeat, in seconds; None once
-    released.
-
-    A second behind is normal: the frame took its time to the broker.
-    """
-    return None if claim.heartbeat_at_s is None else claim.frame_time_s - claim.heartbeat_at_s
-
-
-def is_paused(pause: Pause | None, now_s: int) -> bool:
-    """Return whether the group of *pause* must not consume at *now_s*; the second of expiry is free again."""
-    return pause is not None and now_s < pause.expires_at_s

@@ -18,8 +18,8 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 
 from holdfast.core.claims.claim_keys import RESET_INSTANCE, ClaimKey
+from holdfast.core.claims.claim_rows import Claim
 from holdfast.core.claims.frames import ReleasingPartition
-from holdfast.core.claims.guarded import Claim
 from holdfast.core.untrusted import UNFIT
 from holdfast.errors import ConfigError, DecodeError
 

@@ -8,8 +8,8 @@ from collections.abc import Collection, Mapping, Sequence
 from math import inf
 
 from holdfast.core.claims.claim_keys import ClaimKey
+from holdfast.core.claims.claim_rows import Claim
 from holdfast.core.claims.frames import Frame, ReleaseGroup, check_id
-from holdfast.core.claims.guarded import Claim
 from holdfast.core.kafka.topic_partition import TopicPartition
 from holdfast.core.member.actions import Action, Event, ReleaseReason
 from holdfast.core.member.claim.gate import Gate

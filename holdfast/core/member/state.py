@@ -8,7 +8,7 @@ from math import inf
 from typing import Protocol
 
 from holdfast.core.claims.claim_keys import claim_key
-from holdfast.core.claims.guarded import Claim
+from holdfast.core.claims.claim_rows import Claim
 from holdfast.core.kafka.topic_partition import TopicPartition
 from holdfast.core.member.claim.local_claims import LocalClaim, Pool
 from holdfast.core.member.claim.stages import ClaimStage

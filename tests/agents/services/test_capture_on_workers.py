@@ -18,9 +18,9 @@ from typing import Any
 
 from holdfast.clients.tables.client import Answer, TableClient
 from holdfast.core.claims.claim_keys import claim_key
+from holdfast.core.claims.claim_rows import Claim, GuardedRow
 from holdfast.core.claims.compat import CompatClaim
 from holdfast.core.claims.frames import ReleaseGroup, coordination_partition, decode
-from holdfast.core.claims.guarded import Claim, GuardedRow
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.dev.fixtures import SessionBroker
 from tests.agents.fleet import Fleet, Writer

@@ -10,8 +10,10 @@ import pytest
 
 from holdfast.agents.services.rationalizer import processors
 from holdfast.config import Settings
+from holdfast.core.claims.claim_rows import Claim
 from holdfast.core.claims.frames import ClaimingPartition
-from holdfast.core.claims.guarded import Claim, fold_guarded, status
+from holdfast.core.claims.guarded import fold_guarded
+from holdfast.core.claims.staleness import status
 from holdfast.errors import ConfigError
 
 

@@ -33,8 +33,8 @@ from holdfast.clients.tables.directory import Directory, FixedDirectory
 from holdfast.clients.topics.application import create_topics
 from holdfast.config import Settings
 from holdfast.core.claims.claim_keys import claim_key, route
+from holdfast.core.claims.claim_rows import Claim
 from holdfast.core.claims.frames import Heartbeat, encode
-from holdfast.core.claims.guarded import Claim
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.query_wire import TableClaims, WorkerClaims
 from holdfast.dev.fixtures import SessionBroker

@@ -23,8 +23,8 @@ from holdfast.cli.groups import claims as command
 from holdfast.clock import system_clock
 from holdfast.config import Settings
 from holdfast.core.claims.claim_keys import claim_key, pause_key
+from holdfast.core.claims.claim_rows import Anomaly, AnomalyKind, Claim, Pause
 from holdfast.core.claims.frames import coordination_partition
-from holdfast.core.claims.guarded import Anomaly, AnomalyKind, Claim, Pause
 from holdfast.core.engine.query_wire import encode_json
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.dev.memory_tables import MemoryWorker

@@ -24,8 +24,10 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, Message, Producer, Topic
 from holdfast.clients.claims.consumer import ClaimConsumer, ClaimedMessage
 from holdfast.clock import SystemClock
 from holdfast.config import Settings
+from holdfast.core.claims.claim_rows import Claim, GuardedRow
 from holdfast.core.claims.frames import Frame, ReleaseGroup, coordination_partition, decode, encode
-from holdfast.core.claims.guarded import Claim, GuardedRow, fold_guarded, is_live
+from holdfast.core.claims.guarded import fold_guarded
+from holdfast.core.claims.staleness import is_live
 from holdfast.dev import parent_death
 from tests.support.patience import DEADLINE_S, SCENARIO_S
 from tests.support.places import ROOT

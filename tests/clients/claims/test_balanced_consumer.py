@@ -16,8 +16,8 @@ from holdfast.clients.claims.balanced import GroupParticipant
 from holdfast.clients.claims.blocking import BlockingClaimConsumer
 from holdfast.clients.claims.consumer import ClaimConsumer
 from holdfast.core.claims.claim_keys import parse_claim_key
+from holdfast.core.claims.claim_rows import Claim
 from holdfast.core.claims.frames import ReleasingPartition
-from holdfast.core.claims.guarded import Claim
 from holdfast.core.groups.codes import GroupCode
 from holdfast.core.groups.membership import Group, seen_key
 from holdfast.dev.fixtures import FreshTopic, SessionBroker

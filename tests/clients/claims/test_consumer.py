@@ -17,8 +17,8 @@ from holdfast.clients.claims.blocking import BlockingClaimConsumer
 from holdfast.clients.claims.consumer import ClaimConsumer
 from holdfast.config import Settings
 from holdfast.core.claims.claim_keys import claim_key
+from holdfast.core.claims.claim_rows import Claim
 from holdfast.core.claims.frames import ClaimingPartition, Heartbeat, ReleasingPartition
-from holdfast.core.claims.guarded import Claim
 from holdfast.core.member.actions import DeliveryToken, Event
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.dev.ports import free_ports

@@ -16,8 +16,8 @@ from holdfast.clients.claims.claiming.offset_mirror import OffsetMirror
 from holdfast.clients.claims.consumer import ClaimConsumer, ClaimedMessage
 from holdfast.config import Settings
 from holdfast.core.claims.claim_keys import claim_key
+from holdfast.core.claims.claim_rows import Claim
 from holdfast.core.claims.frames import ClaimingPartition
-from holdfast.core.claims.guarded import Claim
 from holdfast.core.claims.lanes import ClaimNames, lane_of, lane_topic, lane_topics
 from holdfast.core.member.actions import CommitOffset
 from holdfast.dev.fixtures import FreshTopic, SessionBroker

@@ -13,8 +13,8 @@ from confluent_kafka import Consumer, TopicPartition
 
 from holdfast.clients.groups.records import GroupKind, ResetProgress, ResetStep
 from holdfast.core.claims.claim_keys import ClaimKey
+from holdfast.core.claims.claim_rows import Pause
 from holdfast.core.claims.frames import Heartbeat
-from holdfast.core.claims.guarded import Pause
 from holdfast.core.claims.resets import Aim, ResetCommit, Scope, Where, parse_scope
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.errors import ConfigError, GroupError, TopicError

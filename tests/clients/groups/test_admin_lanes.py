@@ -17,8 +17,8 @@ from holdfast.clients.groups.admin import GroupAdmin
 from holdfast.clients.groups.positions import positions
 from holdfast.clients.groups.records import ResetProgress, ResetStep
 from holdfast.core.claims.claim_keys import ClaimKey
+from holdfast.core.claims.claim_rows import Claim
 from holdfast.core.claims.frames import Heartbeat
-from holdfast.core.claims.guarded import Claim
 from holdfast.core.claims.lanes import lane_topic, lane_topics
 from holdfast.core.claims.resets import Aim, Where
 from holdfast.dev.fixtures import FreshTopic, SessionBroker

@@ -26,6 +26,7 @@ from hypothesis import strategies as st
 import holdfast.dev
 from holdfast.core.claims import claim_keys, compat
 from holdfast.core.claims.claim_keys import claim_key
+from holdfast.core.claims.claim_rows import AnomalyKind, Claim, GuardedRow
 from holdfast.core.claims.compat import (
     CompatClaim,
     fold_compat,
@@ -38,7 +39,7 @@ from holdfast.core.claims.frames import (
     coordination_partition,
     decode,
 )
-from holdfast.core.claims.guarded import AnomalyKind, Claim, GuardedRow, fold_guarded
+from holdfast.core.claims.guarded import fold_guarded
 from holdfast.core.engine.declared.processor import Emits, Processor
 from holdfast.core.engine.fold.folding import Batch, Folder
 from holdfast.core.engine.state.rows import Rows

@@ -8,15 +8,15 @@ from typing import cast
 import msgspec
 import pytest
 
-from holdfast.core.claims import guarded
+from holdfast.core.claims import claim_rows
 from holdfast.core.claims.claim_keys import PAUSE_PREFIX, claim_key, parse_claim_key, pause_key, route
+from holdfast.core.claims.claim_rows import AnomalyKind, Claim, GuardedRow, Pause
 from holdfast.core.claims.compat import (
     UNCLAIMED,
     CompatClaim,
     fold_compat,
 )
 from holdfast.core.claims.frames import coordination_partition, decode
-from holdfast.core.claims.guarded import AnomalyKind, Claim, GuardedRow, Pause
 from holdfast.core.engine.state.codec import RowCodec
 from holdfast.core.engine.state.rows import Rows
 from tests.support.go_claims import last_partition_claim, partition_claim
@@ -119,7 +119,7 @@ def test_a_claim_lives_where_its_topic_is_coordinated_and_a_pause_anywhere() -> 
             None,
             -(2**63),
             ("a", "b"),
-            guarded.Anomaly(3, AnomalyKind.LATE_RELEASE, 99, "z", "y"),
+            claim_rows.Anomaly(3, AnomalyKind.LATE_RELEASE, 99, "z", "y"),
         ),
         Claim("", "", 2**62, 2**53, None, 2**63 - 1, 2**63 - 1, 2**63 - 1),
         Pause(2**63 - 1, 0, "admin", "x"),

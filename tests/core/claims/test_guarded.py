@@ -9,6 +9,7 @@ import pytest
 
 from holdfast.core.claims import compat, guarded
 from holdfast.core.claims.claim_keys import pause_key
+from holdfast.core.claims.claim_rows import Claim, GuardedRow, Pause
 from holdfast.core.claims.compat import UNCLAIMED, CompatClaim, fold_compat
 from holdfast.core.claims.frames import (
     ClaimingMessages,
@@ -19,16 +20,8 @@ from holdfast.core.claims.frames import (
     ReleasingPartition,
     decode,
 )
-from holdfast.core.claims.guarded import (
-    Claim,
-    GuardedRow,
-    Pause,
-    claimed,
-    fold_guarded,
-    is_paused,
-    skew_s,
-    status,
-)
+from holdfast.core.claims.guarded import fold_guarded
+from holdfast.core.claims.staleness import claimed, is_paused, skew_s, status
 from holdfast.core.engine.state.codec import RowCodec
 from holdfast.core.engine.state.rows import Rows
 from holdfast.errors import FrameError

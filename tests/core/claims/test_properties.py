@@ -14,6 +14,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from holdfast.core.claims.claim_rows import Anomaly, AnomalyKind, Claim, GuardedRow
 from holdfast.core.claims.frames import (
     ClaimingMessages,
     ClaimingPartition,
@@ -22,7 +23,7 @@ from holdfast.core.claims.frames import (
     ReleaseGroup,
     ReleasingPartition,
 )
-from holdfast.core.claims.guarded import Anomaly, AnomalyKind, Claim, GuardedRow, fold_guarded
+from holdfast.core.claims.guarded import fold_guarded
 from holdfast.core.engine.declared.processor import Emits
 from holdfast.core.engine.state.codec import RowCodec
 from holdfast.core.engine.state.rows import Rows

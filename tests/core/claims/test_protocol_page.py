@@ -12,8 +12,9 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from holdfast.core.claims import claim_keys, compat, frames, guarded
+from holdfast.core.claims import claim_keys, claim_rows, compat, frames, guarded, staleness
 from holdfast.core.claims.claim_keys import claim_key, pause_key
+from holdfast.core.claims.claim_rows import AnomalyKind, Claim, Pause
 from holdfast.core.claims.compat import CompatClaim, fold_compat
 from holdfast.core.claims.frames import (
     ClaimingMessages,
@@ -27,7 +28,7 @@ from holdfast.core.claims.frames import (
     decode,
     encode,
 )
-from holdfast.core.claims.guarded import AnomalyKind, Claim, Pause, fold_guarded
+from holdfast.core.claims.guarded import fold_guarded
 from holdfast.core.engine.state.rows import Rows
 from holdfast.errors import FrameError
 from tests.support.places import DOCS, ROOT
@@ -167,9 +168,9 @@ def test_every_status_of_the_page_is_the_codes() -> None:
         else:
             asked = [held(heartbeat_at_s=NOW_S - int(age)) for age in row["Ages, s"].split(",")]
         for claim in asked:
-            assert guarded.status(claim, NOW_S) == row["Status"]
-            assert guarded.claimed(claim, NOW_S) is (row["Claimed"] == "yes")
-    assert {row["Status"] for row in table("Ages, s", "Status", "Claimed")} == set(guarded.ClaimStatus)
+            assert staleness.status(claim, NOW_S) == row["Status"]
+            assert staleness.claimed(claim, NOW_S) is (row["Claimed"] == "yes")
+    assert {row["Status"] for row in table("Ages, s", "Status", "Claimed")} == set(staleness.ClaimStatus)
 
 
 # -- the guarded view
@@ -272,7 +273,7 @@ def check_guarded(before: Claim | None, frame: Frame, effects: str, anomaly: str
     expected = guarded_after(effects, before, frame)
     if anomaly:
         assert expected is not None
-        noted = guarded.Anomaly(1, AnomalyKind(anomaly), NOW_S, frame.client_id, frame.instance_id)
+        noted = claim_rows.Anomaly(1, AnomalyKind(anomaly), NOW_S, frame.client_id, frame.instance_id)
         expected = msgspec.structs.replace(expected, anomaly=noted)
     assert after == expected, f"{frame} on {before}"
 
@@ -434,7 +435,7 @@ def every_guarded_transition() -> None:
 )
 def test_changed_code_is_noticed(check: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
     check()
-    for view in (guarded, compat):
+    for view in (staleness, compat):
         monkeypatch.setattr(view, "STALE_AFTER_S", 121)
     with pytest.raises(AssertionError):
         check()

@@ -12,8 +12,9 @@ import pytest
 
 from holdfast.clients.claims.logs.reset_log import ResetLog, settle
 from holdfast.clients.groups.view import LONGEST_SILENCE_S
-from holdfast.core.claims import claim_keys, guarded, resets
+from holdfast.core.claims import claim_keys, claim_rows, resets
 from holdfast.core.claims.claim_keys import RESET_INSTANCE, ClaimKey
+from holdfast.core.claims.claim_rows import Claim
 from holdfast.core.claims.frames import (
     FRAME_TYPES,
     STALE_AFTER_S,
@@ -23,7 +24,7 @@ from holdfast.core.claims.frames import (
     Heartbeat,
     ReleasingPartition,
 )
-from holdfast.core.claims.guarded import Claim, fold_guarded
+from holdfast.core.claims.guarded import fold_guarded
 from holdfast.core.claims.resets import (
     Decision,
     Decisions,
@@ -109,7 +110,7 @@ def test_a_heartbeat_of_a_reset_takes_no_claim_of_anybody() -> None:
     for before in (live, stale, released):
         after = fold(before, frame("Heartbeat", "admin", RESET))
         assert after.anomaly is not None
-        assert after.anomaly.kind is guarded.AnomalyKind.FOREIGN_HEARTBEAT
+        assert after.anomaly.kind is claim_rows.AnomalyKind.FOREIGN_HEARTBEAT
         assert (after.client_id, after.current_offset, after.heartbeat_at_s) == (
             "worker-8",
             3,
@@ -123,7 +124,7 @@ def test_what_a_reset_gave_back_is_taken_by_claiming_alone() -> None:
     for client, instance in (("worker-7", "i7"), ("worker-8", "i8"), ("admin", RESET)):
         after = fold(given_back, frame("Heartbeat", client, instance))
         assert after.anomaly is not None
-        assert after.anomaly.kind is guarded.AnomalyKind.FOREIGN_HEARTBEAT
+        assert after.anomaly.kind is claim_rows.AnomalyKind.FOREIGN_HEARTBEAT
         assert (after.heartbeat_at_s, after.current_offset) == (None, 0)
     after = fold(given_back, frame("ClaimingPartition", "worker-8", "i8"))
     assert (after.client_id, after.current_offset) == ("worker-8", 0)

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.core.claims.claim_keys import RESET_INSTANCE, ClaimKey
+from holdfast.core.claims.claim_rows import AnomalyKind, Claim
 from holdfast.core.claims.frames import (
     ClaimingMessages,
     ClaimingPartition,
@@ -18,7 +19,7 @@ from holdfast.core.claims.frames import (
     Heartbeat,
     ReleasingPartition,
 )
-from holdfast.core.claims.guarded import AnomalyKind, Claim, fold_guarded, is_live, is_reserved
+from holdfast.core.claims.guarded import fold_guarded
 from holdfast.core.claims.resets import (
     LIMIT_DECISION_BYTES,
     Aim,
@@ -37,6 +38,7 @@ from holdfast.core.claims.resets import (
     parse_scope,
     release,
 )
+from holdfast.core.claims.staleness import is_live, is_reserved
 from holdfast.core.engine.state.rows import Rows
 from holdfast.errors import ConfigError, DecodeError
 

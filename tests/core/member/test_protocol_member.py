@@ -8,8 +8,8 @@ from typing import get_args
 
 import pytest
 
+from holdfast.core.claims.claim_rows import Claim
 from holdfast.core.claims.frames import ClaimingPartition, Frame, Heartbeat, ReleasingPartition
-from holdfast.core.claims.guarded import Claim
 from holdfast.core.kafka.topic_partition import TopicPartition
 from holdfast.core.member import settings as member_settings
 from holdfast.core.member.actions import Action, FetchOffsets, Send, Start, Stop

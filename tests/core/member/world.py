@@ -11,6 +11,7 @@ from math import inf
 from random import Random
 from typing import Any
 
+from holdfast.core.claims.claim_rows import Claim, GuardedRow
 from holdfast.core.claims.frames import (
     ClaimingMessages,
     ClaimingPartition,
@@ -22,7 +23,7 @@ from holdfast.core.claims.frames import (
     decode,
     encode,
 )
-from holdfast.core.claims.guarded import Claim, GuardedRow, fold_guarded
+from holdfast.core.claims.guarded import fold_guarded
 from holdfast.core.kafka.topic_partition import TopicPartition
 from holdfast.core.member.actions import (
     Action,

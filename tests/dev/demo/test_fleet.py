@@ -14,6 +14,7 @@ from confluent_kafka import Consumer, TopicPartition
 
 from holdfast.agents.services.rationalizer import processors
 from holdfast.config import Settings
+from holdfast.core.claims.claim_rows import AnomalyKind, Claim
 from holdfast.core.claims.frames import (
     ClaimingPartition,
     Frame,
@@ -24,7 +25,6 @@ from holdfast.core.claims.frames import (
     decode,
     encode,
 )
-from holdfast.core.claims.guarded import AnomalyKind, Claim
 from holdfast.core.engine.fold.folding import Batch, Folder
 from holdfast.core.engine.state.codec import RowCodec, text_key
 from holdfast.dev.demo.processes import capture

@@ -23,8 +23,10 @@ from holdfast.cli.__main__ import main
 from holdfast.clients.claims.blocking import BlockingClaimConsumer
 from holdfast.config import Settings
 from holdfast.core.claims.claim_keys import RESET_INSTANCE
+from holdfast.core.claims.claim_rows import Claim, GuardedRow
 from holdfast.core.claims.frames import ClaimingPartition, Frame, Heartbeat, ReleaseGroup, ReleasingPartition
-from holdfast.core.claims.guarded import Claim, GuardedRow, fold_guarded, is_live, is_reserved
+from holdfast.core.claims.guarded import fold_guarded
+from holdfast.core.claims.staleness import is_live, is_reserved
 from holdfast.core.engine.fold.folding import Batch
 from holdfast.core.engine.state.rows import Rows
 from holdfast.embedded.kafka import EmbeddedKafka

@@ -17,8 +17,8 @@ from holdfast.clients.topics.types import CreateTopic, TopicRole, TopicSpec
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.claims.claim_keys import ClaimKey
+from holdfast.core.claims.claim_rows import Claim
 from holdfast.core.claims.frames import ReleasingPartition
-from holdfast.core.claims.guarded import Claim
 from holdfast.core.claims.resets import (
     RESETS_TOPIC,
     Decision,

@@ -14,8 +14,8 @@ from holdfast.clients.topics.log_ends import GroupOffsets
 from holdfast.clock import Clock
 from holdfast.config import Settings
 from holdfast.core.claims.claim_keys import ClaimKey
+from holdfast.core.claims.claim_rows import Claim
 from holdfast.core.claims.frames import ReleasingPartition
-from holdfast.core.claims.guarded import Claim
 from holdfast.core.claims.resets import RESETS_TOPIC
 from holdfast.core.member.state import Draws
 

@@ -9,8 +9,8 @@ from typing import assert_never
 
 from msgspec.structs import replace
 
+from holdfast.core.claims.claim_rows import Claim
 from holdfast.core.claims.frames import ClaimingMessages, Frame, Heartbeat, ReleasingPartition
-from holdfast.core.claims.guarded import Claim
 from holdfast.core.member.actions import Event, ReleaseReason
 from holdfast.core.member.claim.local_claims import LocalClaim
 from holdfast.core.member.claim.stages import (

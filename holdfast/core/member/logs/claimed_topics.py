@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from holdfast.core.claims.claim_keys import ClaimKey, parse_claim_key
+from holdfast.core.claims.claim_rows import Claim
 from holdfast.core.claims.frames import coordination_partition
-from holdfast.core.claims.guarded import Claim, is_reserved
+from holdfast.core.claims.staleness import is_reserved
 from holdfast.core.kafka.topic_partition import TopicPartition
 from holdfast.core.member.logs.log_view import LogView
 from holdfast.core.member.settings import MemberSettings

@@ -6,9 +6,11 @@ from math import inf
 from typing import NamedTuple, cast
 
 from holdfast.core.claims.claim_keys import claim_key, pause_key
+from holdfast.core.claims.claim_rows import Claim, GuardedRow, Pause
 from holdfast.core.claims.compat import CompatClaim, fold_compat
 from holdfast.core.claims.frames import Frame, ReleaseGroup
-from holdfast.core.claims.guarded import Claim, GuardedRow, Pause, fold_guarded, is_live, is_reserved
+from holdfast.core.claims.guarded import fold_guarded
+from holdfast.core.claims.staleness import is_live, is_reserved
 from holdfast.core.engine.state.rows import Rows
 from holdfast.core.kafka.topic_partition import TopicPartition
 from holdfast.core.member.settings import MemberSettings

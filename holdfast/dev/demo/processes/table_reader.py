@@ -21,8 +21,8 @@ from holdfast.clients.tables.directory import WorkersTopic
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.claims.claim_keys import claim_key
+from holdfast.core.claims.claim_rows import Claim, GuardedRow
 from holdfast.core.claims.frames import Frame, Heartbeat, coordination_partition, encode
-from holdfast.core.claims.guarded import Claim, GuardedRow
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.state.codec import RowCodec, combine_digests, digest, row_key
 from holdfast.dev.demo.processes.fleet import FleetClaim

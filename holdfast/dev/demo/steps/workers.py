@@ -17,8 +17,8 @@ from holdfast.clients.topics.admin import Admin
 from holdfast.clients.topics.application import create_topics, require_topics
 from holdfast.clients.topics.types import CreateTopic
 from holdfast.clock import system_clock
+from holdfast.core.claims.claim_rows import Claim
 from holdfast.core.claims.frames import STALE_AFTER_S
-from holdfast.core.claims.guarded import Claim
 from holdfast.dev.demo.environment import SESSION_TIMEOUT_S, DemoEnvironment
 from holdfast.dev.demo.narrator import Teller, quantile
 from holdfast.dev.demo.processes import capture

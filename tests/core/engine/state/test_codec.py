@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.core.claims import compat, guarded
+from holdfast.core.claims import claim_rows, compat
 from holdfast.core.engine.state.codec import (
     APPLIED,
     META,
@@ -168,7 +168,7 @@ def test_types_with_one_form_are_plain(kind: Any) -> None:
 @pytest.mark.parametrize(
     "row",
     [
-        guarded.GuardedRow,
+        claim_rows.GuardedRow,
         compat.CompatClaim,
         membership.GroupsRow,
         registry.Registration,
