@@ -6,8 +6,6 @@ import logging
 import signal
 import threading
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
-from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
@@ -137,9 +135,9 @@ def _started(harvester: Harvester, stop: StopRequest) -> bool:
             starting.set_exception(error)
 
     threading.Thread(target=start, name="holdfast-outbox-start", daemon=True).start()
-    while not stop.wait(0):
-        with suppress(FutureTimeoutError):
-            starting.result(TURN_S)
+    while not stop.wait(TURN_S / 10):
+        if starting.done():
+            starting.result()
             return True
     return False
 

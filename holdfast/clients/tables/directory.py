@@ -329,11 +329,16 @@ class WorkersTopic:
         config = self._settings.consumer(**reader_options(group, committed=False, wait_ms=500))
         left_s = self._left_s(deadline_s)
         skipper = Skipper(self._settings, config, clock=self._clock)
-        reader = LogReader(make_reader(config, logger=logger), skipper, clock=self._clock)
+        consumer = make_reader(config, logger=logger)
         # A consumer that is assigned a topic it knows nothing of takes half a second to find its leader.
         with suppress(KafkaException):
-            reader.consumer.list_topics(self._topic, timeout=min(left_s, LIMIT_PRIMING_S))
-        reader.assign({self._place: OFFSET_BEGINNING})
+            consumer.list_topics(self._topic, timeout=min(left_s, LIMIT_PRIMING_S))
+        reader = LogReader(consumer, skipper, clock=self._clock)
+        try:
+            reader.assign({self._place: OFFSET_BEGINNING})
+        except KafkaException:
+            reader.close()
+            raise
         self._reader, self._topic_id = reader, topic_id
         self._claims, self._switches, self._news = {}, {}, True
         return reader
