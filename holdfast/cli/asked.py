@@ -64,3 +64,13 @@ def stopped_by_signals() -> Iterator[threading.Event]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def undone_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM end what is under way as Ctrl-C does: what it undoes on its way out is undone."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

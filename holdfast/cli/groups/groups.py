@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from holdfast.cli.asked import undone_by_sigterm
 from holdfast.cli.command_group import CommandGroup
 from holdfast.cli.groups.lag import register_lag
 from holdfast.cli.groups.simulate import simulate
@@ -370,7 +371,7 @@ def reset_offsets(
 ) -> None:
     aim = _aim(to_earliest, to_latest, to_offset, to_datetime, by_duration, shift_by)
     scope = parse_scope(topic or ())
-    with _open(context, timeout) as admin:
+    with undone_by_sigterm(), _open(context, timeout) as admin:
         plan = admin.plan_reset(group, aim, scope, kind)
         moves = admin.reset_offsets(plan, deadline_s=wait, tell=_teller()) if execute else plan.moves
     show([_move(move) for move in moves], MOVE_COLUMNS, output_of(context))

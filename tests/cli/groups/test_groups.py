@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +22,7 @@ from holdfast.pipeline.topic import TopicLog
 from tests.support.group_desk import GroupDesk
 from tests.support.harness import wait_for
 from tests.support.patience import DEADLINE_S
+from tests.support.places import ROOT
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -301,3 +304,28 @@ def test_a_reset_tells_each_step_once(capsys: pytest.CaptureFixture[str]) -> Non
         tell(progress)
     line = "waiting for anna to give back 1 partition"
     assert capsys.readouterr().err.splitlines() == [line, f"{ResetStep.MOVING} 1/4", line]
+
+
+def test_a_reset_that_is_terminated_leaves_the_group_as_it_was(desk: GroupDesk, run: Run) -> None:
+    """SIGTERM left it paused for a quarter of an hour."""
+    topic = desk.topic()
+    desk.hold("worker-7/i7", topic, {0: 40})
+    told = [f"coordination_topic={desk.coordination}", f"claim_interval_s={INTERVAL_S}"]
+    given = [*(part for each in told for part in ("--set", each)), "--bootstrap", desk.broker.bootstrap]
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-P", "-m", "holdfast.cli", "groups", "reset-offsets", "shop"),
+            *("--to-earliest", "--execute", "--timeout", str(DEADLINE_S), *given),
+        ],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    while not (line := process.stderr.readline()).startswith("waiting for"):
+        assert line, "it ended before it waited"
+    assert lines(run("describe", "shop", "--state")[1])[1][4] == "Paused"
+    process.terminate()
+    process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 130
+    assert lines(run("describe", "shop", "--state")[1])[1][4] == "Stable"
