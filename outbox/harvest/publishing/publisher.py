@@ -197,13 +197,17 @@ class Publisher:
             self._rest(len(rows))
             began_s = self._clock.monotonic_s()
             producer.begin_transaction()
-            self._produce(
-                rows, destinations, sequences, fixed, Rounds(cut, self._stamps_bytes) if cut else None
-            )
+            # A lone broker that dies and comes back later than the transaction's timeout may forget to end
+            # it. The next leader looks for an open transaction on the progress topic: there it must begin.
             created = created_header(row.created_ms for row in rows)
             for key, value in progress.records([row.id for row in rows], ahead):
                 told = created if key == rows_key(progress.producer) else None
                 self._produce_progress(key, value, [] if told is None else [told])
+            self._flush()
+            if not self._failed:
+                self._produce(
+                    rows, destinations, sequences, fixed, Rounds(cut, self._stamps_bytes) if cut else None
+                )
             if meanwhile is not None:
                 meanwhile()
             self._flush()  # a commit that waits for a record that was refused waits its whole slice

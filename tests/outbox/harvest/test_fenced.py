@@ -259,6 +259,27 @@ def test_the_broker_is_let_finish_a_transaction_before_the_next_begins(rig: Rig)
     rig.prove()
 
 
+def test_a_transaction_begins_on_the_progress_topic(rig: Rig) -> None:
+    """A lone broker that was away for longer than a transaction may last forgets to end it. The next leader
+    looks for it there: where rows came first, it published them again, and its commit ended both.
+    """
+    began = list[tuple[str, int]]()
+
+    class Watched(Producer):
+        def produce(self, topic: str, *args: Any, **more: Any) -> None:
+            began.append((topic, len(self)))
+            super().produce(topic, *args, **more)
+
+    rig.fill(60)
+    with Alone(rig.settings(batch_rows=20), {"make_producer": Watched}):
+        rig.wait_empty()
+    firsts = [each for at, each in enumerate(began) if at == 0 or began[at - 1][0] != each[0]]
+    assert [topic for topic, _ in firsts] == [rig.settings().progress_topic, rig.topic] * (len(firsts) // 2)
+    assert len(firsts) >= 6
+    assert {waiting for _, waiting in firsts} == {0}, "what went before is with the broker"
+    rig.prove()
+
+
 def test_rows_that_become_visible_late_are_published_and_keep_their_keys_order(rig: Rig) -> None:
     """H2: a transaction that holds low ids commits while higher ones are in flight; what follows it on its
     key comes after it.
