@@ -32,6 +32,7 @@ from holdfast.dev.broker.cluster import Cluster
 from holdfast.errors import DevBrokerError
 from holdfast.kafka.clients import make_admin
 from holdfast.kafka.codes import NO_ANSWER
+from holdfast.kafka.leader_requests import has_leaders
 
 __all__ = ["FreshTopic", "SessionBroker", "fresh_topic", "holdfast_broker"]
 
@@ -121,7 +122,7 @@ def _wait_for_leaders(client: AdminClient, topic: str, partitions: int) -> None:
     until_s = system_clock.monotonic_s() + DEADLINE_S
     while True:
         found = client.list_topics(topic, timeout=DEADLINE_S).topics[topic]
-        if found.error is None and sum(each.leader >= 0 for each in found.partitions.values()) == partitions:
+        if has_leaders(found) and len(found.partitions) == partitions:
             return
         if system_clock.monotonic_s() > until_s:
             raise DevBrokerError(

@@ -352,8 +352,8 @@ class WorkersTopic:
             described = self._admin.describe_topics(TopicCollection([self._topic]), request_timeout=left_s)
             # At once, of a topic that was there: a question about another one might create it.
             ended = self._asked_end(left_s) if self._topic_id else None
-            told = self._result(described[self._topic], deadline_s)
             try:
+                told = self._result(described[self._topic], deadline_s)
                 ended = ended or self._asked_end(left_s)
                 return str(told.topic_id), int(self._result(ended, deadline_s).offset)
             except KafkaException as error:

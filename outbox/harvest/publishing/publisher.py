@@ -197,17 +197,10 @@ class Publisher:
             self._rest(len(rows))
             began_s = self._clock.monotonic_s()
             producer.begin_transaction()
-            # A lone broker that dies and comes back later than the transaction's timeout may forget to end
-            # it. The next leader looks for an open transaction on the progress topic: there it must begin.
-            created = created_header(row.created_ms for row in rows)
-            for key, value in progress.records([row.id for row in rows], ahead):
-                told = created if key == rows_key(progress.producer) else None
-                self._produce_progress(key, value, [] if told is None else [told])
-            self._flush()
-            if not self._failed:
-                self._produce(
-                    rows, destinations, sequences, fixed, Rounds(cut, self._stamps_bytes) if cut else None
-                )
+            self._begin_on_progress(rows, ahead)
+            self._produce(
+                rows, destinations, sequences, fixed, Rounds(cut, self._stamps_bytes) if cut else None
+            )
             if meanwhile is not None:
                 meanwhile()
             self._flush()  # a commit that waits for a record that was refused waits its whole slice
@@ -232,6 +225,29 @@ class Publisher:
         """Let the broker finish the transaction before."""
         if rest_s := self._pacing.rest_s(self._clock.monotonic_s(), records=records):
             time.sleep(rest_s)
+
+    def _begin_on_progress(self, rows: Sequence[OutboxRow], ahead: Mapping[Destination, int]) -> None:
+        """Return when the broker has the progress of the transaction, before it gets the first row.
+
+        A lone broker that dies and comes back later than the transaction's timeout may forget to end it. The
+        next leader looks for what is open on the progress topic: rows that were there alone would be
+        published again. Raises BrokerError when the topic refuses it, Aborted when it did not arrive.
+        """
+        progress, topic = self._producer_progress, self._progress.topic
+        created = created_header(row.created_ms for row in rows)
+        for key, value in progress.records([row.id for row in rows], ahead):
+            told = created if key == rows_key(progress.producer) else None
+            self._produce_progress(key, value, [] if told is None else [told])
+        if self._flush():
+            return
+        refused = [each.why for each in self._failed]
+        self._abort()
+        if refused:
+            raise BrokerError(
+                f"progress topic {topic} refuses what a transaction publishes: {refused[0].str()}; check its"
+                " configuration, and what this principal may do"
+            )
+        raise Aborted(f"{self.transactional_id}: what it publishes did not reach progress topic {topic}")
 
     def _produce(
         self,
@@ -272,9 +288,9 @@ class Publisher:
                     self._abort()
                     raise RowsRefused(why, frozenset([(topic, partition)]), [index]) from error
 
-    def _flush(self) -> None:
-        """Return when all that was produced is with the broker, or some was not delivered, or a commit will
-        say what the matter is.
+    def _flush(self) -> bool:
+        """Return once all that was produced is with the broker, then true; or some was not delivered, or a
+        commit will say what the matter is.
 
         One that was not delivered ends the transaction, and the client sends nothing more of it: there is
         nothing left to wait for.
@@ -283,15 +299,16 @@ class Publisher:
         while self._clock.monotonic_s() < deadline_s and not self._undelivered:
             try:
                 if not self._producer.flush(FLUSH_S):
-                    return
+                    return not self._undelivered
             except (KafkaException, SystemError) as error:
                 # The client raises what ended its producer while it is calling back (a SystemError, now and
                 # then); the commit says it whole.
                 logger.info("%(producer)s: %(error)s", {"producer": self.transactional_id, "error": error})
                 forget_frames(error)
-                return
+                return False
             if self._stopping():
                 raise PublishStopped
+        return False
 
     def _produce_progress(self, key: bytes, value: bytes, headers: list[tuple[str, bytes]]) -> None:
         topic, partition = self._progress.topic, self._progress.partition

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 
@@ -31,49 +32,48 @@ class Held(FixedDirectory):
         await self.told.wait()
         self.announce({self._worker.url: self._worker.claims()})
 
-    def client(self) -> TableClient:
-        return TableClient(Settings(app="shop"), [TOTALS], directory=self)
+
+@asynccontextmanager
+async def held() -> AsyncIterator[tuple[Held, TableClient]]:
+    """Give such a directory, and a client that goes by it; the worker has a row of ada's."""
+    async with one_worker() as worker:
+        worker.put(TOTALS, 0, "ada", Total(1), offset=1)
+        directory = Held(worker)
+        async with TableClient(Settings(app="shop"), [TOTALS], directory=directory) as tables:
+            yield directory, tables
 
 
 @scenario
 async def test_hasty_callers_share_one_look() -> None:
     """Each began a look of its own, and its requests kept a slow broker from the next for half a minute."""
-    async with one_worker() as worker:
-        worker.put(TOTALS, 0, "ada", Total(1), offset=1)
-        directory = Held(worker)
-        async with directory.client() as tables:
-            for _ in range(20):
-                with pytest.raises(BrokerError, match="was not read in time"):
-                    await tables.get(TOTALS, "ada", timeout_s=0.01)
-            assert directory.looks == 1
-            asked = asyncio.create_task(tables.get(TOTALS, "ada", timeout_s=DEADLINE_S))
-            directory.told.set()
-            assert (await asked).value == Total(1)
+    async with held() as (directory, tables):
+        for _ in range(20):
+            with pytest.raises(BrokerError, match="was not read in time"):
+                await tables.get(TOTALS, "ada", timeout_s=0.01)
+        assert directory.looks == 1
+        asked = asyncio.create_task(tables.get(TOTALS, "ada", timeout_s=DEADLINE_S))
+        directory.told.set()
+        assert (await asked).value == Total(1)
         assert directory.looks == 1
 
 
 @scenario
 async def test_a_look_goes_on_when_who_asked_is_cancelled() -> None:
-    async with one_worker() as worker:
-        worker.put(TOTALS, 0, "ada", Total(1), offset=1)
-        directory = Held(worker)
-        async with directory.client() as tables:
-            asked = asyncio.create_task(tables.get(TOTALS, "ada", timeout_s=DEADLINE_S))
-            await directory.begun.wait()
-            asked.cancel()
-            with suppress(asyncio.CancelledError):
-                await asked
-            directory.told.set()
-            assert (await tables.get(TOTALS, "ada", timeout_s=DEADLINE_S)).value == Total(1)
+    async with held() as (directory, tables):
+        asked = asyncio.create_task(tables.get(TOTALS, "ada", timeout_s=DEADLINE_S))
+        await directory.begun.wait()
+        asked.cancel()
+        with suppress(asyncio.CancelledError):
+            await asked
+        directory.told.set()
+        assert (await tables.get(TOTALS, "ada", timeout_s=DEADLINE_S)).value == Total(1)
         assert directory.looks == 1
 
 
 @scenario
 async def test_a_client_that_is_closed_amid_a_look_says_so_to_who_waits() -> None:
-    async with one_worker() as worker:
-        directory = Held(worker)
-        async with directory.client() as tables:
-            asked = asyncio.create_task(tables.get(TOTALS, "ada", timeout_s=DEADLINE_S))
-            await directory.begun.wait()
-        with pytest.raises(ConfigError, match="the table client is not open"):
-            await asked
+    async with held() as (directory, tables):
+        asked = asyncio.create_task(tables.get(TOTALS, "ada", timeout_s=DEADLINE_S))
+        await directory.begun.wait()
+    with pytest.raises(ConfigError, match="the table client is not open"):
+        await asked

@@ -14,11 +14,14 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
 
+from holdfast.clients.topics.admin import Admin
+from holdfast.clients.topics.types import AlterConfig
 from holdfast.core.outbox.pacing import LEAST_S
 from holdfast.dev.databases.servers import Postgres
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.outbox.commands import Verb
 from holdfast.outbox.settings import Poison
+from holdfast.outbox.topics import PROGRESS_CONFIG
 from tests.outbox.databases import FreshOutbox, killed
 from tests.outbox.electors import CALM_S
 from tests.outbox.harvesting import (
@@ -277,6 +280,54 @@ def test_a_transaction_begins_on_the_progress_topic(rig: Rig) -> None:
     assert [topic for topic, _ in firsts] == [rig.settings().progress_topic, rig.topic] * (len(firsts) // 2)
     assert len(firsts) >= 6
     assert {waiting for _, waiting in firsts} == {0}, "what went before is with the broker"
+    rig.prove()
+
+
+def test_no_row_is_sent_before_the_progress_has_arrived(rig: Rig) -> None:
+    """Nor is a transaction committed whose progress names rows that were not sent."""
+    sent = list[list[str]]()
+
+    class Late(Producer):
+        def begin_transaction(self) -> None:
+            super().begin_transaction()
+            sent.append([])
+
+        def produce(self, topic: str, *args: Any, **more: Any) -> None:
+            sent[-1].append(topic)
+            super().produce(topic, *args, **more)
+
+        def flush(self, timeout: float = -1) -> int:
+            if len(sent) == 1:
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+            return super().flush(timeout)
+
+    rig.fill(20)
+    with Alone(rig.settings(), {"make_producer": Late}) as leader:
+        rig.wait_empty()
+    assert (leader.stats.aborted, leader.stats.restarts) == (1, 0), leader.stats.last_error
+    assert rig.topic not in sent[0]
+    rig.prove()
+
+
+def test_a_progress_topic_that_refuses_is_told_and_no_row_is_blamed(rig: Rig) -> None:
+    """Rows went to the quarantine for what the progress topic did not take."""
+    settings = rig.settings(attempts=1)
+    topic = settings.progress_topic
+    rig.broker.create_topic(topic, config=PROGRESS_CONFIG | {"max.message.bytes": "100"}, exact=True)
+    rig.fill(20)
+    with Alone(settings) as leader:
+        wait_for(
+            "the reason",
+            lambda: f"progress topic {topic} refuses what a transaction" in leader.stats.last_error,
+            DEADLINE_S,
+            lambda: leader.stats.last_error,
+        )
+        assert rig.left() == 20
+        with rig.outbox.rows() as rows:
+            assert rows.status().quarantined == 0
+        admin = Admin(settings.kafka, timeout_s=DEADLINE_S)
+        admin.apply([AlterConfig(topic=topic, config={"max.message.bytes": "1000000"})])
+        rig.wait_empty()
     rig.prove()
 
 
