@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import Consumer, KafkaError, KafkaException
 
 from holdfast.kafka import clients
 from holdfast.kafka.clients import CRITICAL, make_admin, make_member, make_reader, make_writer
+from tests.kafka.hung_reader import HungReader, RefusingReader
 
 MAKERS: list[tuple[Callable[..., Any], str]] = [
-    (make_reader, "Consumer"),
+    (make_reader, "Reader"),
     (make_member, "Consumer"),
     (make_writer, "Producer"),
     (make_admin, "AdminClient"),
@@ -47,7 +49,8 @@ def test_the_users_log_level_counts(made: Callable[..., dict[str, Any]]) -> None
 
 
 def test_a_reader_never_commits_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clients, "Consumer", lambda config: config)
+    for kind in ("Reader", "Consumer"):
+        monkeypatch.setattr(clients, kind, lambda config: config)
     given: Any = {"enable.auto.commit": True}
     reads: Any = make_reader(given)
     joins: Any = make_member(given)
@@ -56,11 +59,35 @@ def test_a_reader_never_commits_by_itself(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_each_maker_makes_a_client_that_librdkafka_takes() -> None:
     for make, kind in MAKERS:
-        config = {"bootstrap.servers": ""} | ({"group.id": "g"} if kind == "Consumer" else {})
+        config = {"bootstrap.servers": ""} | ({"group.id": "g"} if kind in ("Reader", "Consumer") else {})
         client = make(config, logger=logging.getLogger("quiet"), log_level=0, on_error=lambda _: None)
         assert any(each.__name__ == kind for each in type(client).__mro__)
-        if kind == "Consumer":
+        if isinstance(client, Consumer):
             client.close()
+
+
+@pytest.fixture
+def hung(monkeypatch: pytest.MonkeyPatch) -> Iterator[HungReader]:
+    monkeypatch.setattr(clients, "CLOSE_S", 0.1)
+    reader = HungReader({"group.id": "g"})
+    yield reader
+    reader.let_end()
+
+
+def test_a_reader_whose_closing_never_ends_is_left_to_itself(
+    hung: HungReader, caplog: pytest.LogCaptureFixture
+) -> None:
+    hung.close()
+    hung.close()
+    (told,) = caplog.messages
+    assert told == "a consumer did not close within 0.1 s and is left to itself"
+    (closing,) = (each for each in threading.enumerate() if each.name == "holdfast-close")
+    assert closing.daemon, "no process waits for it"
+
+
+def test_what_closing_a_reader_raises_is_raised() -> None:
+    with pytest.raises(KafkaException, match="broken"):
+        RefusingReader({"group.id": "g"}).close()
 
 
 def test_what_librdkafka_refuses_is_raised() -> None:

@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
@@ -16,8 +17,11 @@ from confluent_kafka.admin import AdminClient
 from holdfast.config import Settings
 from holdfast.core.kafka.unreadable import Unreadable
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
+from holdfast.kafka import clients
+from holdfast.kafka.reading import batch_look
 from holdfast.kafka.reading.batch_look import BatchLook
 from holdfast.kafka.reading.skipper import Skipper
+from tests.kafka.hung_reader import HungReader
 from tests.support.hostile_batches import ROOM, corrupt_batch, misplaced_batch, send, send_bomb, send_raw
 from tests.support.patience import DEADLINE_S
 
@@ -121,6 +125,30 @@ def test_a_corrupt_record_of_which_librdkafka_says_nothing_is_passed(
         assert (found.offsets, found.skipper.skipped) == ([0, 2], 1)
     (told,) = warnings(caplog)
     assert all(part in told for part in (topic, "partition 0", "offset 1"))
+
+
+def test_a_second_consumer_that_never_closes_holds_up_no_look(
+    broker: SessionBroker, fresh_topic: FreshTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hung = list[HungReader]()
+
+    def make(config: dict[str, Any], **_: object) -> HungReader:
+        hung.append(HungReader(config))
+        return hung[-1]
+
+    monkeypatch.setattr(clients, "CLOSE_S", 0.1)
+    monkeypatch.setattr(batch_look, "make_reader", make)
+    topic = fresh_topic("own")
+    send_raw(broker, topic, corrupt_batch())
+    send(broker, topic, [b"after"])
+    try:
+        with reading(broker, topic) as found:
+            found.until(lambda: found.end == 2)
+            assert (found.offsets, found.skipper.skipped) == ([1], 1)
+        assert hung, "the batch was tried"
+    finally:
+        for each in hung:
+            each.let_end()
 
 
 def test_what_can_be_read_of_a_batch_is_read_and_the_rest_is_passed(
