@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import msgspec
+import pytest
 from confluent_kafka import Consumer, Message, Producer, TopicPartition
 
 from holdfast.core.producers.stamps import Stamp, read_stamp
@@ -161,6 +162,7 @@ def test_the_readmes_shop_answers_from_any_other_process(
     assert printed == "Total(count=1, cents=1999) as of partition 1 offset 0\n"
 
 
+@pytest.mark.variant
 def test_the_upgrading_page_s_table_is_served_in_both_versions_and_switched_back(
     tmp_path: Path, broker: SessionBroker, fresh_topic: FreshTopic, installations: Installations
 ) -> None:

@@ -114,6 +114,7 @@ def logs(folder: Path) -> str:
     return "\n".join(f"--- {path.name}\n{path.read_text()[-3_000:]}" for path in sorted(folder.glob("*.log")))
 
 
+@pytest.mark.variants("tutorial-claims", "tutorial-streams")
 @pytest.mark.broker
 @pytest.mark.parametrize("name", PAGES)
 def test_the_tutorial_does_what_it_says(name: str, tmp_path: Path, installations: Installations) -> None:

@@ -51,6 +51,7 @@ def killed_at(app: Application, name: str, partition: int, step: BootstrapStep) 
     assert ran.returncode == -signal.SIGKILL, ran.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.process
 @pytest.mark.parametrize(
     ("kills", "left"),
@@ -64,7 +65,6 @@ def killed_at(app: Application, name: str, partition: int, step: BootstrapStep) 
             [(partition, step) for partition in (0, 1) for step in BootstrapStep],
             [BootstrapOutcome.KEPT, BootstrapOutcome.KEPT],
             id="at every step",
-            marks=pytest.mark.slow,
         ),
     ],
 )

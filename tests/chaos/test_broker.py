@@ -191,6 +191,7 @@ def freeze(
     return restarts
 
 
+@pytest.mark.slow
 def test_a_broker_frozen_for_15_s_is_waited_out(
     frail: SessionBroker, frail_application: MakeApplication
 ) -> None:

@@ -138,7 +138,7 @@ def freeze_between_sync_and_adoption(application: MakeApplication, folder: Path,
     prove(app, load.stop())
 
 
-@pytest.mark.variant
+@pytest.mark.slow
 def test_a_worker_frozen_between_its_assignment_and_its_adoption_does_not_answer_as_an_owner(
     application: MakeApplication, tmp_path: Path
 ) -> None:
@@ -153,6 +153,7 @@ def test_fifty_freezes_between_assignment_and_adoption_give_no_stale_answer(
     freeze_between_sync_and_adoption(application, tmp_path, 50)
 
 
+@pytest.mark.slow
 def test_a_worker_thawed_in_a_commit_after_all_its_deadlines_rejoins(
     application: MakeApplication, tmp_path: Path
 ) -> None:

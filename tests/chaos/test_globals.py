@@ -66,6 +66,7 @@ def folded(app: JoinApplication) -> dict[str, int]:
     return copy
 
 
+@pytest.mark.slow
 def test_folds_see_a_global_as_recorded_past_kills_and_takeovers(join: MakeJoin) -> None:
     app = join(rates=True)
     app.write(200, seed=1)
@@ -101,7 +102,7 @@ def test_folds_see_a_global_as_recorded_past_kills_and_takeovers(join: MakeJoin)
     assert json.loads(stores.stdout)["equal"], stores.stderr
 
 
-@pytest.mark.variant
+@pytest.mark.slow
 def test_a_new_version_sees_the_global_as_the_old_one_did(join: MakeJoin) -> None:
     app = join(rates=True)
     worker = app.worker().start().wait_ready()

@@ -66,7 +66,7 @@ def goes_on(app: JoinApplication) -> None:
     worker.stop()
 
 
-@pytest.mark.variant
+@pytest.mark.slow
 def test_the_table_goes_on_from_its_last_good_position(app: JoinApplication) -> None:
     shown = asked(app, code=1)
     assert [(each["partition"], each["kind"]) for each in shown["strays"]] == [
@@ -83,7 +83,7 @@ def test_the_table_goes_on_from_its_last_good_position(app: JoinApplication) -> 
     goes_on(app)
 
 
-@pytest.mark.variants("--applied")
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["--rebuild", "--applied"])
 def test_the_table_is_made_anew_from_its_sources(app: JoinApplication, way: str) -> None:
     before = app.ends()[0]

@@ -125,6 +125,7 @@ def in_the_kit() -> tuple[Told, Told]:
         return soon, told()
 
 
+@pytest.mark.slow
 def test_each_program_goes_on_exactly_once_past_a_kill_and_a_thawed_owner(
     alone: SessionBroker, tmp_path: Path
 ) -> None:

@@ -51,6 +51,7 @@ def fleet(broker: SessionBroker, schema_registry: SchemaRegistryServer, tmp_path
     registry._current = before
 
 
+@pytest.mark.slow
 def test_no_good_record_is_refused_while_the_registry_is_slow_or_away(
     fleet: Fleet, schema_registry: SchemaRegistryServer, broker: SessionBroker
 ) -> None:

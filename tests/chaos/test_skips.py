@@ -248,6 +248,7 @@ def test_what_a_table_has_folded_is_not_skipped_for_another(application: MakeApp
     unable.stop()
 
 
+@pytest.mark.slow
 def test_workers_killed_at_any_time_skip_each_batch_once_and_lose_nothing(
     application: MakeApplication,
 ) -> None:

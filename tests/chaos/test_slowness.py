@@ -57,6 +57,7 @@ def stays(worker: Worker, does: Callable[[], None]) -> None:
         worker.stop()
 
 
+@pytest.mark.slow
 def test_a_long_restore_can_be_ended_at_any_time_and_is_not_taken_for_stuck(
     application: MakeApplication,
 ) -> None:

@@ -97,6 +97,7 @@ def test_a_step_that_is_raised_alone_is_refused_with_the_list_of_what_to_raise(c
     old.stop()
 
 
+@pytest.mark.slow
 def test_a_chain_raised_as_a_whole_counts_nothing_twice_in_any_order_of_restarts(chain: MakeSteps) -> None:
     app = chain()
     old = app.worker().start().wait_ready()

@@ -103,7 +103,7 @@ def document(text: str) -> Any:
     return json.loads(text[: text.rindex("}") + 1])
 
 
-@pytest.mark.variants("rows_for_nobody-False", "rows_for_nobody-True")
+@pytest.mark.variants("rows_for_nobody-False", "rows_for_nobody-True", "a_transaction-False")
 @pytest.mark.parametrize(
     ("plant", "wiped"),
     [(rows_for_nobody, False), (rows_for_nobody, True), (a_position, True), (a_transaction, False)],

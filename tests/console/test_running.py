@@ -60,6 +60,7 @@ def start(fleet: Fleet, tmp_path: Path) -> Iterator[Callable[..., RunningConsole
         each.close()
 
 
+@pytest.mark.variant
 def test_a_worker_comes_is_killed_and_is_replaced_before_ones_eyes(
     fleet: Fleet, broker: SessionBroker, start: Callable[..., RunningConsole]
 ) -> None:

@@ -215,6 +215,7 @@ def test_restart_down_and_up_again_keep_data_port_and_properties(up: tuple[Path,
     assert list(folder.iterdir()) == [mine], "only what the broker made is removed"
 
 
+@pytest.mark.variant
 @pytest.mark.broker
 def test_a_broker_that_is_back_leads_all_its_partitions_at_once(tmp_path: Path) -> None:
     with Cluster(tmp_path, short_lived=True) as cluster:

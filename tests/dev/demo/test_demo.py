@@ -202,6 +202,7 @@ def test_a_demo_that_is_cut_short_says_so_and_leaves_nothing(
         assert list(run.temporary.iterdir()) == []
 
 
+@pytest.mark.variant
 @pytest.mark.process
 def test_a_demo_in_which_a_worker_dies_by_itself_fails_says_why_and_keeps_only_the_logs(
     tmp_path: Path,

@@ -250,7 +250,9 @@ def accept(url: str, kind: str, layout: str, column: str, type_: str) -> None:
         table.close()
 
 
-@pytest.mark.variants("mysql-debezium", "mariadb-debezium", "mariadb-goharvest", "postgres-goharvest")
+@pytest.mark.variants(
+    "mysql-debezium", "mariadb-debezium", "mysql-goharvest", "mariadb-goharvest", "postgres-goharvest"
+)
 @pytest.mark.long
 @pytest.mark.parametrize("layout", ["debezium", "goharvest"])
 @pytest.mark.parametrize("kind", DATABASES)

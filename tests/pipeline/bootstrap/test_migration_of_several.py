@@ -63,6 +63,7 @@ def begun(app: JoinApplication, processor: Processor[Any, Any], engine: ReplayEn
     return done
 
 
+@pytest.mark.slow
 def test_it_begins_beside_running_workers_and_is_a_function_of_base_sources_and_choices(
     spark: SparkSession, app: JoinApplication, lake: Path
 ) -> None:
@@ -108,7 +109,7 @@ def test_it_begins_beside_running_workers_and_is_a_function_of_base_sources_and_
     assert "which began with " in verdict.bases[0]
 
 
-@pytest.mark.variant
+@pytest.mark.slow
 def test_sources_are_needed_from_the_base_on_and_no_place_before_it_can_be_had(app: JoinApplication) -> None:
     old = app.worker("old").start().wait_ready()
     app.write(100, seed=5)

@@ -74,6 +74,7 @@ def at_lake(monkeypatch: pytest.MonkeyPatch, lake: Path) -> Path:
     return lake
 
 
+@pytest.mark.variant
 def test_the_notebook_of_claims_finds_what_the_report_tells(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, at_lake: Path
 ) -> None:

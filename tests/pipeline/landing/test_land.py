@@ -449,6 +449,7 @@ def test_a_landing_of_one_engine_between_the_judging_and_the_commit_of_another_w
     assert places(path) == [(p, at) for p in range(2) for at in range(5)]
 
 
+@pytest.mark.variants("spark")
 def test_an_expiry_between_the_judging_and_the_commit_of_a_landing_loses_nothing(
     table_at: MakeTable,
     settings: Settings,

@@ -428,6 +428,7 @@ def test_spark_tells_the_same(spark: SparkSession, live: Live, handed_over: Join
     assert told[0].equal
 
 
+@pytest.mark.variant
 def test_of_several_sources_whose_versions_change_hands_what_was_emitted_is_what_a_replay_emits(
     handed_over: JoinApplication,
 ) -> None:
