@@ -257,7 +257,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
             sys.stdout.flush()  # here, where an error of a closed pipe or a full disk can still be reported
     except HoldfastError as error:
         wrong = isinstance(error, ConfigError)
-        lines = error.args if wrong else [str(error)]
+        lines = [*(error.args if wrong else [str(error)]), *getattr(error, "__notes__", ())]
         message = with_application("\n".join(" ".join(line.split()) for line in lines), chosen.application)
         _fail(message, code=2 if wrong else 1, verbose=chosen.verbose)
     except ModuleNotFoundError as error:

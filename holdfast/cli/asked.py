@@ -12,6 +12,10 @@ from types import FrameType
 from holdfast.clock import system_clock
 
 _SLICE_S = 0.05
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+SAME_S = 1.0
+INTERRUPTED = 130
+"""The exit code of a command that a signal ended."""
 
 
 class StopRequest(threading.Event):
@@ -47,15 +51,24 @@ class StopRequest(threading.Event):
 
 @contextmanager
 def stopped_by_signals() -> Iterator[threading.Event]:
-    """Give an event that SIGTERM or Ctrl-C sets, so that what is under way is finished; a second signal ends
-    at once.
+    """Give an event that SIGTERM, Ctrl-C or the end of the terminal sets, so that what is under way is
+    finished; a second signal ends at once.
+
+    What comes within `SAME_S` of the first is no second one: who ends a group of processes may reach one of
+    them twice.
     """
-    stop = StopRequest()
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    stop, first_s = StopRequest(), list[float]()
+    before = {number: signal.getsignal(number) for number in ENDING}
+    before = {number: handler for number, handler in before.items() if handler != signal.SIG_IGN}
 
     def on_signal(number: int, frame: FrameType | None) -> None:
-        stop.set()
-        signal.signal(number, before[signal.Signals(number)])
+        now_s = system_clock.monotonic_s()
+        if not stop.is_set():
+            stop.set()
+            first_s.append(now_s)
+        elif now_s > first_s[0] + SAME_S:
+            signal.signal(number, before[signal.Signals(number)])
+            signal.raise_signal(number)
 
     for number in before:
         signal.signal(number, on_signal)
@@ -64,13 +77,3 @@ def stopped_by_signals() -> Iterator[threading.Event]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-@contextmanager
-def undone_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM end what is under way as Ctrl-C does: what it undoes on its way out is undone."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

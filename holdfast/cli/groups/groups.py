@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.asked import undone_by_sigterm
+from holdfast.cli.asked import INTERRUPTED, stopped_by_signals
 from holdfast.cli.command_group import CommandGroup
 from holdfast.cli.groups.lag import register_lag
 from holdfast.cli.groups.simulate import simulate
@@ -17,7 +17,7 @@ from holdfast.cli.logs import broker_logs
 from holdfast.cli.options.application import load_application
 from holdfast.cli.options.context import LAST_OFFSET, globals_of, output_of
 from holdfast.cli.output import Cell, Output, OutputRow, note, number_of, show, show_json, utc
-from holdfast.clients.groups.admin import RESET_DEADLINE_S, GroupAdmin
+from holdfast.clients.groups.admin import RESET_DEADLINE_S, GroupAdmin, ResetPlan
 from holdfast.clients.groups.records import (
     GroupDescription,
     GroupKind,
@@ -31,7 +31,7 @@ from holdfast.clients.groups.records import (
 from holdfast.clock import system_clock
 from holdfast.config import Settings
 from holdfast.core.claims.resets import Aim, Where, parse_datetime_ms, parse_duration_ms, parse_scope
-from holdfast.errors import BrokerError, ConfigError
+from holdfast.errors import BrokerError, ConfigError, GroupError
 
 app = typer.Typer(cls=CommandGroup, no_args_is_help=True, rich_markup_mode=None, add_completion=False)
 broker_logs.register_committed(app)
@@ -371,12 +371,23 @@ def reset_offsets(
 ) -> None:
     aim = _aim(to_earliest, to_latest, to_offset, to_datetime, by_duration, shift_by)
     scope = parse_scope(topic or ())
-    with undone_by_sigterm(), _open(context, timeout) as admin:
+    with _open(context, timeout) as admin:
         plan = admin.plan_reset(group, aim, scope, kind)
-        moves = admin.reset_offsets(plan, deadline_s=wait, tell=_teller()) if execute else plan.moves
+        moves = _carried_out(admin, plan, wait) if execute else plan.moves
     show([_move(move) for move in moves], MOVE_COLUMNS, output_of(context))
     if not execute:
         note("nothing was changed: this is what --execute would do as things stand")
+
+
+def _carried_out(admin: GroupAdmin, plan: ResetPlan, wait_s: float) -> tuple[Move, ...]:
+    with stopped_by_signals() as stop:
+        try:
+            return admin.reset_offsets(plan, deadline_s=wait_s, tell=_teller(), is_stopping=stop.is_set)
+        except GroupError as error:
+            if not stop.is_set():
+                raise
+            note("\n".join([str(error), *getattr(error, "__notes__", ())]))
+            raise typer.Exit(INTERRUPTED) from None
 
 
 def _aim(

@@ -269,11 +269,13 @@ class GroupAdmin:
         *,
         deadline_s: float = RESET_DEADLINE_S,
         tell: Callable[[ResetProgress], None] = lambda progress: None,
+        is_stopping: Callable[[], bool] = lambda: False,
     ) -> tuple[Move, ...]:
         """Carry *plan* out and return what was moved: all of it, or GroupError and nothing.
 
         A claim group is paused for it and goes on afterwards; *deadline_s* is how long to wait for its
-        members. The broker's groups must be empty, as Kafka's own tool demands.
+        members. Once *is_stopping*, a reset that is not decided is given up, and one that is goes on to its
+        end. The broker's groups must be empty, as Kafka's own tool demands.
         """
         if plan.kind is GroupKind.CONSUMER:
             return self._reset_consumers(plan)
@@ -295,6 +297,7 @@ class GroupAdmin:
             client=self._client,
             deadline_s=deadline_s,
             tell=tell,
+            is_stopping=is_stopping,
             clock=self._clock,
         )
         return tuple(reset.run())

@@ -72,20 +72,17 @@ class ClaimReset:
         client: str,
         deadline_s: float,
         tell: Callable[[ResetProgress], None],
+        is_stopping: Callable[[], bool],
         clock: Clock,
     ) -> None:
+        """*is_stopping* is asked again and again until the decision: True gives the reset up."""
         if len(keys) > LIMIT_RESET_PARTITIONS:
             raise ConfigError(
                 f"a reset takes at most {LIMIT_RESET_PARTITIONS} partitions, this one has {len(keys)}: name"
                 " topics by --topic"
             )
-        self._view, self._resets, self._knowledge, self._clock, self._tell = (
-            view,
-            resets,
-            knowledge,
-            clock,
-            tell,
-        )
+        self._view, self._resets, self._knowledge, self._clock = view, resets, knowledge, clock
+        self._tell, self._is_stopping = tell, is_stopping
         self._group, self._keys, self._aim, self._client = group, sorted(keys), aim, client
         self._deadline_s, self._until_s = deadline_s, clock.monotonic_s() + deadline_s
         self.reset_id = uuid.uuid4().hex[:12]
@@ -109,6 +106,7 @@ class ClaimReset:
             self._claim()
             commit = self._commit()
             self._tell(ResetProgress(step=ResetStep.CLAIMED, done=len(self._keys), total=len(self._keys)))
+            self._heed_stop()
         except BaseException as error:
             self._give_up(error)
             raise
@@ -135,6 +133,7 @@ class ClaimReset:
     def _await_release(self) -> None:
         """Return when no member of the group holds anything: those that are paused work on nothing."""
         while True:
+            self._heed_stop()
             self._view.refresh()
             holders = {
                 key: claim for key, claim in self._view.claims(self._group).items() if self._view.live(claim)
@@ -150,6 +149,7 @@ class ClaimReset:
     def _claim(self) -> None:
         reported = -1
         while True:
+            self._heed_stop()
             self._view.refresh()
             rows = self._view.claims(self._group)
             mine = [key for key in self._keys if self._is_mine(rows.get(key))]
@@ -345,7 +345,14 @@ class ClaimReset:
         if self._clock.monotonic_s() > self._until_s:
             raise GroupError(
                 f"reset of group {self._group}: after {self._deadline_s:g} s {what}; every partition keeps"
-                " its offset. Stop those members, or allow more time by --timeout"
+                " its offset. Stop those members, or allow more time by --wait"
+            )
+
+    def _heed_stop(self) -> None:
+        if self._is_stopping():
+            raise GroupError(
+                f"reset of group {self._group} was stopped before it was decided: every partition keeps its"
+                " offset, and the group goes on"
             )
 
 

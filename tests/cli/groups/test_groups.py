@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -306,10 +307,19 @@ def test_a_reset_tells_each_step_once(capsys: pytest.CaptureFixture[str]) -> Non
     assert capsys.readouterr().err.splitlines() == [line, f"{ResetStep.MOVING} 1/4", line]
 
 
-def test_a_reset_that_is_terminated_leaves_the_group_as_it_was(desk: GroupDesk, run: Run) -> None:
-    """SIGTERM left it paused for a quarter of an hour."""
+@pytest.mark.variants(
+    "waiting for-SIGINT", "paused-SIGTERM", "paused-SIGINT", "claimed-SIGINT", "decided-SIGINT"
+)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda each: each.name)
+@pytest.mark.parametrize("line", ["paused", "waiting for", "claimed", "decided"])
+def test_a_reset_that_is_terminated_leaves_no_group_paused(
+    desk: GroupDesk, run: Run, line: str, number: signal.Signals
+) -> None:
+    """SIGTERM left it paused for a quarter of an hour, or ended in a traceback of librdkafka's calls."""
     topic = desk.topic()
     desk.hold("worker-7/i7", topic, {0: 40})
+    if line != "waiting for":
+        desk.give_back("worker-7/i7", topic, {0: 40})
     told = [f"coordination_topic={desk.coordination}", f"claim_interval_s={INTERVAL_S}"]
     given = [*(part for each in told for part in ("--set", each)), "--bootstrap", desk.broker.bootstrap]
     process = subprocess.Popen(
@@ -318,14 +328,20 @@ def test_a_reset_that_is_terminated_leaves_the_group_as_it_was(desk: GroupDesk, 
             *("--to-earliest", "--execute", "--timeout", str(DEADLINE_S), *given),
         ],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
     )
     assert process.stderr is not None
-    while not (line := process.stderr.readline()).startswith("waiting for"):
-        assert line, "it ended before it waited"
-    assert lines(run("describe", "shop", "--state")[1])[1][4] == "Paused"
-    process.terminate()
-    process.communicate(timeout=DEADLINE_S)
-    assert process.returncode == 130
-    assert lines(run("describe", "shop", "--state")[1])[1][4] == "Stable"
+    while not (said := process.stderr.readline()).startswith(line):
+        assert said, f"it ended before it said {line}"
+    for _ in range(2):  # as who ends a group of processes may reach one of them twice
+        process.send_signal(number)
+    _, more = process.communicate(timeout=DEADLINE_S)
+    assert "Traceback" not in more
+    if line == "decided":
+        assert process.returncode == 0
+    elif process.returncode:
+        assert process.returncode == 130
+        assert "stopped before it was decided: every partition keeps its offset" in more
+    assert lines(run("describe", "shop", "--state")[1])[1][4] not in ("Paused", "Resetting")

@@ -127,6 +127,34 @@ def test_killed_after_any_write_a_reset_has_moved_everything_or_nothing(desk: Gr
     ]
 
 
+@pytest.mark.parametrize("step", [step for step in ResetStep if step is not ResetStep.RESUMED])
+def test_asked_to_stop_it_is_given_up_until_it_is_decided_and_carried_out_afterwards(
+    desk: GroupDesk, step: ResetStep
+) -> None:
+    reset, asked = next(resets_of(desk)), list[ResetStep]()
+    member, topic = "worker-7/i7", next(iter(reset.old))[0]
+    desk.hold(member, topic, {0: 40}, group=reset.group)
+
+    def tell(progress: ResetProgress) -> None:
+        if progress.step is ResetStep.WAITING:
+            desk.give_back(member, topic, {0: 40}, group=reset.group)
+        if progress.step is step:
+            asked.append(step)
+
+    def run() -> None:
+        reset.run(tell=tell, is_stopping=lambda: bool(asked))
+
+    if step in (ResetStep.DECIDED, ResetStep.MOVING):
+        run()
+        assert reset.check() == reset.new
+    else:
+        with pytest.raises(GroupError, match="stopped before it was decided: every partition keeps"):
+            run()
+        assert reset.check() == reset.old
+    with desk.admin() as admin:
+        assert admin.state(reset.group).state not in ("Paused", "Resetting"), "the group goes on"
+
+
 def test_the_check_notices_a_reset_that_decides_nowhere(
     desk: GroupDesk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
