@@ -36,7 +36,7 @@ from holdfast.errors import BrokerError, HoldfastError, TopicError
 from holdfast.kafka.clients import make_member, make_writer
 from holdfast.kafka.codes import UNAUTHORIZED
 from holdfast.kafka.reading.skipper import Skipper
-from holdfast.outbox.troubles import Trouble
+from holdfast.outbox.troubles import RIGHTS, Trouble
 
 logger = logging.getLogger(__name__)
 
@@ -261,7 +261,7 @@ class Election:
         self._looked_s = self._clock.monotonic_s()
         if error.code() in UNAUTHORIZED:
             self._is_refused = True
-            cure = "`holdfast acls harvester` prints the rights that it needs"
+            cure = RIGHTS
             self._trouble.strikes("rights", f"{error.str().removesuffix('.')}: {cure}")
         else:
             self._trouble.strikes("broker", f"{error.str()}; check that the broker is reachable")

@@ -23,7 +23,9 @@ from holdfast.errors import BrokerError, TopicError
 from holdfast.kafka.clients import make_admin
 from holdfast.kafka.codes import NO_ANSWER, UNAUTHORIZED, code_of
 from holdfast.kafka.leader_requests import has_leaders
+from holdfast.outbox.schema.layouts import layout_named
 from holdfast.outbox.settings import HarvestSettings, Strategy
+from holdfast.outbox.troubles import RIGHTS
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +94,7 @@ def ensure_topics(settings: HarvestSettings) -> list[str]:
     for name in topics:
         if name in known:
             _check_partitions(settings, name, len(known[name].partitions))
-    _check_policies(client, topics)
+    _check_policies(settings, client, topics)
     return sorted(made)
 
 
@@ -122,10 +124,7 @@ def _create(client: AdminClient, settings: HarvestSettings, names: Sequence[str]
 def _why_not_made(settings: HarvestSettings, name: str, error: KafkaError) -> str:
     why = f"topic {name} is not there for this principal, and cannot be made: {error.str()}"
     if error.code() in UNAUTHORIZED:
-        return (
-            f"{why.removesuffix('.')}; grant it Create, or Describe of a topic that exists: `holdfast acls"
-            " harvester` prints what a harvester needs"
-        )
+        return f"{why.removesuffix('.')}; grant it Create, or Describe of a topic that exists: {RIGHTS}"
     return f"{why}; create it with {partitions(settings, name)} partition(s)"
 
 
@@ -137,7 +136,9 @@ def _check_partitions(settings: HarvestSettings, name: str, count: int) -> None:
         or settings.interop
     ):
         return
-    more = "start it with --shards {0}, as the others" if count > shards else "add partitions to the topic"
+    more = "start each with --shards {0}" if count > shards else "add partitions to the topic"
+    if not layout_named(settings.layout).sharded:
+        more = f"delete the topic, or name the outbox otherwise: layout {settings.layout} has one shard"
     raise TopicError(
         f"topic {name} has {count} partition(s) for {shards} shard(s): every harvester must use the same"
         f" number. To change it, stop all of them and {more.format(count)}"
@@ -159,7 +160,9 @@ def _await_leaders(client: AdminClient, topics: Iterable[str]) -> Mapping[str, A
         time.sleep(POLL_S)
 
 
-def _check_policies(client: AdminClient, topics: Mapping[str, Mapping[str, str]]) -> None:
+def _check_policies(
+    settings: HarvestSettings, client: AdminClient, topics: Mapping[str, Mapping[str, str]]
+) -> None:
     """Raise TopicError for a topic whose cleanup.policy is another: without its last progress a producer
     begins its sequences again, and readers drop its records as seen; records without keys are refused where
     they would be compacted. What does not answer is not looked at.
@@ -185,8 +188,9 @@ def _check_policies(client: AdminClient, topics: Mapping[str, Mapping[str, str]]
             continue
         if why := _why_unfit(topics[name]["cleanup.policy"], policy):
             raise TopicError(
-                f"topic {name} has cleanup.policy={policy}: {why}. Run kafka-configs --alter --entity-type"
-                f" topics --entity-name {name} --add-config cleanup.policy={topics[name]['cleanup.policy']}"
+                f"topic {name} has cleanup.policy={policy}: {why}. Run kafka-configs --bootstrap-server"
+                f" {settings.kafka.bootstrap_servers} --alter --entity-type topics --entity-name {name}"
+                f" --add-config cleanup.policy={topics[name]['cleanup.policy']}"
             )
 
 

@@ -10,6 +10,9 @@ from holdfast.clock import Clock, system_clock
 
 logger = logging.getLogger(__name__)
 
+RIGHTS = "`holdfast acls harvester --topic TOPIC` prints the rights that a harvester needs"
+"""What to do where one is missing."""
+
 FORGOTTEN_S = 300.0
 """A trouble that was silent for so long, its end included, is logged anew when it returns."""
 LIMIT_KINDS = 20

@@ -620,6 +620,39 @@ def test_rows_for_topics_that_may_only_be_seen_hold_up_no_others(
     )
 
 
+def test_a_progress_topic_that_may_not_be_written_to_is_told_with_the_cure_and_nobody_is_fenced(
+    guarded: Guarded, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    broker, user = SessionBroker(config=guarded.root()), f"user-{uuid.uuid4().hex[:8]}"
+    kafka, orders = guarded.principal(user), broker.create_topic("orders")
+    outbox = FreshOutbox.make(f"sqlite:///{tmp_path / 'service.db'}", "holdfast")
+    settings = replace(harvest_settings(outbox, kafka, Strategy.FENCED), attempts=1)
+    full = harvester_grants(settings, [orders])
+    lacking = [
+        each for each in full if (each.name, each.operation) != (settings.progress_topic, Operation.WRITE)
+    ]
+    assert len(lacking) == len(full) - 1
+    guarded.grant(user, lacking)
+    with outbox.engine().begin() as connection:
+        for number in range(20):
+            outbox.writer().write(connection, orders, key=f"k{number}", value=b"%d" % number)
+    with Harvester(settings) as harvester, outbox.rows() as rows:
+        told = (
+            f"{settings.progress_topic} takes nothing: it is not there, or this principal may not write to it"
+        )
+        wait_for(
+            "the reason",
+            lambda: any(told in each.last_error for each in harvester.stats),
+            POSITIVE_S,
+            lambda: str(harvester.stats),
+        )
+        assert sum(each.fenced for each in harvester.stats) == 0
+        guarded.grant(user, full)
+        wait_for("an empty table", lambda: rows.count() == 0, POSITIVE_S, lambda: str(harvester.stats))
+        assert rows.quarantined(10) == []
+    assert "|FATAL|" not in capfd.readouterr().err, "librdkafka's own lines bury what is told"
+
+
 @contextmanager
 def refusals(of: str = "authorization") -> Iterator[list[str]]:
     """Give what is logged meanwhile about rights that are missing."""

@@ -181,7 +181,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "migrations": frozenset({"schema"}),
         "writer": frozenset({"schema"}),
         "settings": frozenset({"schema"}),
-        "topics": frozenset({"settings"}),
+        "topics": frozenset({"schema", "settings", "troubles"}),
         "grants": frozenset({"schema", "settings", "topics"}),
         "goharvest": frozenset({"settings"}),
         "commands": frozenset({"settings"}),

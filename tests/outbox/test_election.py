@@ -344,7 +344,7 @@ def test_a_right_that_is_missing_is_told_until_it_is_there(
     with member:
         wait_for("some looks", lambda: not script.polls, DEADLINE_S)
         (told,) = caplog.messages
-        assert "Group authorization failed: `holdfast acls harvester` prints the rights" in told
+        assert "Group authorization failed: `holdfast acls harvester --topic TOPIC` prints the rights" in told
         assert "reachable" not in told
         monkeypatch.setattr(script, "incremental_assign", lambda partitions: None, raising=False)
         script.polls.append(lambda: script.callbacks["on_assign"](script, []))

@@ -204,7 +204,7 @@ def test_a_topic_with_another_policy_is_refused_with_its_cure(
 
 def test_another_number_of_partitions_is_refused_with_a_cure_that_helps(rig: Rig) -> None:
     rig.broker.create_topic(rig.settings().progress_topic, partitions=2, config=PROGRESS_CONFIG, exact=True)
-    with pytest.raises(TopicError, match=r"2 partition\(s\) for 1 shard\(s\).*start it with --shards 2"):
+    with pytest.raises(TopicError, match=r"2 partition\(s\) for 1 shard\(s\).*start each with --shards 2"):
         ensure_topics(rig.settings())
     with pytest.raises(TopicError, match=r"1 partition\(s\) for 3 shard\(s\).*add partitions to the topic"):
         ensure_topics(rig.settings(shards=3))

@@ -271,10 +271,7 @@ def _check_retention(spec: TopicSpec, state: TopicState) -> Iterator[TopicFindin
         yield told(spec.name, message, _alter(spec, f"retention.ms={wanted_ms}"))
     elif found_ms != wanted_ms:
         # Nothing of ours shortens it: that deletes records.
-        shorten = (
-            f"kafka-configs --alter --entity-type topics --entity-name {spec.name} --add-config"
-            f" retention.ms={wanted_ms}"
-        )
+        shorten = _set_by_hand(spec, f"retention.ms={wanted_ms}")
         message = (
             f"retention.ms is {found_ms} ({spoken(found_ms)}), and {declared}: records are kept longer than"
             " that"
@@ -339,7 +336,14 @@ def _check_replicas(spec: TopicSpec, state: TopicState) -> Iterator[TopicFinding
 
 
 def _alter(spec: TopicSpec, assignment: str) -> str:
-    remedy = f"kafka-configs --alter --entity-type topics --entity-name {spec.name} --add-config {assignment}"
+    remedy = _set_by_hand(spec, assignment)
     key, _, value = assignment.partition("=")
     ours = key in alterable(spec) and spec.config.get(key) == value
     return f"run `holdfast topics create --alter` or {remedy}" if ours else f"run {remedy}"
+
+
+def _set_by_hand(spec: TopicSpec, assignment: str) -> str:
+    return (
+        f"kafka-configs --bootstrap-server HOST:PORT --alter --entity-type topics --entity-name {spec.name}"
+        f" --add-config {assignment}"
+    )

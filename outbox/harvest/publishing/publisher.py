@@ -21,11 +21,13 @@ from holdfast.core.producers.row_digests import RowDigests
 from holdfast.core.producers.stamps import DIGEST
 from holdfast.errors import BrokerError, FencedError, HoldfastError
 from holdfast.kafka.clients import forget_frames, make_reader, make_writer, reader_options
-from holdfast.kafka.codes import fences, refuses_record
+from holdfast.kafka.codes import MISSING_TOPIC, UNAUTHORIZED, fences, refuses_record
+from holdfast.kafka.librdkafka_log import Quiet
 from holdfast.kafka.reading.log_reader import LogReader
 from holdfast.outbox.harvest.publishing.destinations import Destinations
 from holdfast.outbox.harvest.publishing.limits import Rounds, TopicLimits
 from holdfast.outbox.schema.layouts import OutboxRow
+from holdfast.outbox.troubles import RIGHTS
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +55,10 @@ class RowsRefused(HoldfastError):
 
 class Aborted(HoldfastError):
     """The transaction came to nothing, for a reason that passes: the same rows may be published again."""
+
+
+class _NotBegun(FencedError):
+    """The broker knows no transaction of this leader."""
 
 
 class PublishStopped(Exception):
@@ -96,6 +102,7 @@ class Publisher:
         self._producer = make_producer(
             {
                 **client,
+                "logger": Quiet(logger),  # every refusal is told, once
                 "transactional.id": transactional_id,
                 "transaction.timeout.ms": int(transaction_timeout_s * 1000),
                 "linger.ms": 5,  # a commit flushes at once; this only gathers what one transaction produces
@@ -161,7 +168,7 @@ class Publisher:
 
     def _fenced(self, why: KafkaError) -> FencedError:
         if why.code() == KafkaError.INVALID_TXN_STATE:
-            return FencedError(
+            return _NotBegun(
                 f"{self.transactional_id}: the broker knows no transaction of this leader ({why.name()}): it"
                 f" took longer than its timeout, or {self._progress.topic} is not there, or this principal"
                 " may not write to it"
@@ -233,21 +240,25 @@ class Publisher:
         next leader looks for what is open on the progress topic: rows that were there alone would be
         published again. Raises BrokerError when the topic refuses it, Aborted when it did not arrive.
         """
-        progress, topic = self._producer_progress, self._progress.topic
+        progress = self._producer_progress
         created = created_header(row.created_ms for row in rows)
         for key, value in progress.records([row.id for row in rows], ahead):
             told = created if key == rows_key(progress.producer) else None
             self._produce_progress(key, value, [] if told is None else [told])
         if self._flush():
             return
-        refused = [each.why for each in self._failed]
-        self._abort()
-        if refused:
+        try:
+            self._abort()
+        except _NotBegun as error:
             raise BrokerError(
-                f"progress topic {topic} refuses what a transaction publishes: {refused[0].str()}; check its"
-                " configuration, and what this principal may do"
-            )
-        raise Aborted(f"{self.transactional_id}: what it publishes did not reach progress topic {topic}")
+                f"progress topic {self._progress.topic} takes nothing: it is not there, or this principal may"
+                f" not write to it; {RIGHTS}"
+            ) from error
+        if self._failed:
+            raise self._refused(rows, [])
+        raise Aborted(
+            f"{self.transactional_id}: what it publishes did not reach progress topic {self._progress.topic}"
+        )
 
     def _produce(
         self,
@@ -325,8 +336,14 @@ class Publisher:
         if self._stopping():
             raise PublishStopped
 
-    def _refused(self, rows: Sequence[OutboxRow], destinations: Sequence[Destination]) -> RowsRefused:
-        """Return what was refused in terms of *rows*."""
+    def _refused(self, rows: Sequence[OutboxRow], destinations: Sequence[Destination]) -> HoldfastError:
+        """Return what was refused: the progress, or some of *rows*, which go to *destinations*."""
+        for each in self._failed:
+            if each.destination[0] == self._progress.topic:
+                return BrokerError(
+                    f"progress topic {self._progress.topic} refuses what a transaction publishes:"
+                    f" {each.why.str()}; check its configuration, and what this principal may do"
+                )
         failed = {(each.destination, each.key, each.value) for each in self._failed}
         indexes = [
             index
@@ -414,10 +431,7 @@ def read_progress(
     try:
         found = consumer.list_topics(topic, timeout=timeout_s).topics[topic]
         if found.error is not None:
-            raise BrokerError(
-                f"progress topic {topic}: {found.error.str()}. Harvesters make it when they start; where it"
-                " was deleted, sequences begin again, and readers that drop duplicates drop what comes"
-            )
+            raise BrokerError(f"progress topic {topic}: {found.error.str()}. {_cure_of(found.error)}")
         todo.update((topic, partition) for partition in found.partitions)
         reader.assign(dict.fromkeys(todo, 0))
         for message in reader.until(done, idle_s=timeout_s):
@@ -426,12 +440,22 @@ def read_progress(
     except TimeoutError:
         raise _unread(topic, todo, reader.ended, timeout_s) from None
     except KafkaException as error:
-        raise BrokerError(
-            f"progress topic {topic}: {error.args[0].str()}; check that the broker is reachable"
-        ) from error
+        why: KafkaError = error.args[0]
+        raise BrokerError(f"progress topic {topic}: {why.str()}. {_cure_of(why)}") from error
     finally:
         reader.close()
     return records
+
+
+def _cure_of(why: KafkaError) -> str:
+    if why.code() in UNAUTHORIZED:
+        return f"Grant this principal Describe and Read: {RIGHTS}"
+    if why.code() in MISSING_TOPIC:
+        return (
+            "Harvesters make it when they start; where it was deleted, sequences begin again, and readers"
+            " that drop duplicates drop what comes"
+        )
+    return "Check that the broker is reachable"
 
 
 def _log_end(consumer: Consumer, place: Place) -> int:

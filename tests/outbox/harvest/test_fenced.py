@@ -309,13 +309,24 @@ def test_no_row_is_sent_before_the_progress_has_arrived(rig: Rig) -> None:
     rig.prove()
 
 
-def test_a_progress_topic_that_refuses_is_told_and_no_row_is_blamed(rig: Rig) -> None:
+class Slow(Producer):
+    """Hears of each record before it takes the next."""
+
+    def produce(self, *args: Any, **more: Any) -> None:
+        super().produce(*args, **more)
+        time.sleep(0.2)
+
+
+@pytest.mark.parametrize("make_producer", [Producer, Slow])
+def test_a_progress_topic_that_refuses_is_told_and_no_row_is_blamed(
+    rig: Rig, make_producer: type[Producer]
+) -> None:
     """Rows went to the quarantine for what the progress topic did not take."""
     settings = rig.settings(attempts=1)
     topic = settings.progress_topic
     rig.broker.create_topic(topic, config=PROGRESS_CONFIG | {"max.message.bytes": "100"}, exact=True)
     rig.fill(20)
-    with Alone(settings) as leader:
+    with Alone(settings, {"make_producer": make_producer}) as leader:
         wait_for(
             "the reason",
             lambda: f"progress topic {topic} refuses what a transaction" in leader.stats.last_error,
