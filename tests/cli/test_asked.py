@@ -12,6 +12,7 @@ import pytest
 from holdfast.cli import asked
 from holdfast.cli.asked import StopRequest, stopped_by_signals
 from tests.support.patience import DEADLINE_S
+from tests.support.signals import as_at_a_terminal
 
 # A handler that waits for a lock is a process that no exception ends, so each attempt is made in one of its
 # own.
@@ -60,7 +61,7 @@ def test_a_wait_of_no_time_only_looks(timeout: float) -> None:
 
 
 def test_what_comes_at_once_after_the_first_signal_is_no_second_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    with stopped_by_signals() as stop:
+    with as_at_a_terminal(), stopped_by_signals() as stop:
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
         assert stop.is_set()

@@ -24,6 +24,7 @@ from tests.support.group_desk import GroupDesk
 from tests.support.harness import wait_for
 from tests.support.patience import DEADLINE_S
 from tests.support.places import ROOT
+from tests.support.signals import as_at_a_terminal
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -322,16 +323,17 @@ def test_a_reset_that_is_terminated_leaves_no_group_paused(
         desk.give_back("worker-7/i7", topic, {0: 40})
     told = [f"coordination_topic={desk.coordination}", f"claim_interval_s={INTERVAL_S}"]
     given = [*(part for each in told for part in ("--set", each)), "--bootstrap", desk.broker.bootstrap]
-    process = subprocess.Popen(
-        [
-            *(sys.executable, "-P", "-m", "holdfast.cli", "groups", "reset-offsets", "shop"),
-            *("--to-earliest", "--execute", "--timeout", str(DEADLINE_S), *given),
-        ],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    with as_at_a_terminal():
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-P", "-m", "holdfast.cli", "groups", "reset-offsets", "shop"),
+                *("--to-earliest", "--execute", "--timeout", str(DEADLINE_S), *given),
+            ],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
     assert process.stderr is not None
     while not (said := process.stderr.readline()).startswith(line):
         assert said, f"it ended before it said {line}"
