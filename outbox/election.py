@@ -261,8 +261,7 @@ class Election:
         self._looked_s = self._clock.monotonic_s()
         if error.code() in UNAUTHORIZED:
             self._is_refused = True
-            cure = RIGHTS
-            self._trouble.strikes("rights", f"{error.str().removesuffix('.')}: {cure}")
+            self._trouble.strikes("rights", f"{error.str().removesuffix('.')}: {RIGHTS}")
         else:
             self._trouble.strikes("broker", f"{error.str()}; check that the broker is reachable")
 

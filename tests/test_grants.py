@@ -73,6 +73,7 @@ from holdfast.streams import Filter
 from tests.agents.clerks import clerks_app
 from tests.chaos.counting import processors
 from tests.outbox.databases import FreshOutbox
+from tests.outbox.harvest.test_fenced import Slow
 from tests.support.harness import Application, running, wait_for
 from tests.support.kafka_clients import clients_alive
 from tests.support.patience import DEADLINE_S
@@ -620,8 +621,9 @@ def test_rows_for_topics_that_may_only_be_seen_hold_up_no_others(
     )
 
 
+@pytest.mark.parametrize("make_producer", [Producer, Slow])
 def test_a_progress_topic_that_may_not_be_written_to_is_told_with_the_cure_and_nobody_is_fenced(
-    guarded: Guarded, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    guarded: Guarded, tmp_path: Path, capfd: pytest.CaptureFixture[str], make_producer: type[Producer]
 ) -> None:
     broker, user = SessionBroker(config=guarded.root()), f"user-{uuid.uuid4().hex[:8]}"
     kafka, orders = guarded.principal(user), broker.create_topic("orders")
@@ -636,7 +638,7 @@ def test_a_progress_topic_that_may_not_be_written_to_is_told_with_the_cure_and_n
     with outbox.engine().begin() as connection:
         for number in range(20):
             outbox.writer().write(connection, orders, key=f"k{number}", value=b"%d" % number)
-    with Harvester(settings) as harvester, outbox.rows() as rows:
+    with Harvester(settings, clients={"make_producer": make_producer}) as harvester, outbox.rows() as rows:
         told = (
             f"{settings.progress_topic} takes nothing: it is not there, or this principal may not write to it"
         )

@@ -14,6 +14,7 @@ from holdfast.clock import system_clock
 _SLICE_S = 0.05
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 SAME_S = 1.0
+"""Signals within this time count as one."""
 INTERRUPTED = 130
 """The exit code of a command that a signal ended."""
 

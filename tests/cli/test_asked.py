@@ -18,8 +18,7 @@ from tests.support.signals import as_at_a_terminal
 # own.
 WAITS = """
 import random, signal
-from holdfast.cli import asked
-from holdfast.cli.asked import StopRequest, stopped_by_signals
+from holdfast.cli.asked import StopRequest
 asked = StopRequest()
 signal.signal(signal.SIGALRM, lambda *_: asked.set())
 for _ in range(500):

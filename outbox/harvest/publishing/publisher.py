@@ -57,10 +57,6 @@ class Aborted(HoldfastError):
     """The transaction came to nothing, for a reason that passes: the same rows may be published again."""
 
 
-class _NotBegun(FencedError):
-    """The broker knows no transaction of this leader."""
-
-
 class PublishStopped(Exception):
     """The wait was stopped; the transaction was left to its successor's fence."""
 
@@ -99,6 +95,8 @@ class Publisher:
         self._stopping, self._clock, self._pacing = stopping, clock, TransactionPacing()
         self._failed: list[_Failed] = []
         self._undelivered = False
+        self._has_begun = True
+        """Whether the broker has the progress of the transaction, or none is open."""
         self._producer = make_producer(
             {
                 **client,
@@ -166,12 +164,12 @@ class Publisher:
                         " transactional ids"
                     ) from error
 
-    def _fenced(self, why: KafkaError) -> FencedError:
-        if why.code() == KafkaError.INVALID_TXN_STATE:
-            return _NotBegun(
-                f"{self.transactional_id}: the broker knows no transaction of this leader ({why.name()}): it"
-                f" took longer than its timeout, or {self._progress.topic} is not there, or this principal"
-                " may not write to it"
+    def _fenced(self, why: KafkaError) -> HoldfastError:
+        """Return what it means that the broker takes no more of this leader's transaction."""
+        if why.code() == KafkaError.INVALID_TXN_STATE and not self._has_begun:
+            return BrokerError(
+                f"progress topic {self._progress.topic} takes nothing: it is not there, or this principal may"
+                f" not write to it; {RIGHTS}"
             )
         return FencedError(
             f"{self.transactional_id}: the broker refused this leader ({why.name()}): there is a newer one,"
@@ -204,6 +202,7 @@ class Publisher:
             self._rest(len(rows))
             began_s = self._clock.monotonic_s()
             producer.begin_transaction()
+            self._has_begun = False
             self._begin_on_progress(rows, ahead)
             self._produce(
                 rows, destinations, sequences, fixed, Rounds(cut, self._stamps_bytes) if cut else None
@@ -246,14 +245,9 @@ class Publisher:
             told = created if key == rows_key(progress.producer) else None
             self._produce_progress(key, value, [] if told is None else [told])
         if self._flush():
+            self._has_begun = True
             return
-        try:
-            self._abort()
-        except _NotBegun as error:
-            raise BrokerError(
-                f"progress topic {self._progress.topic} takes nothing: it is not there, or this principal may"
-                f" not write to it; {RIGHTS}"
-            ) from error
+        self._abort()
         if self._failed:
             raise self._refused(rows, [])
         raise Aborted(
