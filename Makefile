@@ -49,7 +49,7 @@ $(READY): requirements.lock pyproject.toml
 		echo "$(PYTHON) cannot make virtual environments: install its venv package (Debian and Ubuntu: apt install python3-venv)" >&2; exit 1; }
 	@echo "== .venv: $$("$(PYTHON)" -V), packages of requirements.lock (the first time takes some minutes)"
 	@$(RUN)/python -m pip --version >/dev/null 2>&1 || "$(PYTHON)" -m venv --clear $(VENV)
-	@$(RUN)/python -m pip install --quiet --disable-pip-version-check --no-compile --require-hashes --requirement requirements.lock
+	@.ci/install $(VENV) --require-hashes --requirement requirements.lock
 	@$(RUN)/python -m compileall -q -j 0 -x '/tests?/' "$$($(RUN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 	@$(RUN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
@@ -99,7 +99,7 @@ fuzz: $(READY) ## every decoder of bytes from outside against any bytes (SEED=7 
 # Tools that look at the packages from outside: in an environment of their own, and done without where they cannot be had.
 $(TOOLS)/.ready: requirements.lock
 	@"$(PYTHON)" -m venv --clear $(TOOLS)
-	@$(TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check pip-audit pip-licenses uv
+	@.ci/install $(TOOLS) pip-audit pip-licenses
 	@touch $@
 
 .PHONY: check
@@ -151,7 +151,7 @@ bench: $(READY) ## benchmarks with their rivals, as ratios (takes long; wants a 
 .PHONY: lock
 lock: $(READY) $(TOOLS)/.ready ## write requirements.lock anew, with hashes, from what .venv holds; and docs/LICENSES.md
 	@$(RUN)/python -m pip freeze --exclude-editable --all | grep -vE '^pip==' > $(VENV)/requirements.in
-	@$(TOOLS)/bin/uv pip compile $(VENV)/requirements.in --quiet --universal --python-version 3.11 --no-deps --generate-hashes \
+	@$(RUN)/uv pip compile $(VENV)/requirements.in --quiet --universal --python-version 3.11 --no-deps --generate-hashes \
 		--no-annotate --no-header --no-emit-index-url --output-file $(VENV)/requirements.out
 	@{ sed -n '/^#/p' requirements.lock; cat $(VENV)/requirements.out; } > $(VENV)/requirements.lock
 	@mv $(VENV)/requirements.lock requirements.lock
@@ -162,7 +162,7 @@ lock: $(READY) $(TOOLS)/.ready ## write requirements.lock anew, with hashes, fro
 
 $(SITE_TOOLS)/.ready: Makefile
 	@"$(PYTHON)" -m venv --clear $(SITE_TOOLS)
-	@$(SITE_TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check 'mkdocs>=1.6,<2' 'mkdocs-material>=9.5,<10' 'mkdocstrings[python]>=0.29,<2' ruff
+	@.ci/install $(SITE_TOOLS) 'mkdocs>=1.6,<2' 'mkdocs-material>=9.5,<10' 'mkdocstrings[python]>=0.29,<2' ruff
 	@touch $@
 
 .PHONY: docs
@@ -172,7 +172,7 @@ docs: $(SITE_TOOLS)/.ready ## the documentation as a site: built, and served unt
 # What builds and judges a release: in an environment of its own, since only a release needs it.
 $(RELEASE_TOOLS)/.ready: Makefile
 	@"$(PYTHON)" -m venv --clear $(RELEASE_TOOLS)
-	@$(RELEASE_TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check 'build>=1.2,<2' 'twine>=6' 'cyclonedx-bom>=6,<8' 'kubernetes-validate>=1.31' 'check-jsonschema>=0.30'
+	@.ci/install $(RELEASE_TOOLS) 'build>=1.2,<2' 'twine>=6' 'cyclonedx-bom>=6,<8' 'kubernetes-validate>=1.31' 'check-jsonschema>=0.30'
 	@touch $@
 
 .PHONY: release
