@@ -33,7 +33,7 @@ _SMALL = {
     # A controller with nothing to say writes that down twice a second by default, for every node to read.
     "metadata.max.idle.interval.ms": "5000",
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
-    "broker.heartbeat.interval.ms": "500",
+    "broker.heartbeat.interval.ms": "1000",
     "broker.session.timeout.ms": "4000",
     # A topic with a misspelt name is an error here, as on most clusters in production.
     "auto.create.topics.enable": "false",
