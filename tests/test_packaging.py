@@ -142,8 +142,8 @@ def test_the_mapping_names_every_room() -> None:
     assert SETUPTOOLS["package-dir"] == {f"holdfast.{room}": room for room in ROOMS}
 
 
-ALL_DOCTESTS = ("", "not slow")
-"""Expressions of marks that leave no doctest out: the second is that of `make test`."""
+ALL_DOCTESTS = ("", "not slow", "not slow and not variant")
+"""Expressions of marks that leave no doctest out: the last is that of `make test`."""
 
 
 def collected(session: pytest.Session) -> list[str]:
