@@ -74,13 +74,13 @@ browser: ## look for Chromium, which the tests of the console drive; as root, in
 test: $(READY) ## each promise in its main case, on a real broker, databases and Spark (JOBS=3 for three processes, ARGS='-k claims' for some, LOAD=20 beside 20 busy programs a core)
 	@$(MAKE) --silent browser || true
 	@echo "== test"
-	@$(if $(LOAD),$(RUN)/python -P -m tests.support.busy $(LOAD)) $(RUN)/python -P -m pytest -q -m "$(TESTS)" $(if $(LOAD),--timeout=6000) --durations=10 $(if $(filter-out 1,$(JOBS)),--numprocesses=$(JOBS) --dist=loadfile --no-loadscope-reorder) $(ARGS)
+	@HOLDFAST_TEST_SCALE=$${HOLDFAST_TEST_SCALE:-0.5} $(if $(LOAD),$(RUN)/python -P -m tests.support.busy $(LOAD)) $(RUN)/python -P -m pytest -q -m "$(TESTS)" $(if $(LOAD),--timeout=6000) --durations=10 $(if $(filter-out 1,$(JOBS)),--numprocesses=$(JOBS) --dist=loadfile --no-loadscope-reorder) $(ARGS)
 
 .PHONY: variants
-variants: ## further cases of what make test shows: other databases, engines, commands and kinds of faults; then its random tests, four times as long (not with ARGS)
-	@$(MAKE) --silent test TESTS="variant and not slow"
+variants: ## further cases of what make test shows: other databases, engines, commands and kinds of faults; then its random tests, eight times as long (not with ARGS)
+	@HOLDFAST_TEST_SCALE=1 $(MAKE) --silent test TESTS="variant and not slow"
 ifeq ($(ARGS),)
-	@echo "== random tests, four times as long"
+	@echo "== random tests, eight times as long"
 	@HOLDFAST_TEST_SCALE=4 $(MAKE) --silent test TESTS="not slow and not variant$(PARTS:%= and not %)" JOBS=$(JOBS) \
 		ARGS="$$(grep -rl 'tests.support.scale import' tests --include='test_*.py' | tr '\n' ' ')"
 endif

@@ -97,9 +97,8 @@ def all_ready(app: Application) -> bool:
     )
 
 
-@pytest.mark.parametrize(
-    "away_s", [0, pytest.param(TIMES["transaction_timeout_s"] + 4, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("away_s", [0, TIMES["transaction_timeout_s"] + 4])
 def test_a_broker_killed_and_restarted_under_load_costs_nothing(
     frail: SessionBroker, frail_application: MakeApplication, away_s: float
 ) -> None:

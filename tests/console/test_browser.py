@@ -50,6 +50,8 @@ STILL = (
     "error",
 )
 """Pages that are not live."""
+MAIN = ("overview", "worker", "table", "group", "reset", "refused", "error")
+"""A page of each kind: live and still, with forms and without, and of an error."""
 WELL = "1 to look at"
 """All is well but a record that was refused, and so it stays."""
 FAKE_STREAM = (
@@ -289,9 +291,13 @@ def test_every_entry_of_the_menu_is_marked_where_one_is(tab: Tab) -> None:
         expect(page.locator("h1")).to_have_text(name)
 
 
-def test_pages_can_be_read_without_javascript(browser: Browser, system: System) -> None:
+@pytest.mark.variants("others")
+@pytest.mark.parametrize("shown", [True, False], ids=["main", "others"])
+def test_pages_can_be_read_without_javascript(browser: Browser, system: System, *, shown: bool) -> None:
     tab = Tab(browser, system.console.url, scripts=False)
-    for path in system.paths().values():
+    for name, path in system.paths().items():
+        if (name in MAIN) is not shown:
+            continue
         page = tab.open(path)
         expect(page.locator("h1")).to_be_visible()
         expect(page.locator("#live-toggle")).not_to_be_visible()

@@ -1,7 +1,7 @@
 """How hard the random tests try.
 
-`HOLDFAST_TEST_SCALE` says how many times as long as usual: `make fast` searches a fifth, since `make test`
-searches all of it before a change lands. `make variants` searches four times as long, and `make sim` forty.
+A test says how long it searches, and `HOLDFAST_TEST_SCALE` how many times that it does: half of it in
+`make test`, a fifth in `make fast`, four times in `make variants`, forty in `make sim`.
 """
 
 from __future__ import annotations

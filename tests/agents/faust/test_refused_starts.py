@@ -1,9 +1,9 @@
 """Workers that cannot start: each says why in one line, where and what to do, and leaves in bounded time with
 a code that is not 0.
 
-All are started at once, as real processes; a test looks at one of them. Those that are refused by the broker
-or for their stores have imported all by then: but for one, they are forked from a process that has done so
-too.
+All of a run are started at once, as real processes; a test looks at one of them. Those that are refused by
+the broker or for their stores have imported all by then: but for one, they are forked from a process that has
+done so too.
 """
 
 from __future__ import annotations
@@ -287,16 +287,21 @@ def _topics(
 @pytest.fixture(scope="module")
 @part("broker")
 def left(
-    broker: SessionBroker, guarded_broker: Guarded, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    broker: SessionBroker,
+    guarded_broker: Guarded,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[dict[str, Left]]:
     """Start all of the workers beside each other; give what each left."""
     TAKEN.bind(("127.0.0.1", 0))
-    folders = {name: tmp_path_factory.mktemp("refused") for name in REFUSALS}
+    asked = [each.nodeid for each in request.session.items]
+    names = [name for name in REFUSALS if any(each.endswith(f"[{name}]") for each in asked)]
+    folders = {name: tmp_path_factory.mktemp("refused") for name in names}
     processes: dict[str, fork_server.Process] = {}
     _wait_for_coordinator(broker)
     try:
-        for name, refusal in REFUSALS.items():
-            processes[name] = _start(refusal, folders[name], broker, guarded_broker)
+        for name in names:
+            processes[name] = _start(REFUSALS[name], folders[name], broker, guarded_broker)
         yield {
             name: Left(process.wait(DEADLINE_S), (folders[name] / "said").read_text())
             for name, process in processes.items()
@@ -370,6 +375,9 @@ def _wait_for_coordinator(broker: SessionBroker) -> None:
         consumer.close()
 
 
+@pytest.mark.variants(
+    "data_dir cannot be written", "the settings are missing", "a setting of the built-in application"
+)
 @pytest.mark.parametrize("name", REFUSALS)
 def test_a_worker_that_cannot_start_says_why_in_one_line(left: dict[str, Left], name: str) -> None:
     found = left[name]

@@ -393,7 +393,7 @@ def test_landings_racing_in_time_never_double_or_skip(
 def test_many_racing_landings_lose_and_double_nothing(
     settings: Settings, make_topic: MakeTopic, lake: Path
 ) -> None:
-    topic = make_topic({0: [Record(at, 1_000 + at, b"k", b"add k 1") for at in range(1_500)]})
+    topic = make_topic({0: [Record(at, 1_000 + at, b"k", b"add k 1") for at in range(600)]})
     options = LandOptions(engine="local", max_records=20)
 
     def until_all_is_landed(number: int) -> int:
@@ -410,7 +410,7 @@ def test_many_racing_landings_lose_and_double_nothing(
 
     with ThreadPoolExecutor(4) as pool:
         lost = list(pool.map(until_all_is_landed, range(4)))
-    assert places(bronze_path(str(lake), topic)) == [(0, at) for at in range(1_500)]
+    assert places(bronze_path(str(lake), topic)) == [(0, at) for at in range(600)]
     assert fold_of(topic, settings, "bronze", lake) == fold_of(topic, settings, "topic", lake)
     assert sum(lost) > 10, "they raced"
 
