@@ -207,7 +207,7 @@ def test_a_broker_frozen_for_a_minute_costs_nothing(
     freeze(frail, frail_application, seconds=seconds, seed=73)
 
 
-@pytest.mark.variant
+@pytest.mark.slow
 def test_sigterm_without_a_broker_ends_a_worker_in_time(
     frail: SessionBroker, frail_application: MakeApplication
 ) -> None:
