@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections.abc import Iterator
 from operator import itemgetter
 from pathlib import Path
@@ -35,6 +36,7 @@ __all__ = ["broker", "disturbed_broker", "fresh_topic", "holdfast_broker"]
 WITHOUT_PARTS = bool(os.environ.get("TESTS_WITHOUT_PARTS"))
 DESK = pytest.StashKey[shared_broker.Desk]()
 IDS = pytest.StashKey[Path]()
+REFUSED = pytest.StashKey[str]()
 SCOUT = "gw0"
 """The process that collects everything."""
 
@@ -49,7 +51,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Mark each test with the parts it needs, and put what runs long first."""
     mark(items)
     if config.args_source is pytest.Config.ArgsSource.TESTPATHS:
-        variants.check(items)
+        try:
+            variants.check(items)
+        except pytest.UsageError as error:
+            config.stash[REFUSED] = str(error)
+            raise
     schedule.order(items)
 
 
@@ -82,7 +88,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.enable()
     given = getattr(session.config, "workerinput", {})
     if (ids := given.get("ids")) is not None and given["workerid"] == SCOUT:
-        collecting.share(session, Path(ids))
+        collecting.share(session, Path(ids), session.config.stash.get(REFUSED, None))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -107,9 +113,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> schedule.Gro
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """End the broker of several processes."""
+    """End the broker of several processes, and say why they collected nothing."""
     if (desk := config.stash.get(DESK, None)) is not None:
         desk.close()
+    if (ids := config.stash.get(IDS, None)) is not None and (why := collecting.refused(ids)):
+        print(f"ERROR: {why}", file=sys.stderr)
 
 
 @pytest.fixture(scope="session")

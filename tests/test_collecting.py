@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support import collecting
-from tests.support.collecting import Known, Later, collect_later, share
+from tests.support.collecting import Known, Later, collect_later, refused, share
 
 ROOT = Path("/project")
 IDS = [
@@ -138,6 +138,17 @@ def test_ids_go_from_one_process_to_the_others(session: Any, tmp_path: Path) -> 
     ]
     assert session.collected[-1] == "finish", "conftests of folders that pytest did not see by then are lost"
     assert list(tmp_path.iterdir()) == [ids], "what is written is whole when it has its name"
+
+
+def test_what_the_first_process_refuses_no_other_runs(session: Any, tmp_path: Path) -> None:
+    ids = tmp_path / "ids.json"
+    assert refused(ids) is None
+    share(Node(items=[Known(each) for each in IDS]), ids, "variants alone")  # type: ignore[arg-type]
+    assert refused(ids) == "variants alone"
+    collect_later(session, ids, lambda made: None)
+    with pytest.raises(pytest.UsageError, match="variants alone"):
+        session.perform_collect()
+    assert session.finished == []
 
 
 def test_without_ids_a_process_collects_as_usual(

@@ -104,11 +104,20 @@ def _file(nodeid: str) -> str:
     return nodeid.partition("::")[0]
 
 
-def share(session: pytest.Session, ids: Path) -> None:
-    """Write the ids of the tests of *session*, in their order, for the other processes of the run."""
+def share(session: pytest.Session, ids: Path, refused: str | None = None) -> None:
+    """Write the ids of the tests of *session*, in their order, for the other processes of the run; or why
+    there are none.
+    """
     whole = ids.with_name(f"{ids.name}.{os.getpid()}")
-    whole.write_text(json.dumps([each.nodeid for each in session.items]), encoding="utf-8")
+    told = {"refused": refused} if refused else [each.nodeid for each in session.items]
+    whole.write_text(json.dumps(told), encoding="utf-8")
     whole.replace(ids)
+
+
+def refused(ids: Path) -> str | None:
+    """Return why the first process wrote no ids, None where it did or is not yet through."""
+    told = json.loads(ids.read_text(encoding="utf-8")) if ids.exists() else None
+    return told["refused"] if isinstance(told, dict) else None
 
 
 def collect_later(session: pytest.Session, ids: Path, prepare: Prepare) -> None:
@@ -125,6 +134,8 @@ def collect_later(session: pytest.Session, ids: Path, prepare: Prepare) -> None:
             if time.monotonic() > until_s:
                 return usual()
             time.sleep(_POLL_S)
+        if (why := refused(ids)) is not None:
+            raise pytest.UsageError(why)
         items = Later(session, json.loads(ids.read_text(encoding="utf-8")), prepare)
         items.look_into_folders()
         session.items = items  # type: ignore[assignment]
