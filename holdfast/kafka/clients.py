@@ -8,6 +8,7 @@ client raised while it was calling back lets go of the client.
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -48,6 +49,8 @@ class Reader(Consumer):
         if self._closing:
             return
         self._closing = True
+        if sys.is_finalizing():  # no other thread runs any more; the process takes its connections with it
+            return
         ended: Future[None] = Future()
 
         def end() -> None:
@@ -58,7 +61,7 @@ class Reader(Consumer):
 
         try:
             threading.Thread(target=end, name="holdfast-close", daemon=True).start()
-        except RuntimeError:  # the interpreter is ending, and starts no more threads
+        except RuntimeError:  # newer interpreters that are ending say so here
             return
         try:
             ended.result(CLOSE_S)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,6 +16,8 @@ from confluent_kafka import Consumer, KafkaError, KafkaException
 from holdfast.kafka import clients
 from holdfast.kafka.clients import CRITICAL, make_admin, make_member, make_reader, make_writer
 from tests.kafka.hung_reader import HungReader, RefusingReader
+from tests.support.patience import DEADLINE_S
+from tests.support.places import ROOT
 
 MAKERS: list[tuple[Callable[..., Any], str]] = [
     (make_reader, "Reader"),
@@ -93,3 +98,35 @@ def test_what_closing_a_reader_raises_is_raised() -> None:
 def test_what_librdkafka_refuses_is_raised() -> None:
     with pytest.raises(KafkaException, match=r"no\.such\.property"):
         make_writer({"no.such.property": 1})
+
+
+LEFT = """
+from holdfast.kafka.clients import make_reader
+
+
+def read():
+    reader = make_reader({"bootstrap.servers": "127.0.0.1:1", "group.id": "g", "log_level": 0})
+    try:
+        while True:
+            yield reader.poll(0)
+    finally:
+        reader.close()
+
+
+records = read()
+next(records)
+"""
+
+
+@pytest.mark.process
+def test_a_reader_that_is_closed_as_the_interpreter_ends_keeps_it_from_nothing() -> None:
+    """No thread runs any more then, and one that was waited for never began."""
+    ended = subprocess.run(
+        [sys.executable, "-P", "-c", LEFT],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
