@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Annotated
 
@@ -371,23 +373,27 @@ def reset_offsets(
 ) -> None:
     aim = _aim(to_earliest, to_latest, to_offset, to_datetime, by_duration, shift_by)
     scope = parse_scope(topic or ())
-    with _open(context, timeout) as admin:
+    with ExitStack() as stack:
+        # Until its moves are shown: a signal would make a reset that was carried out look like a failure.
+        stop = stack.enter_context(stopped_by_signals()) if execute else None
+        admin = stack.enter_context(_open(context, timeout))
         plan = admin.plan_reset(group, aim, scope, kind)
-        moves = _carried_out(admin, plan, wait) if execute else plan.moves
-    show([_move(move) for move in moves], MOVE_COLUMNS, output_of(context))
+        moves = plan.moves if stop is None else _carried_out(admin, plan, wait, stop)
+        show([_move(move) for move in moves], MOVE_COLUMNS, output_of(context))
     if not execute:
         note("nothing was changed: this is what --execute would do as things stand")
 
 
-def _carried_out(admin: GroupAdmin, plan: ResetPlan, wait_s: float) -> tuple[Move, ...]:
-    with stopped_by_signals() as stop:
-        try:
-            return admin.reset_offsets(plan, deadline_s=wait_s, tell=_teller(), is_stopping=stop.is_set)
-        except GroupError as error:
-            if not stop.is_set():
-                raise
-            note("\n".join([str(error), *getattr(error, "__notes__", ())]))
-            raise typer.Exit(INTERRUPTED) from None
+def _carried_out(
+    admin: GroupAdmin, plan: ResetPlan, wait_s: float, stop: threading.Event
+) -> tuple[Move, ...]:
+    try:
+        return admin.reset_offsets(plan, deadline_s=wait_s, tell=_teller(), is_stopping=stop.is_set)
+    except GroupError as error:
+        if not stop.is_set():
+            raise
+        note("\n".join([str(error), *getattr(error, "__notes__", ())]))
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def _aim(

@@ -309,10 +309,15 @@ def test_a_reset_tells_each_step_once(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @pytest.mark.variants(
-    "waiting for-SIGINT", "paused-SIGTERM", "paused-SIGINT", "claimed-SIGINT", "decided-SIGINT"
+    "waiting for-SIGINT",
+    "paused-SIGTERM",
+    "paused-SIGINT",
+    "claimed-SIGINT",
+    "decided-SIGINT",
+    "resumed-SIGTERM",
 )
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda each: each.name)
-@pytest.mark.parametrize("line", ["paused", "waiting for", "claimed", "decided"])
+@pytest.mark.parametrize("line", ["paused", "waiting for", "claimed", "decided", "resumed"])
 def test_a_reset_that_is_terminated_leaves_no_group_paused(
     desk: GroupDesk, run: Run, line: str, number: signal.Signals
 ) -> None:
@@ -330,7 +335,7 @@ def test_a_reset_that_is_terminated_leaves_no_group_paused(
                 *("--to-earliest", "--execute", "--timeout", str(DEADLINE_S), *given),
             ],
             env={**os.environ, "PYTHONPATH": str(ROOT)},
-            stdout=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
@@ -341,10 +346,11 @@ def test_a_reset_that_is_terminated_leaves_no_group_paused(
         assert lines(run("describe", "shop", "--state")[1])[1][4] == "Paused"
     for _ in range(2):  # as who ends a group of processes may reach one of them twice
         process.send_signal(number)
-    _, more = process.communicate(timeout=DEADLINE_S)
+    shown, more = process.communicate(timeout=DEADLINE_S)
     assert "Traceback" not in more
-    if line == "decided":
+    if line in ("decided", "resumed"):
         assert process.returncode == 0
+        assert topic in shown
     elif process.returncode or line == "waiting for":
         assert process.returncode == 130
         assert "stopped before it was decided: every partition keeps its offset" in more
