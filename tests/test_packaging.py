@@ -142,14 +142,17 @@ def test_the_mapping_names_every_room() -> None:
     assert SETUPTOOLS["package-dir"] == {f"holdfast.{room}": room for room in ROOMS}
 
 
-ALL_DOCTESTS = ("", "not slow", "not slow and not variant")
-"""Expressions of marks that leave no doctest out: the last is that of `make test`."""
+def all_doctests() -> tuple[str, str]:
+    """Return the expressions of marks that leave no doctest out: none, and that of `make test`."""
+    of_make = re.search(r"^TESTS \?= (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert of_make, "the Makefile says by TESTS what `make test` runs"
+    return "", of_make[1]
 
 
 def collected(session: pytest.Session) -> list[str]:
     """Return the ids of all doctests of the product: this run's own, where it has collected them."""
     chosen = session.config.option
-    all_of_them = chosen.markexpr in ALL_DOCTESTS and not (chosen.keyword or chosen.deselect)
+    all_of_them = chosen.markexpr in all_doctests() and not (chosen.keyword or chosen.deselect)
     if PRODUCT in session.config.args and all_of_them:
         return [item.nodeid for item in session.items if not item.nodeid.startswith("tests/")]
     listing = ("-m", "pytest", "--collect-only", "-q", PRODUCT, "-p", "no:cacheprovider")
