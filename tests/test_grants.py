@@ -73,7 +73,7 @@ from holdfast.streams import Filter
 from tests.agents.clerks import clerks_app
 from tests.chaos.counting import processors
 from tests.outbox.databases import FreshOutbox
-from tests.outbox.harvest.test_fenced import Slow
+from tests.outbox.harvesting import SlowProducer
 from tests.support.harness import Application, running, wait_for
 from tests.support.kafka_clients import clients_alive
 from tests.support.patience import DEADLINE_S
@@ -621,7 +621,7 @@ def test_rows_for_topics_that_may_only_be_seen_hold_up_no_others(
     )
 
 
-@pytest.mark.parametrize("make_producer", [Producer, Slow])
+@pytest.mark.parametrize("make_producer", [Producer, SlowProducer])
 def test_a_progress_topic_that_may_not_be_written_to_is_told_with_the_cure_and_nobody_is_fenced(
     guarded: Guarded, tmp_path: Path, capfd: pytest.CaptureFixture[str], make_producer: type[Producer]
 ) -> None:

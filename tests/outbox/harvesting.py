@@ -290,6 +290,14 @@ class TrappedRows(OutboxRows):
         return found
 
 
+class SlowProducer(Producer):
+    """Hears of each record before it takes the next."""
+
+    def produce(self, *args: Any, **more: Any) -> None:
+        super().produce(*args, **more)
+        time.sleep(0.2)
+
+
 class FaultyProducer(Producer):
     """A producer that fails now and then: refuses to queue, loses what is queued, does not say how a
     commit ended.

@@ -29,6 +29,7 @@ from tests.outbox.harvesting import (
     Alone,
     FaultyProducer,
     Rig,
+    SlowProducer,
     ends,
     flaws,
     harvest_process,
@@ -309,15 +310,7 @@ def test_no_row_is_sent_before_the_progress_has_arrived(rig: Rig) -> None:
     rig.prove()
 
 
-class Slow(Producer):
-    """Hears of each record before it takes the next."""
-
-    def produce(self, *args: Any, **more: Any) -> None:
-        super().produce(*args, **more)
-        time.sleep(0.2)
-
-
-@pytest.mark.parametrize("make_producer", [Producer, Slow])
+@pytest.mark.parametrize("make_producer", [Producer, SlowProducer])
 def test_a_progress_topic_that_refuses_is_told_and_no_row_is_blamed(
     rig: Rig, make_producer: type[Producer]
 ) -> None:
