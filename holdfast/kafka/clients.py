@@ -59,10 +59,7 @@ class Reader(Consumer):
             except BaseException as error:  # noqa: BLE001  raised to the caller
                 ended.set_exception(error)
 
-        try:
-            threading.Thread(target=end, name="holdfast-close", daemon=True).start()
-        except RuntimeError:  # newer interpreters that are ending say so here
-            return
+        threading.Thread(target=end, name="holdfast-close", daemon=True).start()
         try:
             ended.result(CLOSE_S)
         except TimeoutError:
