@@ -374,7 +374,7 @@ def reset_offsets(
     aim = _aim(to_earliest, to_latest, to_offset, to_datetime, by_duration, shift_by)
     scope = parse_scope(topic or ())
     with ExitStack() as stack:
-        # Until its moves are shown: a signal would make a reset that was carried out look like a failure.
+        # Signals wait until the moves are shown: else a reset that was carried out may look as if it failed.
         stop = stack.enter_context(stopped_by_signals()) if execute else None
         admin = stack.enter_context(_open(context, timeout))
         plan = admin.plan_reset(group, aim, scope, kind)

@@ -33,6 +33,7 @@ _SMALL = {
     # A controller with nothing to say writes that down twice a second by default, for every node to read.
     "metadata.max.idle.interval.ms": "5000",
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
+    # A heartbeat costs a broker that has just started some 30 ms of a processor; four fit into its session.
     "broker.heartbeat.interval.ms": "1000",
     "broker.session.timeout.ms": "4000",
     # A topic with a misspelt name is an error here, as on most clusters in production.
