@@ -177,7 +177,7 @@ def _settled(rows: list[str]) -> list[str]:
         elif told.get("name") == "offsets_committed":
             committed |= {str(each["partition"]): each["offset"] for each in told["offsets"]}
         elif told.get("partitions") != []:
-            left.append(json.dumps(told) if told else row)
+            left.append(json.dumps(told, sort_keys=True) if told else row)
     totals = (("read", dict(read)), ("committed", committed))
     return sorted(left, key=_in_numbers) + [
         f"{what} {dict(sorted(each.items()))}" for what, each in totals if each

@@ -12,6 +12,7 @@ import pytest
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.embedded.apis.handlers import HANDLERS
 from holdfast.embedded.kafka import EmbeddedKafka
+from holdfast.embedded.protocol.codes import KafkaCode
 from tests.embedded.transcripts.guarded import Guarded, GuardedKafka, guarded_embedded
 from tests.embedded.transcripts.guarded_sessions import SCENARIOS as GUARDED_SCENARIOS
 from tests.embedded.transcripts.recording import GUARDED, recorded, told, told_guarded
@@ -30,7 +31,18 @@ def test_the_embedded_broker_answers_what_kafka_did(embedded: EmbeddedKafka, nam
 
 @pytest.mark.parametrize("name", NAMES)
 def test_kafka_answers_what_it_did(broker: SessionBroker, name: str) -> None:
-    assert told(broker.bootstrap, name) == recorded()[name]
+    assert not_alone(told(broker.bootstrap, name)) == not_alone(recorded()[name])
+
+
+def not_alone(lines: list[str]) -> list[str]:
+    """Return *lines* as Kafka may tell them to one of many clients: it verifies the open transactions of all
+    writes of a moment together, and refuses each of them in the words that the first understands.
+
+    >>> not_alone(['Produce 11: {"error_code": 120}', 'Produce 10: {"error_code": 48}'])
+    ['Produce 11: {"error_code": 48}', 'Produce 10: {"error_code": 48}']
+    """
+    newer, older = KafkaCode.TRANSACTION_ABORTABLE, KafkaCode.INVALID_TXN_STATE
+    return [line.replace(f'"error_code": {newer:d}', f'"error_code": {older:d}') for line in lines]
 
 
 @pytest.fixture(scope="module")
