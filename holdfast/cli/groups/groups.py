@@ -394,6 +394,10 @@ def _carried_out(
             raise
         note("\n".join([str(error), *getattr(error, "__notes__", ())]))
         raise typer.Exit(INTERRUPTED) from None
+    except BrokerError as error:
+        if stop.is_set():
+            error.add_note("a signal had asked to give the reset up")
+        raise
 
 
 def _aim(

@@ -9,16 +9,20 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, NoReturn, cast
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from holdfast.cli.__main__ import main
-from holdfast.cli.groups.groups import _teller
-from holdfast.clients.groups.records import ResetProgress, ResetStep
+from holdfast.cli.asked import StopRequest
+from holdfast.cli.groups.groups import _carried_out, _teller
+from holdfast.clients.groups.admin import GroupAdmin, ResetPlan
+from holdfast.clients.groups.records import GroupKind, ResetProgress, ResetStep
 from holdfast.core.claims.lanes import lane_topic
-from holdfast.core.claims.resets import RESETS_TOPIC
+from holdfast.core.claims.resets import RESETS_TOPIC, Aim, Where
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
+from holdfast.errors import BrokerError
 from holdfast.pipeline.topic import TopicLog
 from tests.support.group_desk import GroupDesk
 from tests.support.harness import wait_for
@@ -306,6 +310,23 @@ def test_a_reset_tells_each_step_once(capsys: pytest.CaptureFixture[str]) -> Non
         tell(progress)
     line = "waiting for anna to give back 1 partition"
     assert capsys.readouterr().err.splitlines() == [line, f"{ResetStep.MOVING} 1/4", line]
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_broker_that_is_lost_hides_no_signal(asked: bool) -> None:
+    """The outage alone was told, and that the reset had been given up before it was not."""
+
+    class Lost:
+        def reset_offsets(self, plan: ResetPlan, *, is_stopping: Callable[[], bool], **how: Any) -> NoReturn:
+            raise BrokerError("Kafka is away")
+
+    stop = StopRequest()
+    if asked:
+        stop.set()
+    plan = ResetPlan(group="shop", kind=GroupKind.CLAIM, aim=Aim(Where.EARLIEST), moves=())
+    with pytest.raises(BrokerError) as lost:
+        _carried_out(cast(GroupAdmin, Lost()), plan, 1.0, stop)
+    assert getattr(lost.value, "__notes__", []) == ["a signal had asked to give the reset up"] * asked
 
 
 @pytest.mark.variants(
