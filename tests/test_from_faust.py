@@ -219,6 +219,7 @@ def cents_of(spending: Mapping[str, list[int]]) -> dict[str, int]:
     return {customer: cents for customer, (_, cents) in spending.items()}
 
 
+@pytest.mark.slow
 def test_an_application_moves_in_three_steps_and_nothing_is_counted_twice(desk: Desk) -> None:
     text = desk.program("desk")
     assert HERE in text

@@ -688,7 +688,13 @@ JOBS: dict[str, MakeJob] = {
 
 
 @pytest.mark.variants(
-    "resetter", "replayer", "claim client, balanced", "reader", "worker of agents", "harvester, mark"
+    "resetter",
+    "replayer",
+    "claim client, balanced",
+    "reader",
+    "worker of agents",
+    "harvester, mark",
+    "administrator",
 )
 @pytest.mark.parametrize("role", JOBS)
 def test_a_role_does_its_job_with_exactly_its_grants(role: str, guarded: Guarded, tmp_path: Path) -> None:

@@ -177,6 +177,7 @@ def test_imports_of_others_and_looks_for_a_package_are_left_alone(
     assert python(light, tmp_path, code).stdout == "No module named 'faust'\nNone\n"
 
 
+@pytest.mark.variant
 def test_the_command_shows_its_help_and_settings(light: Installation, tmp_path: Path) -> None:
     lines = [*([noun, "--help"] for noun in COMMANDS), ["config"], ["doctor", "--offline"], ["new", "faust"]]
     for words, (code, out, errors) in zip(lines, commands(light, tmp_path, lines), strict=True):

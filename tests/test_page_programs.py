@@ -288,6 +288,7 @@ def test_the_readmes_members_by_ranges_share_one_partition_and_get_each_message_
     broker.delete_topics([dead])
 
 
+@pytest.mark.variant
 def test_the_producers_page_sends_stamped_records(
     tmp_path: Path, broker: SessionBroker, fresh_topic: FreshTopic, installations: Installations
 ) -> None:

@@ -231,6 +231,7 @@ def test_offsets_are_committed_up_to_the_first_job_that_is_not_acked(jobs: Jobs)
     worker.stop()
 
 
+@pytest.mark.variant
 def test_a_worker_ends_although_the_group_shares_out_anew_meanwhile(
     broker: SessionBroker, tmp_path: Path
 ) -> None:
@@ -269,6 +270,7 @@ def test_no_lag_is_left_behind_a_marker(jobs: Jobs) -> None:
             )
 
 
+@pytest.mark.variant
 def test_jobs_are_done_at_least_once_while_workers_come_and_go(two: Jobs) -> None:
     count = 200
     first, second = two.worker(), two.worker()

@@ -30,6 +30,7 @@ answered.
 """
 
 
+@pytest.mark.slow
 def test_a_leader_whose_clock_goes_back_is_folded_live_as_in_a_replay(
     broker: SessionBroker, tmp_path: Path
 ) -> None:

@@ -11,6 +11,8 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from tests.chaos.conftest import MakeApplication
 from tests.support.harness import Worker, wait_for
 from tests.support.patience import DEADLINE_S
@@ -64,6 +66,7 @@ def small_disk(folder: Path) -> Iterator[Disk]:
         disk.close()
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_the_worker_with_a_clear_message_and_costs_nothing(
     application: MakeApplication,
 ) -> None:

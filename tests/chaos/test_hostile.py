@@ -113,6 +113,7 @@ def prove_beside_harm(app: Application, acked: int) -> None:
     prove(app, noted=NOTE)
 
 
+@pytest.mark.slow
 def test_a_hostile_producer_changes_no_count_and_stops_nobody(application: MakeApplication) -> None:
     app = application(partitions=PARTITIONS)
     fleet = [app.worker().start(), app.worker().start()]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from holdfast.core.engine.merge.choices import VectorMarker
 from holdfast.pipeline.bronze.extent import Until
 from holdfast.pipeline.replay import ReplayOptions, replay
@@ -11,6 +13,7 @@ from holdfast.pipeline.verify.table import read_live
 from tests.chaos.conftest import MakeJoin
 
 
+@pytest.mark.slow
 def test_a_replay_comes_back_to_where_the_table_was(join: MakeJoin) -> None:
     app = join()
     worker = app.worker(source_wait_ms=0).start(JOIN_LIE="1").wait_ready()

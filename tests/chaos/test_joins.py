@@ -38,6 +38,7 @@ def test_two_sources_are_joined_live_as_their_logs_and_choices_say(join: MakeJoi
     assert app.command("topics", "check").returncode == 0
 
 
+@pytest.mark.variant
 def test_wrong_guesses_cost_barriers_which_restores_and_replays_obey(join: MakeJoin) -> None:
     app = join()
     worker = app.worker(source_wait_ms=0).start(JOIN_LIE="1").wait_ready()
@@ -117,6 +118,7 @@ def test_one_source_that_ticks_is_folded_live_and_by_the_next_owner(join: MakeJo
     assert all(each.choices for each in outcomes.values())
 
 
+@pytest.mark.variant
 def test_windows_of_an_idle_source_tell_their_final_results_by_ticks_and_once(join: MakeJoin) -> None:
     app = join(alone=True, windows=True)
     worker = app.worker().start().wait_ready()
@@ -156,6 +158,7 @@ def test_what_cannot_be_read_of_one_source_is_skipped_and_the_other_goes_on_behi
     assert (verdict.equal, verdict.records, verdict.skipped) == (True, 4, HIDDEN)
 
 
+@pytest.mark.variant
 def test_standbys_serve_a_table_of_several_sources_and_tell_how_far_each_is(join: MakeJoin) -> None:
     app = join(partitions=1, standbys=1)
     fleet = [app.worker().start() for _ in range(2)]

@@ -144,6 +144,7 @@ def test_a_worker_does_not_start_on_topics_that_could_refuse_what_a_fold_makes(
     prove(app)
 
 
+@pytest.mark.variant
 def test_a_topic_that_refuses_while_a_worker_runs_holds_its_partition_until_it_is_set_right(
     application: MakeApplication,
 ) -> None:

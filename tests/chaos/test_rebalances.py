@@ -104,6 +104,7 @@ def test_partitions_that_stay_are_kept_open_and_only_the_others_are_restored(
     prove(app, load.stop())
 
 
+@pytest.mark.variant
 def test_a_standby_follows_and_takes_over_with_only_the_tail_to_read(application: MakeApplication) -> None:
     app = application(partitions=2, standbys=1)
     load = app.load(rate=4_000, limit=20_000, seed=64)

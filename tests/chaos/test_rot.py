@@ -210,6 +210,7 @@ def test_the_store_knows_its_notes(application: MakeApplication) -> None:
     assert row_key("k")[:1] == b"\x02"
 
 
+@pytest.mark.variant
 def test_the_background_check_finds_a_changed_row_by_itself_and_rebuilds_the_store(
     application: MakeApplication,
 ) -> None:

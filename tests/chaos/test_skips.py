@@ -91,7 +91,7 @@ def until(shop: Application, worker: Worker, offset: int) -> None:
     )
 
 
-@pytest.mark.variants("True")
+@pytest.mark.variant
 @pytest.mark.parametrize("transactional", [False, True])
 def test_by_setting_a_worker_goes_past_it_at_once_and_every_other_obeys(
     application: MakeApplication, transactional: bool

@@ -36,6 +36,7 @@ def noted(shop: Application, processor: str) -> list[tuple[int, int, str]]:
     return [(each.offset, each.batch.last, each.batch.codec) for each in found if each.batch is not None]
 
 
+@pytest.mark.slow
 def test_a_worker_makes_the_skip_that_was_asked_for_and_goes_on(application: MakeApplication) -> None:
     shop = application(partitions=1, unpacked_batch_bytes=MIB)
     counts = shop.processors[0]

@@ -72,6 +72,7 @@ def test_a_step_restores_its_position_alone_and_has_no_rows_to_ask_for(chain: Ma
     assert "stateless step" in answer
 
 
+@pytest.mark.variant
 def test_a_step_that_is_raised_alone_is_refused_with_the_list_of_what_to_raise(chain: MakeSteps) -> None:
     app = chain()
     old = app.worker().start().wait_ready()

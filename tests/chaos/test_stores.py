@@ -139,6 +139,7 @@ def test_a_changelog_deleted_and_made_again_is_rebuilt_from_the_source(applicati
     prove(app, from_source=True)
 
 
+@pytest.mark.variant
 def test_a_changelog_made_again_under_a_running_worker_is_never_taken_for_the_state(
     application: MakeApplication,
 ) -> None:

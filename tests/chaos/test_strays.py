@@ -135,7 +135,7 @@ def test_the_table_goes_on_from_its_last_good_state(
     assert f"{name}: equal" in holdfast(app, "verify", name, "--engine", "local")
 
 
-@pytest.mark.variants("--rebuild")
+@pytest.mark.variant
 @pytest.mark.parametrize("way", ["--rebuild", "--applied"])
 def test_the_table_is_made_anew_from_its_source(application: MakeApplication, way: str) -> None:
     app = application(partitions=2, instance_id="only")

@@ -48,6 +48,7 @@ def field(broker: SessionBroker, fresh_topic: FreshTopic) -> Iterator[Field]:
         yield found
 
 
+@pytest.mark.variant
 @scenario
 async def test_claim_members_go_on_and_a_newcomer_joins_beyond_hostile_batches(
     broker: SessionBroker, ground: Ground

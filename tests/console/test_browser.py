@@ -291,7 +291,7 @@ def test_every_entry_of_the_menu_is_marked_where_one_is(tab: Tab) -> None:
         expect(page.locator("h1")).to_have_text(name)
 
 
-@pytest.mark.variants("others")
+@pytest.mark.variant
 @pytest.mark.parametrize("shown", [True, False], ids=["main", "others"])
 def test_pages_can_be_read_without_javascript(browser: Browser, system: System, *, shown: bool) -> None:
     tab = Tab(browser, system.console.url, scripts=False)
@@ -435,6 +435,7 @@ def test_how_long_rows_of_an_outbox_wait_is_told(tab: Tab, system: System) -> No
     assert all(re.fullmatch(r"[0-9.]+ (ms|s|min)", each) for each in waited), waited
 
 
+@pytest.mark.variant
 def test_a_workers_own_port_has_the_same_pages(browser: Browser, system: System) -> None:
     tab = Tab(browser, system.workers[1].url)
     page = tab.open("/console")

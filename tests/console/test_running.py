@@ -103,6 +103,7 @@ def test_groups_are_shown_as_they_work(
     console.wait_shown("/groups/view?kind=claim&name=nobody", "no client has ever claimed")
 
 
+@pytest.mark.variant
 def test_a_refused_record_is_found_with_its_reason_and_its_place_in_the_log(
     fleet: Fleet, broker: SessionBroker, start: Callable[..., RunningConsole]
 ) -> None:
@@ -310,6 +311,7 @@ def read_values(broker: SessionBroker, topic: str) -> list[bytes]:
     return values
 
 
+@pytest.mark.variant
 def test_a_broker_that_is_away_is_told_and_ends_nothing(
     fleet: Fleet, start: Callable[..., RunningConsole]
 ) -> None:

@@ -158,6 +158,7 @@ asyncio.run(run(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])))
 """  # noqa: E501
 
 
+@pytest.mark.variant
 def test_memory_stays_within_its_bound_whatever_is_sent(broker: SessionBroker) -> None:
     topic = broker.create_topic("bombs", partitions=4, config={"max.message.bytes": str(64 * MIB)})
     for partition, codec in enumerate(CODECS):

@@ -172,6 +172,7 @@ def test_a_frozen_leader_has_stopped_before_its_successor_begins(contest: Callab
         frozen.communicate(timeout=DEADLINE_S)
 
 
+@pytest.mark.variant
 @pytest.mark.parametrize("times", [3, pytest.param(20, marks=pytest.mark.slow)])
 def test_standbys_that_come_and_go_do_not_move_the_leader(
     contest: Callable[..., Contest], times: int

@@ -39,7 +39,7 @@ def settings(broker: SessionBroker) -> Iterator[HarvestSettings]:
     broker.delete_topics([*own, *made])
 
 
-@pytest.mark.variant
+@pytest.mark.slow
 def test_commands_are_heard_and_answered_beyond_hostile_batches(
     broker: SessionBroker, settings: HarvestSettings
 ) -> None:
@@ -59,6 +59,7 @@ def test_commands_are_heard_and_answered_beyond_hostile_batches(
         follower.close(DEADLINE_S)
 
 
+@pytest.mark.slow
 def test_a_leader_hears_itself_beyond_hostile_batches(
     broker: SessionBroker, settings: HarvestSettings
 ) -> None:

@@ -203,6 +203,7 @@ def without_digest(record: Record) -> Record:
     return replace(record, headers=tuple(header for header in record.headers if header[0] != DIGEST))
 
 
+@pytest.mark.variant
 def test_changed_and_moved_records_are_found_by_both_engines_and_older_ones_counted(
     spark: SparkSession, settings: Settings, make_topic: MakeTopic, lake: Path
 ) -> None:

@@ -171,6 +171,7 @@ def test_an_until_that_says_two_things_or_nothing_is_refused(text: str) -> None:
         parse_until(text)
 
 
+@pytest.mark.variant
 @pytest.mark.long
 def test_a_cut_that_forgot_ticks_would_be_found() -> None:
     """The planted fault: a cut by records alone."""

@@ -16,6 +16,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from holdfast.clients.tables.client import Answer, TableClient
 from holdfast.core.claims.claim_keys import claim_key
 from holdfast.core.claims.claim_rows import Claim, GuardedRow
@@ -190,6 +192,7 @@ class Run:
                 self.found[how] += 1
 
 
+@pytest.mark.slow
 def test_two_workers_agree_with_the_go_library_at_every_sample(broker: SessionBroker, tmp_path: Path) -> None:
     fleet = Fleet(
         broker, tmp_path, app="capture", partitions=PARTITIONS, standbys=1, compat_view=True

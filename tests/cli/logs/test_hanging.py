@@ -109,7 +109,7 @@ def everywhere(*values: bytes) -> dict[int, list[bytes]]:
     return {partition: list(values) for partition in range(PARTITIONS)}
 
 
-@pytest.mark.variants("abort")
+@pytest.mark.variant
 @pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
 def test_a_transaction_without_its_markers_is_ended_as_was_decided(
     frail: SessionBroker, desk: Desk, commit: bool

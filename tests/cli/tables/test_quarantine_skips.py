@@ -123,6 +123,7 @@ def refused(run: Run, shop: Shop, offset: int, *arguments: str, topic: str | Non
     return err
 
 
+@pytest.mark.variant
 def test_bombs_are_shown_and_only_with_execute_asked_to_be_skipped(shop: Shop, run: Run) -> None:
     send(shop.broker, shop.source, "none", [b"good"])
     for codec in CODECS:

@@ -278,6 +278,7 @@ def command(folder: Path, *arguments: str, **variables: str) -> Iterator[subproc
             process.kill()
 
 
+@pytest.mark.variant
 @pytest.mark.process
 def test_two_workers_serve_a_table_and_one_that_is_killed_comes_back(tmp_path: Path) -> None:
     (tmp_path / "counting.py").write_text(PROGRAM)

@@ -174,6 +174,7 @@ async def test_a_static_member_restarted_within_its_session_finds_its_partitions
             assert settled([again, other], PARTITIONS)
 
 
+@pytest.mark.variant
 @scenario
 async def test_a_killed_member_s_part_goes_to_the_others_and_new_partitions_are_shared(
     broker: SessionBroker, ground: BalancedGround

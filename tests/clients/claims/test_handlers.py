@@ -45,7 +45,7 @@ def given_back(consumer: ClaimConsumer | BlockingClaimConsumer) -> list[ReleaseR
     return [each.reason for each in consumer.recent_events if each.event is Event.RELEASING]
 
 
-@pytest.mark.variants("{'queue_messages': 5}", "{'lanes': 2}")
+@pytest.mark.variants("{'queue_messages': 5}", "{'lanes': 2}", "{'delivery': 'at-most-once'}")
 @pytest.mark.parametrize(
     "named", [{}, {"delivery": "at-most-once"}, {"lanes": 2}, {"queue_messages": 5}], ids=str
 )

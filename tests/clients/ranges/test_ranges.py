@@ -254,6 +254,7 @@ async def test_what_was_failed_comes_again_and_what_is_lost_cannot_be_done(field
         await again.done()
 
 
+@pytest.mark.variant
 @scenario
 async def test_a_handler_that_holds_up_the_event_loop_for_several_leases_keeps_its_block(
     field: Field,
@@ -399,6 +400,7 @@ async def test_the_log_of_wishes_stays_short_and_who_finds_only_its_end_goes_on_
     assert sorted(seen) == [(0, offset) for offset in range(340)] + [(1, offset) for offset in range(300)]
 
 
+@pytest.mark.variant
 @scenario
 async def test_who_slept_while_its_log_was_shortened_begins_again_where_it_begins(
     field: Field, monkeypatch: pytest.MonkeyPatch

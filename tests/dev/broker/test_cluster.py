@@ -271,6 +271,7 @@ def test_a_start_that_fails_says_why_leaves_nothing_running_and_spoils_no_later_
     assert left.properties == {}, "so a later start is free of it"
 
 
+@pytest.mark.variant
 @pytest.mark.broker
 def test_a_port_lost_between_choice_and_bind_is_chosen_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -162,7 +162,7 @@ def cluster(three: Cluster) -> Cluster:
     return three
 
 
-@pytest.mark.variant
+@pytest.mark.slow
 def test_three_nodes_lose_nothing_when_one_is_killed_under_load_and_it_rejoins(cluster: Cluster) -> None:
     config = cluster.client_config()
     client = AdminClient({**config, "log_level": 0})
@@ -213,6 +213,7 @@ def fold(rows: Rows[Total], event: bytes, at_ms: int) -> None:
     rows["all"] = Total(len(event))
 
 
+@pytest.mark.slow
 def test_with_three_replicas_the_loss_of_a_node_is_a_warning_and_nothing_stops(cluster: Cluster) -> None:
     processor = Processor(name="totals", source="sales", decode=bytes, fold=fold, row=Total)
     settings = Settings(app="shop", replication_factor=3, kafka=cluster.client_config())

@@ -34,7 +34,7 @@ def asked(server: DatabaseServer, sql: str) -> Any:
         return cursor.fetchall() if cursor.description else None
 
 
-@pytest.mark.variants("mariadb")
+@pytest.mark.variants("mariadb", "mysql")
 @pytest.mark.parametrize("kind", ["postgres", "mariadb", "mysql"])
 def test_a_killed_server_comes_back_on_its_port_with_every_commit(
     kind: str, request: pytest.FixtureRequest

@@ -207,6 +207,7 @@ def test_nothing_is_published_before_all_that_was_is_known(rig: Rig) -> None:
     rig.prove()
 
 
+@pytest.mark.variant
 def test_two_percent_of_failures_cost_neither_order_nor_a_row(rig: Rig) -> None:
     """O1: refusals to queue, transactions that come to nothing, commits whose answer is lost."""
     FaultyProducer.faults = 0

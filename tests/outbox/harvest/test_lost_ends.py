@@ -4,6 +4,8 @@ been ended as was decided.
 
 from __future__ import annotations
 
+import pytest
+
 from holdfast.dev.fixtures import SessionBroker
 from tests.outbox.databases import FreshOutbox
 from tests.outbox.harvesting import PARTITIONS, Alone, Rig
@@ -15,6 +17,7 @@ from tests.support.patience import DEADLINE_S
 holdfast_broker, broker = own_broker.holdfast_broker, own_broker.broker
 
 
+@pytest.mark.slow
 def test_a_leader_waits_for_the_end_of_a_transaction_and_then_goes_on(
     broker: SessionBroker, postgres_outbox: FreshOutbox
 ) -> None:

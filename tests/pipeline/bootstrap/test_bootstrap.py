@@ -114,6 +114,7 @@ def steps_of(books: Books, processor: Processor[Any, Any]) -> list[tuple[int, Bo
     return found
 
 
+@pytest.mark.variant
 @pytest.mark.long
 def test_a_kill_at_any_step_leaves_a_partition_whole_or_empty(books: Books) -> None:
     steps = steps_of(books, books.first)

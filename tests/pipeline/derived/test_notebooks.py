@@ -74,7 +74,7 @@ def at_lake(monkeypatch: pytest.MonkeyPatch, lake: Path) -> Path:
     return lake
 
 
-@pytest.mark.variant
+@pytest.mark.slow
 def test_the_notebook_of_claims_finds_what_the_report_tells(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, at_lake: Path
 ) -> None:
@@ -110,6 +110,7 @@ def test_the_notebook_of_claims_finds_what_the_report_tells(
     assert END_S > 0
 
 
+@pytest.mark.slow
 def test_the_notebook_of_events_counts_what_was_written(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, at_lake: Path
 ) -> None:

@@ -62,6 +62,7 @@ class OldOrder(msgspec.Struct):
     coupon: str | None = None
 
 
+@pytest.mark.slow
 def test_live_local_and_spark_are_one_table(
     fleet: Fleet, spark: SparkSession, schema_registry: SchemaRegistryServer, broker: SessionBroker
 ) -> None:

@@ -195,6 +195,7 @@ def fold_of(topic: str, settings: Settings, source: Any, lake: Path) -> str:
     return replay(accounts(topic), settings, options).digest
 
 
+@pytest.mark.variant
 def test_engines_take_turns_on_one_table_with_the_same_columns(
     spark: SparkSession,
     broker: SessionBroker,
@@ -667,6 +668,7 @@ def following(broker: SessionBroker, topic: str, lake: Path, *options: str) -> l
     return command
 
 
+@pytest.mark.variant
 @pytest.mark.parametrize(
     "engine",
     [

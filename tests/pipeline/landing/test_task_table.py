@@ -72,7 +72,7 @@ def landing(table: LocalTable, books: Books, log: TopicLog) -> Landing:
     return Landing(table, books.settings, log, LandOptions(max_records=150))
 
 
-@pytest.mark.variant
+@pytest.mark.slow
 def test_what_tasks_land_is_what_one_process_does_and_both_take_turns(
     spark: SparkSession, books: Books, log: TopicLog, tmp_path: Path
 ) -> None:
@@ -98,6 +98,7 @@ def test_what_tasks_land_is_what_one_process_does_and_both_take_turns(
         assert check_table(books.settings, books.source, str(lake), deep=True).faults == ()
 
 
+@pytest.mark.slow
 def test_of_tasks_and_a_process_that_race_one_wins(
     spark: SparkSession, books: Books, log: TopicLog, lake: Path
 ) -> None:
@@ -121,7 +122,7 @@ def test_of_tasks_and_a_process_that_race_one_wins(
     assert check_table(books.settings, books.source, str(lake), deep=True).faults == ()
 
 
-@pytest.mark.variant
+@pytest.mark.slow
 def test_records_that_are_gone_end_it_and_leave_no_file(
     spark: SparkSession, books: Books, lake: Path
 ) -> None:
