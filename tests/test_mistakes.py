@@ -694,6 +694,7 @@ def test_a_table_that_nobody_serves_is_told_beside_an_empty_list(run: Run, kafka
     assert (code, lines) == (0, ["no worker serves totals: start one, or wait until it is ready"])
 
 
+@pytest.mark.long
 def test_a_broker_that_is_away_is_one_line(run: Run) -> None:
     ended = run(*SHOPS, "topics", "check", KAFKA_BOOTSTRAP_SERVERS="127.0.0.1:1", **QUICK)
     check(ended, 1, "no Kafka broker at 127.0.0.1:1 answered", "or start one with `holdfast dev up`")

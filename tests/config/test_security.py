@@ -169,6 +169,7 @@ def test_the_client_presents_its_certificate(identity: dict[str, str]) -> None:
         assert greeting(port, ssl_ca_location=CA, **identity) == "holdfast-client"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("client", ["librdkafka", "aiokafka"])
 def test_both_kafka_clients_present_the_same_certificate(client: str) -> None:
     seen: queue.Queue[str] = queue.Queue()

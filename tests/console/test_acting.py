@@ -130,6 +130,7 @@ def test_what_takes_too_long_is_noted_as_not_known(monkeypatch: pytest.MonkeyPat
     assert [outcome for outcome, _ in noted] == ["asked", "unknown"]
 
 
+@pytest.mark.long
 def test_what_cannot_be_noted_is_not_done(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit, "TIMEOUT_S", 0.3)
     done: list[object] = []

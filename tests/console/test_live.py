@@ -65,6 +65,7 @@ async def test_what_happens_to_a_worker_is_sent_at_once() -> None:
         assert "<html" not in shown
 
 
+@pytest.mark.long
 @scenario
 async def test_figures_are_sent_as_points() -> None:
     async with MemoryWorker(worker_settings(), [TOTALS], partitions=1) as worker:
@@ -116,6 +117,7 @@ async def test_the_stream_ends_with_the_session_that_asked_for_it() -> None:
                 pass
 
 
+@pytest.mark.long
 @scenario
 async def test_a_page_that_many_look_at_is_made_once_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[object] = []
@@ -145,6 +147,7 @@ async def test_a_question_for_the_head_alone_opens_no_stream() -> None:
             assert response.headers["Content-Type"].startswith("text/html")
 
 
+@pytest.mark.long
 @scenario
 async def test_the_end_of_the_console_ends_all_streams() -> None:
     async with (

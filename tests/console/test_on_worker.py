@@ -96,6 +96,7 @@ async def test_every_link_stays_below_the_root_and_leads_somewhere() -> None:
         assert (await browsing.get(asset[1]))[0] == 200
 
 
+@pytest.mark.long
 @scenario
 async def test_programs_and_people_show_each_other_nothing() -> None:
     """The workers' token opens no page, and a session of the console reads no table: each port has one rule
@@ -150,6 +151,7 @@ async def test_a_form_may_be_no_longer_than_on_the_consoles_own_port() -> None:
         assert (await sign_in(browsing)).status == 303
 
 
+@pytest.mark.long
 @scenario
 async def test_it_is_live_and_ends_with_the_worker() -> None:
     async with aiohttp.ClientSession() as session:

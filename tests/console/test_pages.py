@@ -154,6 +154,7 @@ async def test_a_long_scan_shows_its_beginning_and_says_so() -> None:
         assert "the first 50, there are more" in text
 
 
+@pytest.mark.long
 @scenario
 async def test_a_table_that_nobody_serves_is_told_without_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "TIMEOUT_S", 1.0)

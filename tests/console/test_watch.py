@@ -82,6 +82,7 @@ def test_a_look_that_fails_in_a_way_that_nobody_foresaw_is_no_reason_to_hurry(
     run()
 
 
+@pytest.mark.long
 def test_pages_are_answered_while_a_picture_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """That of 100,000 partitions takes seconds: nobody waits for it before the first byte, and no worker that
     serves the console stands still.

@@ -239,6 +239,7 @@ def silent(tmp_path: Path) -> Iterator[tuple[EmbeddedKafka, HarvestSettings]]:
         yield kafka, HarvestSettings(database=outbox.url, table=outbox.table, kafka=known, name="silent")
 
 
+@pytest.mark.long
 def test_topics_that_are_not_made_in_time_are_told(
     silent: tuple[EmbeddedKafka, HarvestSettings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -250,6 +251,7 @@ def test_topics_that_are_not_made_in_time_are_told(
         ensure_topics(settings)
 
 
+@pytest.mark.long
 def test_a_harvester_that_starts_at_a_silent_broker_can_be_stopped(
     silent: tuple[EmbeddedKafka, HarvestSettings], tmp_path: Path
 ) -> None:

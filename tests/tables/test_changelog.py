@@ -286,6 +286,7 @@ def test_more_transactions_than_there_are_epochs(broker: SessionBroker, topic: s
     assert found == [b"%d" % number for number in range(transactions_made)]
 
 
+@pytest.mark.long
 def test_a_broker_that_is_not_there_is_told_by_its_deadline() -> None:
     async def run() -> None:
         connect = connector(Settings(app="writer", kafka={"bootstrap.servers": "127.0.0.1:1"}), timeout_s=1)

@@ -59,6 +59,7 @@ def _check_on(consumer: AIOKafkaConsumer) -> None:
     assert not routine.done(), routine
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cut", [False, True], ids=["connected", "cut-off"])
 def test_the_group_is_joined_once_there_is_a_broker(kafka: EmbeddedKafka, fenced: Fenced, cut: bool) -> None:
     async def joined() -> None:
@@ -82,6 +83,7 @@ def test_the_group_is_joined_once_there_is_a_broker(kafka: EmbeddedKafka, fenced
     asyncio.run(asyncio.wait_for(joined(), DEADLINE_S))
 
 
+@pytest.mark.long
 def test_a_worker_that_ends_waits_for_no_broker(kafka: EmbeddedKafka, fenced: Fenced) -> None:
     async def ended() -> None:
         consumer = AIOKafkaConsumer(bootstrap_servers=kafka.bootstrap, group_id="app")

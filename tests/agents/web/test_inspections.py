@@ -70,6 +70,7 @@ async def test_the_digest_is_that_of_a_replay_and_rows_behind_it_are_of_the_same
         assert (status, "that inspection is over" in refused["message"]) == (410, True)
 
 
+@pytest.mark.long
 @scenario
 async def test_a_partition_has_one_inspection_at_a_time_and_it_does_not_hold_up_the_loop(
     monkeypatch: pytest.MonkeyPatch,

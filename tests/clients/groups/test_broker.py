@@ -120,6 +120,7 @@ def test_a_coordinator_that_is_not_ready_is_asked_again(
     assert described(groups) is None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("code", [LOADING, MOVED])
 def test_offsets_are_written_once_their_coordinator_is_ready(
     groups: BrokerGroups, kafka: EmbeddedKafka, refuse: Refuse, code: KafkaCode

@@ -301,6 +301,7 @@ def test_all_topics_are_listed_when_none_are_named(settings: Settings, orders: P
     assert cluster.partitions("no-such-topic") is None
 
 
+@pytest.mark.long
 def test_a_broker_that_is_not_there_is_given_up_after_the_deadline() -> None:
     nowhere = Settings(kafka={"bootstrap.servers": "127.0.0.1:1"})
     with pytest.raises(

@@ -404,6 +404,7 @@ class Moody:
             fold_guarded(rows, frame, at_ms)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("check", "fault"),
     [

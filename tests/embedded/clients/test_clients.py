@@ -23,6 +23,8 @@ from holdfast.embedded.kafka import EmbeddedKafka
 from tests.embedded.transcripts.talk import Talk
 from tests.support.patience import DEADLINE_S
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def topic(embedded: EmbeddedKafka) -> str:

@@ -25,6 +25,8 @@ from kafka.errors import (
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from tests.support.patience import DEADLINE_S
 
+pytestmark = pytest.mark.long
+
 # A leader that joins before it knows the topic joins again once it does. If a poll ends between the two
 # answers to that second join, kafka-python forgets that it waits for the assignment, and stands still until
 # it is expelled. So a member's first poll lasts until its first record.

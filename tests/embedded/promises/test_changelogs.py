@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.embedded.promises.bodies import bodies_of
 from tests.tables import test_changelog
+
+pytestmark = pytest.mark.long
 
 LONG = "test_more_transactions_than_there_are_epochs"
 ASKS_NO_BROKER = "test_a_broker_that_is_not_there_is_told_by_its_deadline"

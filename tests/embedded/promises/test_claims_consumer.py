@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.clients.claims import test_consumer
 from tests.embedded.promises.bodies import bodies_of
+
+pytestmark = pytest.mark.long
 
 LONG = (
     "test_a_paused_group_releases_and_is_silent_until_the_pause_is_over",

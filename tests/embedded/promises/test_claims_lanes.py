@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.clients.claims import test_lanes
 from tests.embedded.promises.bodies import bodies_of
+
+pytestmark = pytest.mark.long
 
 LONG = (
     "test_a_killed_member_s_lanes_go_on_exactly_where_the_log_stands_and_in_order",

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.clients.claims import test_offsets
 from tests.embedded.promises.bodies import bodies_of
+
+pytestmark = pytest.mark.long
 
 DISTURBED = (
     "broker",

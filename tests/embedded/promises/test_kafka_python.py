@@ -12,6 +12,8 @@ from kafka.errors import IncompatibleBrokerVersion
 from tests.embedded.clients import test_kafka_python
 from tests.embedded.promises.bodies import bodies_of
 
+pytestmark = pytest.mark.long
+
 globals().update(bodies_of(test_kafka_python))
 
 REFUSED: dict[str, Callable[[KafkaAdminClient, str], Any]] = {

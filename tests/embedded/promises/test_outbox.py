@@ -11,6 +11,8 @@ from tests.outbox.harvest.test_fenced import (
     test_rows_are_published_once_in_order_with_contiguous_sequences as published_once,
 )
 
+pytestmark = pytest.mark.long
+
 test_rows_are_published_once = published_once
 
 

@@ -17,6 +17,8 @@ from tests.outbox.harvest.test_mark import MARK, astray, newly
 from tests.outbox.harvesting import Alone, Rig
 from tests.support.patience import DEADLINE_S
 
+pytestmark = pytest.mark.long
+
 HOUR_MS = 3_600_000
 LONG_S = 600.0
 """Longer than any test waits."""
