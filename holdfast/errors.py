@@ -33,6 +33,7 @@ HoldfastError
 │   ├── MembershipError      the balanced group does not take this member, or has given its place to another
 │   └── TerminatedError      the client has been terminated, or failed before
 ├── GroupError               a group cannot be paused, reset or described as asked
+│   └── ResetStoppedError    a reset was asked to stop before it was decided
 ├── BrokerError              Kafka could not be reached or refused, after all retries within the deadline
 ├── QueryError               a table query could not be answered
 │   ├── NotReadyError        the owner is still restoring
@@ -274,6 +275,13 @@ class TerminatedError(ClaimError):
 
 class GroupError(HoldfastError):
     """A group cannot be paused, reset or described as asked: the text names who or what stands in the way."""
+
+
+class ResetStoppedError(GroupError):
+    """A reset was asked to stop before it was decided: every partition keeps its offset.
+
+    Where giving the partitions back failed too, a note (``__notes__``) says so.
+    """
 
 
 class BrokerError(HoldfastError):

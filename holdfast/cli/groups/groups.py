@@ -33,7 +33,7 @@ from holdfast.clients.groups.records import (
 from holdfast.clock import system_clock
 from holdfast.config import Settings
 from holdfast.core.claims.resets import Aim, Where, parse_datetime_ms, parse_duration_ms, parse_scope
-from holdfast.errors import BrokerError, ConfigError, GroupError
+from holdfast.errors import BrokerError, ConfigError, HoldfastError, ResetStoppedError
 
 app = typer.Typer(cls=CommandGroup, no_args_is_help=True, rich_markup_mode=None, add_completion=False)
 broker_logs.register_committed(app)
@@ -389,12 +389,12 @@ def _carried_out(
 ) -> tuple[Move, ...]:
     try:
         return admin.reset_offsets(plan, deadline_s=wait_s, tell=_teller(), is_stopping=stop.is_set)
-    except GroupError as error:
-        if not stop.is_set():
+    except ResetStoppedError as error:
+        if hasattr(error, "__notes__"):  # partitions are still held
             raise
-        note("\n".join([str(error), *getattr(error, "__notes__", ())]))
+        note(str(error))
         raise typer.Exit(INTERRUPTED) from None
-    except BrokerError as error:
+    except HoldfastError as error:
         if stop.is_set():
             error.add_note("a signal had asked to give the reset up")
         raise

@@ -27,7 +27,7 @@ from holdfast.core.claims.resets import (
     release,
     reset_id_of,
 )
-from holdfast.errors import BrokerError, ConfigError, GroupError, HoldfastError
+from holdfast.errors import BrokerError, ConfigError, GroupError, HoldfastError, ResetStoppedError
 
 logger = logging.getLogger(__name__)
 
@@ -350,7 +350,7 @@ class ClaimReset:
 
     def _heed_stop(self) -> None:
         if self._is_stopping():
-            raise GroupError(
+            raise ResetStoppedError(
                 f"reset of group {self._group} was stopped before it was decided: every partition keeps its"
                 " offset, and the group goes on"
             )

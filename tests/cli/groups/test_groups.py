@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn, cast
 
 import pytest
+import typer
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from holdfast.cli.__main__ import main
@@ -22,7 +23,7 @@ from holdfast.clients.groups.records import GroupKind, ResetProgress, ResetStep
 from holdfast.core.claims.lanes import lane_topic
 from holdfast.core.claims.resets import RESETS_TOPIC, Aim, Where
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
-from holdfast.errors import BrokerError
+from holdfast.errors import BrokerError, GroupError, HoldfastError, ResetStoppedError
 from holdfast.pipeline.topic import TopicLog
 from tests.support.group_desk import GroupDesk
 from tests.support.harness import wait_for
@@ -312,21 +313,43 @@ def test_a_reset_tells_each_step_once(capsys: pytest.CaptureFixture[str]) -> Non
     assert capsys.readouterr().err.splitlines() == [line, f"{ResetStep.MOVING} 1/4", line]
 
 
-@pytest.mark.parametrize("asked", [True, False])
-def test_a_broker_that_is_lost_hides_no_signal(asked: bool) -> None:
-    """The outage alone was told, and that the reset had been given up before it was not."""
+class Failing:
+    """An administrator whose resets fail."""
 
-    class Lost:
-        def reset_offsets(self, plan: ResetPlan, *, is_stopping: Callable[[], bool], **how: Any) -> NoReturn:
-            raise BrokerError("Kafka is away")
+    def __init__(self, error: Exception) -> None:
+        self._error = error
 
+    def reset_offsets(self, plan: ResetPlan, **how: Any) -> NoReturn:
+        raise self._error
+
+
+def carried_out(error: Exception, *, asked: bool) -> None:
     stop = StopRequest()
     if asked:
         stop.set()
     plan = ResetPlan(group="shop", kind=GroupKind.CLAIM, aim=Aim(Where.EARLIEST), moves=())
-    with pytest.raises(BrokerError) as lost:
-        _carried_out(cast(GroupAdmin, Lost()), plan, 1.0, stop)
-    assert getattr(lost.value, "__notes__", []) == ["a signal had asked to give the reset up"] * asked
+    _carried_out(cast(GroupAdmin, Failing(error)), plan, 1.0, stop)
+
+
+@pytest.mark.parametrize("asked", [True, False])
+@pytest.mark.parametrize("error", [BrokerError, GroupError])
+def test_what_fails_after_a_signal_is_no_reset_that_was_given_up(
+    error: type[HoldfastError], asked: bool
+) -> None:
+    """It ended with 130 when nobody knew whether it was decided, or told the outage and no signal."""
+    with pytest.raises(error) as failed:
+        carried_out(error("whether it was decided is unknown"), asked=asked)
+    assert getattr(failed.value, "__notes__", []) == ["a signal had asked to give the reset up"] * asked
+
+
+def test_130_says_that_everything_was_given_back() -> None:
+    with pytest.raises(typer.Exit) as left:
+        carried_out(ResetStoppedError("stopped"), asked=True)
+    assert left.value.exit_code == 130
+    held = ResetStoppedError("stopped")
+    held.add_note("cleaning up failed too")
+    with pytest.raises(ResetStoppedError):
+        carried_out(held, asked=True)
 
 
 @pytest.mark.variants(
