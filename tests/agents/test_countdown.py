@@ -104,7 +104,6 @@ def countdowns(broker: SessionBroker, tmp_path: Path) -> Iterator[Countdowns]:
         yield application
 
 
-@pytest.mark.slow
 def test_what_goes_round_is_folded_once_though_workers_are_killed_and_anew_by_a_next_version(
     countdowns: Countdowns,
 ) -> None:
@@ -122,7 +121,7 @@ def test_what_goes_round_is_folded_once_though_workers_are_killed_and_anew_by_a_
     countdowns.wait_folded(2)
 
 
-@pytest.mark.slow
+@pytest.mark.variant
 def test_a_circle_through_plain_topics_counts_nothing_twice_though_a_next_version_takes_over_in_the_middle(
     countdowns: Countdowns,
 ) -> None:
