@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from holdfast.clock import system_clock
@@ -31,7 +31,7 @@ from holdfast.config import load_settings
 from holdfast.dev.broker.cluster import Cluster
 from holdfast.errors import DevBrokerError
 from holdfast.kafka.clients import make_admin
-from holdfast.kafka.codes import NO_ANSWER
+from holdfast.kafka.codes import LEADER_MOVES, MISSING_TOPIC, NO_ANSWER, code_of
 from holdfast.kafka.leader_requests import has_leaders
 
 __all__ = ["FreshTopic", "SessionBroker", "fresh_topic", "holdfast_broker"]
@@ -91,8 +91,14 @@ class SessionBroker:
         return topic
 
     def delete_topics(self, topics: list[str]) -> None:
-        """Delete *topics*; those already gone are no error."""
+        """Delete *topics* and return once the broker shows them no longer; those already gone are no error.
+
+        A controller confirms a deletion before the brokers have heard of it. Whoever makes a topic of that
+        name at once may be shown the old one: what is written to it is acknowledged, and deleted with it.
+        """
         until_s = system_clock.monotonic_s() + DEADLINE_S
+        looking = make_admin(self.client_config())
+        there = self._topic_ids(looking, topics, until_s)
         while topics:
             # A client of its own each time: one that waits for a controller may miss the one that comes.
             client = make_admin(self.client_config())
@@ -102,6 +108,33 @@ class SessionBroker:
                 for topic, deleted in asked.items()
                 if not self._is_deleted(topic, deleted, may_wait=system_clock.monotonic_s() < until_s)
             ]
+        while left := there.items() & self._topic_ids(looking, [*there], until_s).items():
+            if system_clock.monotonic_s() > until_s:
+                raise DevBrokerError(
+                    f"{self.bootstrap} still shows topics that were deleted: {', '.join(sorted(dict(left)))}"
+                )
+            time.sleep(_POLL_S)
+
+    def _topic_ids(self, client: AdminClient, topics: list[str], until_s: float) -> dict[str, str]:
+        """Return the ids of those of *topics* that the broker shows: one that is made again has another."""
+        shown: dict[str, str] = {}
+        while topics:
+            asked = client.describe_topics(TopicCollection(topics), request_timeout=ATTEMPT_S)
+            topics = []
+            for topic, described in asked.items():
+                try:
+                    shown[topic] = str(described.result(ATTEMPT_S + SLACK_S).topic_id)
+                except KafkaException as error:
+                    if code_of(error) in MISSING_TOPIC:
+                        continue
+                    if code_of(error) not in NO_ANSWER | LEADER_MOVES or system_clock.monotonic_s() > until_s:
+                        raise DevBrokerError(
+                            f"topic {topic} could not be described on {self.bootstrap}: {error}"
+                        ) from error
+                    topics.append(topic)
+            if topics:
+                time.sleep(_POLL_S)
+        return shown
 
     def _is_deleted(self, topic: str, deleted: Future[None], *, may_wait: bool) -> bool:
         """Return whether a topic is gone, False when the broker did not say so in time and *may_wait*."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import msgspec
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import KafkaError, Producer
 
 from holdfast.clients.tables import query_router
 from holdfast.clients.tables.client import TableClient
@@ -43,8 +43,15 @@ class Announcements:
         )
 
     def tell(self, url: str, value: bytes | None) -> None:
-        self._producer.produce(self.settings.workers_topic, key=url, value=value)
+        refused: list[KafkaError | None] = []
+        self._producer.produce(
+            self.settings.workers_topic,
+            key=url,
+            value=value,
+            on_delivery=lambda error, _: refused.append(error),
+        )
         assert self._producer.flush(DEADLINE_S) == 0
+        assert refused == [None]
 
     def claim(self, url: str, generation: int, *active: int, at_ms: int = 0, version: int = 1) -> None:
         held = {"version": version, "partitions": 4, "active": list(active), "standby": []}

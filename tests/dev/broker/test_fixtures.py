@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import socket
+from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import KafkaError, KafkaException, Producer, TopicCollection
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
 
+from holdfast.dev import fixtures
 from holdfast.dev.broker.cluster import Cluster
 from holdfast.dev.fixtures import FreshTopic, SessionBroker, session_broker
 from holdfast.errors import DevBrokerError
-from tests.support.harness import wait_for
 from tests.support.patience import DEADLINE_S
 
 
@@ -41,11 +44,58 @@ def test_topics_are_deleted_after_the_test_and_twice_does_no_harm(broker: Sessio
     broker.delete_topics(made[:1])
     topics.delete_all()
     client = AdminClient(broker.client_config())
-    wait_for(  # a broker hears of a deletion behind its controller
-        "topics that are gone",
-        lambda: not {*made} & {*client.list_topics(timeout=DEADLINE_S).topics},
-        DEADLINE_S,
-    )
+    assert not {*made} & {*client.list_topics(timeout=DEADLINE_S).topics}
+
+
+class Behind:
+    """The admin client of a broker that hears of a deletion a while after its controller."""
+
+    def __init__(self, *shown: str | KafkaError) -> None:
+        self.shown = [*shown]
+        """What the broker answers in turn: a topic's id, or why not."""
+
+    def describe_topics(self, asked: TopicCollection, **_timeout: float) -> dict[str, Future[Any]]:
+        return {"orders": self._answer(self.shown.pop(0))}
+
+    def delete_topics(self, topics: list[str], **_timeout: float) -> dict[str, Future[Any]]:
+        return {"orders": self._answer("")}
+
+    def _answer(self, told: str | KafkaError) -> Future[Any]:
+        answer: Future[Any] = Future()
+        if isinstance(told, KafkaError):
+            answer.set_exception(KafkaException(told))
+        else:
+            answer.set_result(SimpleNamespace(topic_id=told))
+        return answer
+
+
+MISSING = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        pytest.param(("old", "old", "old", MISSING), id="gone"),
+        pytest.param(("old", "old", "new"), id="made again"),
+        pytest.param((KafkaError(KafkaError._TRANSPORT), "old", MISSING), id="silent at first"),
+        pytest.param((MISSING,), id="never there"),
+    ],
+)
+def test_a_deletion_is_waited_for_until_the_broker_shows_the_topic_no_longer(
+    monkeypatch: pytest.MonkeyPatch, shown: tuple[str | KafkaError, ...]
+) -> None:
+    """Else a topic made at once is not the one that is shown, and what is written goes with the old one."""
+    behind = Behind(*shown)
+    monkeypatch.setattr(fixtures, "make_admin", lambda config: behind)
+    SessionBroker(config={"bootstrap.servers": "kafka.example:9092"}).delete_topics(["orders"])
+    assert behind.shown == []
+
+
+def test_a_topic_that_a_broker_goes_on_to_show_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fixtures, "make_admin", lambda config: Behind("old", "old", "old"))
+    monkeypatch.setattr(fixtures, "DEADLINE_S", 0.0)
+    with pytest.raises(DevBrokerError, match="still shows topics that were deleted: orders"):
+        SessionBroker(config={"bootstrap.servers": "kafka.example:9092"}).delete_topics(["orders"])
 
 
 def test_a_topic_that_cannot_be_made_says_why(broker: SessionBroker) -> None:
