@@ -273,20 +273,20 @@ class Election:
         revoked = []
         for event in events:
             held = event.leadership
-            fields = {"group": self.settings.group_id, "role": held.role, "epoch": held.epoch}
+            fields = {"group": self.settings.group_id, "shard": held.role, "epoch": held.epoch}
             match event:
                 case Acquired():
                     self._trouble_ends()
-                    logger.info("leader of role %(role)d in epoch %(epoch)d", fields)
+                    logger.info("leader of shard %(shard)d in epoch %(epoch)d", fields)
                     self._handler.acquired(held)
                 case Fenced(reason=reason):
                     logger.warning(
-                        "fenced as leader of role %(role)d in epoch %(epoch)d: %(reason)s",
+                        "fenced as leader of shard %(shard)d in epoch %(epoch)d: %(reason)s",
                         {**fields, "reason": reason},
                     )
                     self._handler.fenced(held, reason)
                 case Revoked():
-                    logger.info("no longer leader of role %(role)d in epoch %(epoch)d", fields)
+                    logger.info("no longer leader of shard %(shard)d in epoch %(epoch)d", fields)
                     revoked.append(held)
         if revoked:
             self._handler.revoked(revoked, self._clock.monotonic_s() if deadline_s is None else deadline_s)

@@ -326,6 +326,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
     "core.engine": {
         "batches": frozenset(),
         "emits": frozenset(),
+        "linger": frozenset(),
         "query_wire": frozenset(),
         "state": frozenset(),
         "trace_context": frozenset({"emits"}),

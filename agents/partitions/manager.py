@@ -34,9 +34,9 @@ from holdfast.agents.partitions.upkeep.trimming import Trimming
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.linger import AdaptiveLinger
 from holdfast.core.engine.upgrades import in_version
 from holdfast.core.kafka.topic_partition import Place
-from holdfast.core.outbox.pacing import AdaptiveLinger
 from holdfast.errors import FencedError
 from holdfast.kafka.fetching.source_fetcher import Fetched, SourceFetcher
 from holdfast.kafka.requests.connections import connector

@@ -1,7 +1,7 @@
 """InitProducerId version 0 and Produce version 5, requests and responses, byte for byte: what an idempotent
 producer says (KIP-98).
 
-holdfast does not talk this protocol itself (its clients do); this reads captures, and shows what they mean.
+It reads captures, and shows what they mean; the producer that talks it is `holdfast.kafka.transactions`.
 Each frame begins with its size, as on the wire.
 """
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import IO
 
@@ -20,8 +20,6 @@ from holdfast.errors import LakeError, RepeatedOffsetError
 from holdfast.pipeline.bronze.files import File, FileReader
 
 logger = logging.getLogger(__name__)
-
-ReadRows = Callable[[File], Iterator[pa.RecordBatch]]
 
 
 def in_order(reader: FileReader, files: Sequence[File], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:

@@ -22,7 +22,7 @@ from faust.assignor.partition_assignor import PartitionAssignor
 from faust.transport.consumer import Consumer
 
 from holdfast.agents.partitions.manager import PartitionManager
-from holdfast.core.outbox import pacing
+from holdfast.core.engine import linger
 from holdfast.kafka.transactions.transactional_client import TransactionalClient
 from holdfast.tables import restore, store
 from holdfast.tables.changelog import ChangelogWriter
@@ -179,7 +179,7 @@ def let_hours_pass() -> None:
 
 def let_gather() -> None:
     """Have what trickles in gather for all of `linger_ms`, however idle the worker is."""
-    pacing.LEAST_WAIT_S = math.inf
+    linger.LEAST_WAIT_S = math.inf
 
 
 def write_in_pieces() -> None:

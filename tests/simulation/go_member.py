@@ -1,4 +1,5 @@
-"""A member that runs the original Go library, as its source says, faults included (PROTOCOL.md#defects).
+"""A member that runs the original Go library, as its source says, faults included. docs/PROTOCOL.md,
+"Where holdfast departs from upstream", lists them.
 
 It reads the log by its own wall clock and in the compat view. It knows no lease: it hands out until it
 notices, and it notices by its own claims' health only. What it does twice is not counted; what ours do beside

@@ -26,8 +26,8 @@ from holdfast.agents.faust.transport.first_brokers import await_brokers
 from holdfast.agents.faust.transport.group_watch import watch_group
 from holdfast.agents.partitions.manager import PartitionManager
 from holdfast.clock import system_clock
+from holdfast.core.engine.linger import FEW_RECORDS
 from holdfast.core.kafka.topic_partition import Place
-from holdfast.core.outbox.pacing import FEW_RECORDS
 from holdfast.kafka.fetching.source_fetcher import Fetched
 
 logger = logging.getLogger(__name__)

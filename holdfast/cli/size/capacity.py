@@ -15,7 +15,7 @@ from holdfast.agents.descriptors import needed
 from holdfast.agents.faust.rebalancing.telling import LIMIT_TOLD_BYTES
 from holdfast.clients.topics.specs import DEFAULT_MESSAGE_BYTES, HOUR_MS
 from holdfast.config import Settings
-from holdfast.core.outbox.pacing import SHARE
+from holdfast.core.engine.linger import SHARE
 from holdfast.errors import ConfigError
 
 MEGABYTE = 1_000_000

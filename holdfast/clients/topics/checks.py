@@ -48,19 +48,13 @@ def check_processors(settings: Settings, processors: Processors) -> list[TopicFi
                 f"processor {processor.name} emits to it in transactions; clients of the Marshal protocol"
                 " hang on their markers"
             )
-            findings.append(_error(settings.coordination_topic, message, "emit to a topic of its own"))
+            findings.append(
+                TopicFinding.error(settings.coordination_topic, message, "emit to a topic of its own")
+            )
         for topic in {*processor.topics, *processor.emits, *(each.topic for each in processor.reads)} & taken:
             message = f"processor {processor.name} reads or emits to a topic that holdfast keeps for itself"
-            findings.append(_error(topic, message, "choose another topic"))
+            findings.append(TopicFinding.error(topic, message, "choose another topic"))
     return findings
-
-
-def _error(topic: str, message: str, remedy: str) -> TopicFinding:
-    return TopicFinding(severity=Severity.ERROR, topic=topic, message=message, remedy=remedy)
-
-
-def _warning(topic: str, message: str, remedy: str) -> TopicFinding:
-    return TopicFinding(severity=Severity.WARNING, topic=topic, message=message, remedy=remedy)
 
 
 def _check_one(spec: TopicSpec, cluster: ClusterTopics) -> Iterator[TopicFinding]:
@@ -68,9 +62,11 @@ def _check_one(spec: TopicSpec, cluster: ClusterTopics) -> Iterator[TopicFinding
     if state is None:
         remedy = f"run `holdfast topics create{'' if spec.partitions else ' --partitions N'}`"
         if spec.role is TopicRole.SKIPS:  # an application made before there was one runs without it
-            yield _warning(spec.name, "does not exist: no batch that cannot be read can be skipped", remedy)
+            yield TopicFinding.warning(
+                spec.name, "does not exist: no batch that cannot be read can be skipped", remedy
+            )
             return
-        yield _error(spec.name, f"does not exist ({spec.role})", remedy)
+        yield TopicFinding.error(spec.name, f"does not exist ({spec.role})", remedy)
         return
     if spec.role is TopicRole.BESIDE:
         yield from _check_compression(spec, state)
@@ -88,7 +84,9 @@ def _check_one(spec: TopicSpec, cluster: ClusterTopics) -> Iterator[TopicFinding
             f"max.message.bytes is {size}, and a fold may write a {what} that takes {spec.takes_bytes}: a"
             " partition would stand still at it"
         )
-        yield _error(spec.name, message, _alter(spec, f"max.message.bytes={DEFAULT_MESSAGE_BYTES}"))
+        yield TopicFinding.error(
+            spec.name, message, _alter(spec, f"max.message.bytes={DEFAULT_MESSAGE_BYTES}")
+        )
     elif (
         spec.role is TopicRole.QUARANTINE
         and wanted is not None
@@ -96,7 +94,7 @@ def _check_one(spec: TopicSpec, cluster: ClusterTopics) -> Iterator[TopicFinding
         and int(size) < int(wanted)
     ):
         message = f"max.message.bytes is {size}, so the largest records are quarantined without their value"
-        yield _warning(spec.name, message, _alter(spec, f"max.message.bytes={wanted}"))
+        yield TopicFinding.warning(spec.name, message, _alter(spec, f"max.message.bytes={wanted}"))
 
 
 def _check_partitions(spec: TopicSpec, state: TopicState, cluster: ClusterTopics) -> Iterator[TopicFinding]:
@@ -111,7 +109,7 @@ def _check_partitions(spec: TopicSpec, state: TopicState, cluster: ClusterTopics
             remedy = f"run kafka-topics --alter --topic {spec.name} --partitions {spec.partitions}"
         else:
             remedy = f"give the processor another name, which has choices of its own, and delete {spec.name}"
-        yield _error(spec.name, message, remedy)
+        yield TopicFinding.error(spec.name, message, remedy)
     if spec.role is TopicRole.CHANGELOG and spec.partitions is not None and count != spec.partitions:
         message = (
             f"has {count} partitions but its source {spec.source} has {spec.partitions}; rows of a source"
@@ -121,7 +119,7 @@ def _check_partitions(spec: TopicSpec, state: TopicState, cluster: ClusterTopics
             f"give the processor a new version, or delete {spec.name}, run `holdfast topics create` and let"
             " the state be rebuilt"
         )
-        yield _error(spec.name, message, remedy)
+        yield TopicFinding.error(spec.name, message, remedy)
     if (
         spec.role is TopicRole.EMIT
         and spec.source is not None
@@ -132,18 +130,18 @@ def _check_partitions(spec: TopicSpec, state: TopicState, cluster: ClusterTopics
             f"has {count} partitions but {spec.source} has {spec.partitions}, and each record goes on into"
             " the partition it came by"
         )
-        yield _error(
+        yield TopicFinding.error(
             spec.name, message, f"run kafka-topics --alter --topic {spec.name} --partitions {spec.partitions}"
         )
     if spec.role in (TopicRole.WORKERS, TopicRole.SKIPS) and count != 1:
-        yield _error(
+        yield TopicFinding.error(
             spec.name,
             f"has {count} partitions instead of 1",
             f"delete {spec.name} and run `holdfast topics create`",
         )
     lost = [partition.partition for partition in state.partitions if partition.leader is None]
     if lost:
-        yield _error(
+        yield TopicFinding.error(
             spec.name, f"partitions {lost} have no leader", "bring back the brokers that hold their replicas"
         )
 
@@ -165,7 +163,7 @@ def _check_copartitioned(spec: TopicSpec, count: int, cluster: ClusterTopics) ->
             f" --partitions {wanted}, else have its producers (or a processor with emits) write it to a new"
             " topic of as many, and fold that"
         )
-        yield _error(spec.name, message, remedy)
+        yield TopicFinding.error(spec.name, message, remedy)
 
 
 def _check_cleanup(spec: TopicSpec, state: TopicState) -> Iterator[TopicFinding]:
@@ -179,19 +177,21 @@ def _check_cleanup(spec: TopicSpec, state: TopicState) -> Iterator[TopicFinding]
                 "skips would be deleted in time, and what they leave out would stop its partition, or be"
                 " read, again"
             )
-        yield _error(spec.name, f"cleanup.policy is {policy}: {lost}", _alter(spec, "cleanup.policy=compact"))
+        yield TopicFinding.error(
+            spec.name, f"cleanup.policy is {policy}: {lost}", _alter(spec, "cleanup.policy=compact")
+        )
     if spec.role is TopicRole.CHOICES and "compact" in policy:
         message = (
             f"cleanup.policy is {policy}: choices would disappear, and without all of them nobody can fold"
             " the sources again"
         )
-        yield _error(spec.name, message, _alter(spec, "cleanup.policy=delete"))
+        yield TopicFinding.error(spec.name, message, _alter(spec, "cleanup.policy=delete"))
     if spec.role is TopicRole.COORDINATION and "compact" in policy:
         message = (
             f"cleanup.policy is {policy}: frames without a key are refused there, and claims could not be"
             " replayed"
         )
-        yield _error(spec.name, message, _alter(spec, "cleanup.policy=delete"))
+        yield TopicFinding.error(spec.name, message, _alter(spec, "cleanup.policy=delete"))
     undeclared = spec.kept_ms is None
     if undeclared and spec.role in (TopicRole.SOURCE, TopicRole.EMIT):
         yield from _check_whole(spec, state, policy)
@@ -213,19 +213,19 @@ def _check_cleanup(spec: TopicSpec, state: TopicState) -> Iterator[TopicFinding]
                 "choices would be deleted in time, and without all of them nobody can fold the sources again"
             )
         message = f"retention.ms is {state.config['retention.ms']}: {lost}"
-        yield _warning(spec.name, message, _alter(spec, "retention.ms=-1"))
+        yield TopicFinding.warning(spec.name, message, _alter(spec, "retention.ms=-1"))
     if spec.role is TopicRole.GLOBAL and undeclared and "compact" in policy:
         message = (
             f"cleanup.policy is {policy}: what the global table held at a recorded position disappears from"
             " its history, so a replay, a new version and verify may see other rows than live folds did"
         )
-        yield _warning(spec.name, message, _alter(spec, "cleanup.policy=delete"))
+        yield TopicFinding.warning(spec.name, message, _alter(spec, "cleanup.policy=delete"))
     if spec.role in (TopicRole.SOURCE, TopicRole.BETWEEN) and undeclared and "compact" in policy:
         message = (
             f"cleanup.policy is {policy}: records disappear from its history, so a rebuild or a replay may"
             " give other rows"
         )
-        yield _warning(spec.name, message, _alter(spec, "cleanup.policy=delete"))
+        yield TopicFinding.warning(spec.name, message, _alter(spec, "cleanup.policy=delete"))
 
 
 def _check_whole(spec: TopicSpec, state: TopicState, policy: str) -> Iterator[TopicFinding]:
@@ -246,7 +246,9 @@ def _check_whole(spec: TopicSpec, state: TopicState, policy: str) -> Iterator[To
         declare = (
             f', or declare retention="{spoken(int(limit))}" if that is meant' if key == "retention.ms" else ""
         )
-        yield replace(_warning(spec.name, message, f"{_alter(spec, f'{key}=-1')}{declare}"), limited=True)
+        yield replace(
+            TopicFinding.warning(spec.name, message, f"{_alter(spec, f'{key}=-1')}{declare}"), limited=True
+        )
 
 
 def _check_retention(spec: TopicSpec, state: TopicState) -> Iterator[TopicFinding]:
@@ -257,7 +259,7 @@ def _check_retention(spec: TopicSpec, state: TopicState) -> Iterator[TopicFindin
     if kept_ms is None:
         return
     wanted_ms, declared = configured_ms(kept_ms), f"declared is {spoken(kept_ms)}"
-    told = _warning if spec.role is TopicRole.EMIT else _error
+    told = TopicFinding.warning if spec.role is TopicRole.EMIT else TopicFinding.error
     lost = f"{declared}: records are gone earlier, and what is folded from them cannot be built again"
     policy = state.config.get("cleanup.policy", "delete")
     if "compact" in policy:
@@ -276,7 +278,9 @@ def _check_retention(spec: TopicSpec, state: TopicState) -> Iterator[TopicFindin
             f"retention.ms is {found_ms} ({spoken(found_ms)}), and {declared}: records are kept longer than"
             " that"
         )
-        yield _warning(spec.name, message, f'declare retention="{spoken(found_ms)}", or run {shorten}')
+        yield TopicFinding.warning(
+            spec.name, message, f'declare retention="{spoken(found_ms)}", or run {shorten}'
+        )
     if (size := state.config.get("retention.bytes", "-1")) != "-1":
         message = f"retention.bytes is {size}, and {lost}"
         yield told(spec.name, message, _alter(spec, "retention.bytes=-1"))
@@ -290,7 +294,7 @@ def _check_time(spec: TopicSpec, state: TopicState) -> Iterator[TopicFinding]:
             f"message.timestamp.type is {kind}: `at_ms` is then the clock of whoever produced the record,"
             " which may be wrong or go back"
         )
-        yield _warning(spec.name, message, _alter(spec, "message.timestamp.type=LogAppendTime"))
+        yield TopicFinding.warning(spec.name, message, _alter(spec, "message.timestamp.type=LogAppendTime"))
 
 
 def _check_compression(spec: TopicSpec, state: TopicState) -> Iterator[TopicFinding]:
@@ -300,7 +304,7 @@ def _check_compression(spec: TopicSpec, state: TopicState) -> Iterator[TopicFind
             f"compression.type is {found}: whoever may write there can put a batch in it that its readers"
             " cannot unpack, and hold them up"
         )
-        yield _warning(spec.name, message, _alter(spec, f"compression.type={wanted}"))
+        yield TopicFinding.warning(spec.name, message, _alter(spec, f"compression.type={wanted}"))
 
 
 def _check_replicas(spec: TopicSpec, state: TopicState) -> Iterator[TopicFinding]:
@@ -309,30 +313,30 @@ def _check_replicas(spec: TopicSpec, state: TopicState) -> Iterator[TopicFinding
         message = (
             f"has {found} replica(s) instead of {spec.replication_factor}: losing a broker may lose records"
         )
-        yield _warning(
+        yield TopicFinding.warning(
             spec.name, message, "add replicas with kafka-reassign-partitions, or lower replication_factor"
         )
     required = int(state.config.get("min.insync.replicas", 1))
     if required > found:
         message = f"min.insync.replicas is {required} with {found} replica(s): no write can succeed"
-        yield _error(spec.name, message, _alter(spec, f"min.insync.replicas={max(1, found - 1)}"))
+        yield TopicFinding.error(spec.name, message, _alter(spec, f"min.insync.replicas={max(1, found - 1)}"))
     elif found >= 3 and required < 2:
         message = f"min.insync.replicas is {required}: a record counts as written with one copy"
-        yield _warning(spec.name, message, _alter(spec, "min.insync.replicas=2"))
+        yield TopicFinding.warning(spec.name, message, _alter(spec, "min.insync.replicas=2"))
     behind = [
         partition.partition
         for partition in state.partitions
         if len(partition.in_sync) < len(partition.replicas)
     ]
     if behind:
-        yield _warning(
+        yield TopicFinding.warning(
             spec.name,
             f"partitions {behind} have replicas that are not in sync",
             "look at the brokers that hold them",
         )
     if spec.role is not TopicRole.EMIT and state.config.get("unclean.leader.election.enable") == "true":
         message = "unclean.leader.election.enable is true: records that were acknowledged may be lost"
-        yield _warning(spec.name, message, _alter(spec, "unclean.leader.election.enable=false"))
+        yield TopicFinding.warning(spec.name, message, _alter(spec, "unclean.leader.election.enable=false"))
 
 
 def _alter(spec: TopicSpec, assignment: str) -> str:

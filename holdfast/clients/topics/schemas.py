@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.clients.topics.types import Processors, RegisterSchema, Severity, TopicFinding
+from holdfast.clients.topics.types import Processors, RegisterSchema, TopicFinding
 from holdfast.config import SchemaRegistrySettings
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.declared.sources import Source
@@ -143,13 +143,13 @@ def schema_findings(settings: SchemaRegistrySettings, processors: Processors) ->
     try:
         wanted = written(processors)
     except SchemaError as error:
-        return [_error("-", str(error), "see above")]
+        return [TopicFinding.error("-", str(error), "see above")]
     asked = registry.use(settings)
     try:
         return [*_of_writers(asked, wanted), *_of_readers(asked, read(processors))]
     except Later as error:
         cure = "bring it back, or correct the settings: folds wait for it, and no record is refused meanwhile"
-        return [_warning("-", str(error), cure)]
+        return [TopicFinding.warning("-", str(error), cure)]
 
 
 def _of_writers(asked: SchemaRegistry, wanted: list[TopicSchema]) -> Iterator[TopicFinding]:
@@ -157,9 +157,9 @@ def _of_writers(asked: SchemaRegistry, wanted: list[TopicSchema]) -> Iterator[To
         try:
             if not _is_registered(asked, each):
                 text = f"has no schema of {each.serde} under subject {each.serde.subject}"
-                yield _error(each.topic, text, "run `holdfast topics create`")
+                yield TopicFinding.error(each.topic, text, "run `holdfast topics create`")
         except SchemaError as error:
-            yield _error(each.topic, f"cannot take what is emitted: {error}", "see there")
+            yield TopicFinding.error(each.topic, f"cannot take what is emitted: {error}", "see there")
 
 
 def _of_readers(asked: SchemaRegistry, wanted: list[TopicSchema]) -> Iterator[TopicFinding]:
@@ -177,12 +177,4 @@ def _of_readers(asked: SchemaRegistry, wanted: list[TopicSchema]) -> Iterator[To
                 "records of it go to the quarantine: declare the type that fits, with defaults for what may"
                 " be missing"
             )
-            yield _warning(each.topic, text, cure)
-
-
-def _error(topic: str, message: str, remedy: str) -> TopicFinding:
-    return TopicFinding(severity=Severity.ERROR, topic=topic, message=message, remedy=remedy)
-
-
-def _warning(topic: str, message: str, remedy: str) -> TopicFinding:
-    return TopicFinding(severity=Severity.WARNING, topic=topic, message=message, remedy=remedy)
+            yield TopicFinding.warning(each.topic, text, cure)

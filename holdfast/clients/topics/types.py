@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Self
 
 from holdfast.core.engine.declared.processor import Processor
 
@@ -165,6 +165,14 @@ class TopicFinding:
     """Whether it is versions that do not fit each other."""
     limited: bool = False
     """Whether it is that a topic keeps its records for a time, as its owner may well mean it."""
+
+    @classmethod
+    def error(cls, topic: str, message: str, remedy: str) -> Self:
+        return cls(severity=Severity.ERROR, topic=topic, message=message, remedy=remedy)
+
+    @classmethod
+    def warning(cls, topic: str, message: str, remedy: str) -> Self:
+        return cls(severity=Severity.WARNING, topic=topic, message=message, remedy=remedy)
 
     def __str__(self) -> str:
         return f"topic {self.topic} {self.message}: {self.remedy}"

@@ -44,7 +44,7 @@ class ApplicationSettings(Section):
     )
     standbys: int = setting(1, "standby replicas of each table partition", low=0, high=100)
     replication_factor: int = setting(1, "replicas of each topic that holdfast creates", low=1, high=100)
-    coordination_topic: str = setting("__marshal", "topic of claims and heartbeats")
+    coordination_topic: str = setting("__marshal", "coordination topic: claims and heartbeats")
     claim_interval_s: float = setting(
         60.0,
         "heartbeat interval of claims: a claim is free after twice this; equal in the whole fleet",

@@ -18,7 +18,7 @@ from holdfast.core.member.claim.stages import ATTEMPTS, STARTED, WORKING, Won, r
 from holdfast.core.member.conduct.acquisition import Acquisition
 from holdfast.core.member.conduct.claimed_messages import ClaimedMessages
 from holdfast.core.member.conduct.renewal import Renewal
-from holdfast.core.member.settings import ATTEMPT_INTERVALS, MemberSettings
+from holdfast.core.member.settings import MemberSettings
 from holdfast.core.member.state import ClaimState, Draws
 
 __all__ = ["ClaimView", "Draws", "Member"]
@@ -376,8 +376,8 @@ class Member:
         if self._state.ending:
             return self._done(now_s)
         self._state.ending, self._acquisition.leaving = True, not release
-        wait_s = ATTEMPT_INTERVALS * self._state.interval_s
-        self._acquisition.end_at_s = now_s + wait_s + (self.settings.drain_within_s if release else 0.0)
+        drain_s = self.settings.drain_within_s if release else 0.0
+        self._acquisition.end_at_s = self._state.patience_s(now_s) + drain_s
         for claim in list(self._claims.values()):
             if release:
                 if not isinstance(claim.stage, ATTEMPTS):

@@ -15,6 +15,7 @@ from holdfast.core.member.claim.stages import ClaimStage
 from holdfast.core.member.logs.claimed_topics import ClaimedTopics
 from holdfast.core.member.schedule import ClaimSchedule
 from holdfast.core.member.settings import (
+    ATTEMPT_INTERVALS,
     CLAIM_LOOP_INTERVALS,
     JITTER_HIGH_INTERVALS,
     JITTER_LOW_INTERVALS,
@@ -61,6 +62,10 @@ class ClaimState:
 
     def jitter_s(self) -> float:
         return self.draws.uniform(JITTER_LOW_INTERVALS, JITTER_HIGH_INTERVALS) * self.interval_s
+
+    def patience_s(self, now_s: float) -> float:
+        """Return until when an attempt that begins at *now_s* (monotonic) waits for the log to show it."""
+        return now_s + ATTEMPT_INTERVALS * self.interval_s
 
     def new_claim(self, place: TopicPartition, stage: ClaimStage) -> LocalClaim:
         key = claim_key(self.settings.group_id, *place)

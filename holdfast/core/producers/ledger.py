@@ -2,7 +2,7 @@
 zombie, and what is missing.
 
 Every stamped topic may be folded into such a table (`decode`, `fold`). The same books decide what goes on to
-a clean topic (cleaning.py; docs/producers.md, The books).
+a clean topic (cleaning.py; docs/producers.md, The ledgers).
 """
 
 from __future__ import annotations

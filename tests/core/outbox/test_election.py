@@ -1,6 +1,6 @@
 """The rules of election: who leads a role, from when, until when.
 
-Scenarios N2-N5 of the election, defects E1-E8 of goNELI.
+Scenarios N2-N5 of the election, defects E1-E7 of goNELI.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from holdfast.core.member.claim.local_claims import LocalClaim, frame_mark
 from holdfast.core.member.claim.stages import Active, Claiming, Reclaiming, Won, work_of
 from holdfast.core.member.conduct.renewal import Renewal
 from holdfast.core.member.logs.log_view import FrameEffect, LogView
-from holdfast.core.member.settings import ATTEMPT_INTERVALS, SETTLE_INTERVALS
+from holdfast.core.member.settings import SETTLE_INTERVALS
 from holdfast.core.member.state import ClaimState
 from holdfast.errors import ClockSkewError, HoldfastError, InstanceConflictError
 
@@ -119,12 +119,9 @@ class Acquisition:
     # -- one attempt
 
     def _attempt(self, place: TopicPartition, now_s: float) -> None:
-        claim = self._state.new_claim(place, Claiming(self._patience_s(now_s)))
+        claim = self._state.new_claim(place, Claiming(self._state.patience_s(now_s)))
         self._state.shell.send_claiming(claim, now_s)
         self._state.schedule.plan_next(claim)
-
-    def _patience_s(self, now_s: float) -> float:
-        return now_s + ATTEMPT_INTERVALS * self._state.interval_s
 
     def attempt_seen(
         self, claim: LocalClaim, frame: Frame, seen: FrameEffect, own: bool, now_s: float
@@ -222,7 +219,7 @@ class Acquisition:
             if full or not any(place.partition == 0 for place, _ in places):
                 return
         for place, offset in sorted(places):
-            attempt = self._state.new_claim(place, Reclaiming(self._patience_s(now_s)))
+            attempt = self._state.new_claim(place, Reclaiming(self._state.patience_s(now_s)))
             self._state.shell.send_heartbeat(attempt, offset, now_s)
             self._state.schedule.plan_next(attempt)
 
@@ -345,7 +342,7 @@ class Acquisition:
         if self._state.failed:
             return
         self._state.failed = self._state.ending = self.leaving = True
-        self.end_at_s = now_s + ATTEMPT_INTERVALS * self._state.interval_s
+        self.end_at_s = self._state.patience_s(now_s)
         for claim in list(self._state.claims.values()):
             self._renewal.stop(claim)
             row = self._state.row(claim)

@@ -36,7 +36,6 @@ from holdfast.core.member.claim.velocity import ClaimVerdict
 from holdfast.core.member.conduct.health import HealthCheck
 from holdfast.core.member.logs.log_view import FrameEffect
 from holdfast.core.member.settings import (
-    ATTEMPT_INTERVALS,
     COOLDOWN_INTERVALS,
     RETRY_INTERVALS,
     Delivery,
@@ -132,7 +131,7 @@ class Renewal:
     def propose(self, claim: LocalClaim, work: ClaimWork, offset_end: int, now_s: float) -> None:
         """Step 3: announce the batch."""
         self._state.shell.send_proposal(claim, offset_end, now_s)
-        claim.stage = Active(work, Proposed(offset_end, self._patience_s(now_s)))
+        claim.stage = Active(work, Proposed(offset_end, self._state.patience_s(now_s)))
         self._state.schedule.plan_next(claim)
 
     def _proposal_seen(self, claim: LocalClaim, row: Claim, now_s: float) -> None:
@@ -147,7 +146,7 @@ class Renewal:
         """Step 5: commit the batch that ends before *end*."""
         claim.stage = stage
         self.renew(claim, stage, now_s)
-        claim.stage = Active(stage.work, Committing(end, self._patience_s(now_s)))
+        claim.stage = Active(stage.work, Committing(end, self._state.patience_s(now_s)))
         self._state.schedule.plan_next(claim)
 
     def _commit_seen(self, claim: LocalClaim, row: Claim) -> None:
@@ -169,9 +168,6 @@ class Renewal:
                 claim,
                 text=f"offsets {begin} to {end - 1} were committed too late to be handed out",
             )
-
-    def _patience_s(self, now_s: float) -> float:
-        return now_s + ATTEMPT_INTERVALS * self._state.interval_s
 
     def _batch_late(self, claim: LocalClaim, stage: Active, now_s: float) -> None:
         """The log does not show what was sent for the batch in hand: send it again.
@@ -292,7 +288,7 @@ class Renewal:
         """
         # A log that does not answer is not waited for beyond the lease; one that was silent for all of it
         # gets one chance.
-        until_s = max(claim.lease_until_s, self._patience_s(now_s))
+        until_s = max(claim.lease_until_s, self._state.patience_s(now_s))
         given: Releasing | Declining
         if isinstance(stage, Won):
             given = Declining(offset=offset, reason=reason, cooldown=cooldown, until_s=until_s)
@@ -304,7 +300,7 @@ class Renewal:
 
     def _send_release(self, claim: LocalClaim, stage: Releasing | Declining, now_s: float) -> None:
         claim.stage = replace(stage, releases=stage.releases + 1)
-        self._plan_beat(claim, self._patience_s(now_s))
+        self._plan_beat(claim, self._state.patience_s(now_s))
         self._state.shell.send_release(claim, max(stage.offset, 0), now_s)
 
     def _give_back_unstarted(
