@@ -1,5 +1,5 @@
-"""What a scrape shows of the books a worker keeps: the sums of each partition, read from one row, never a
-producer's name.
+"""What a scrape shows of the ledgers that a worker keeps: the sums of each partition, read from one row, and
+never a producer's name.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from holdfast.core.producers.ledger import TOTALS_KEY, BookRow, Totals
 _decode = RowCodec[BookRow](BookRow).decode
 
 GAUGES = (
-    ("producers", "Producers in the books", "producers"),
+    ("producers", "Producers in the ledgers", "producers"),
     ("producer_missing_sequences", "Sequences that have not come, as far as is known", "missing"),
 )
 COUNTERS = (
@@ -30,7 +30,7 @@ COUNTERS = (
 
 
 def book_families(replicas: Iterable[Replica]) -> Iterator[Metric]:
-    """Yield the families of the books this worker owns and serves; none when it keeps no books.
+    """Yield the families of the ledgers this worker owns and serves; none when it keeps none.
 
     The counts are part of the state: they go on where another worker stopped, and begin at 0 with a new
     version of the table.

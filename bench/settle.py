@@ -135,7 +135,7 @@ def main() -> None:
         place.create(GROUPS_TOPIC, 4, **{"message.timestamp.type": "LogAppendTime"})
         asyncio.run(
             handovers(place, 1)
-        )  # the broker makes its book of offsets with the first group: not part of what is measured
+        )  # the broker makes its topic of committed offsets for the first group: this is not measured
         print(f"  heartbeats of {BEAT_S:g} s", flush=True)
         for only in given.only.split(","):
             measure(place, given.members, given.partitions, given.processes, balanced=only == "balanced")

@@ -270,8 +270,8 @@ def _fate(folder: Path, cluster: Cluster | None, embedded: EmbeddedProcess | Non
     help=(
         "Make the embedded Kafka fail: answers drop, cut, delay, repeat or reorder; markers lost; disk full;"
         " clock moved by --ms; a broker of three to kill or revive; a leader, and with it a coordinator, to"
-        " move; a stored batch to corrupt; a member of a classic group to forget. none ends all but dead"
-        " brokers."
+        " move; a stored batch to corrupt; a member of a classic group to forget. `none` ends all of these"
+        " except dead brokers."
     )
 )
 def fault(
@@ -281,9 +281,8 @@ def fault(
         typer.Argument(
             metavar="[WHERE]...",
             help=(
-                "Of answers, the request that they are to: EndTxn, Fetch, ... [default: any]. For move TOPIC"
-                " PARTITION, for"
-                " corrupt TOPIC PARTITION OFFSET, for forget GROUP MEMBER."
+                "For answers: the request that they reply to (EndTxn, Fetch, ...) [default: any]. For move:"
+                " TOPIC PARTITION. For corrupt: TOPIC PARTITION OFFSET. For forget: GROUP MEMBER."
             ),
         ),
     ] = None,
@@ -294,7 +293,7 @@ def fault(
         float, typer.Option(min=0.0, max=1.0, help="The probability with which each is hit.")
     ] = 1.0,
     ms: Annotated[int, typer.Option(help="How late an answer is, or how far the clock moves.")] = 100,
-    client: Annotated[str, typer.Option(help="Only clients whose id begins so.")] = "",
+    client: Annotated[str, typer.Option(help="Only clients whose id begins with this.")] = "",
     node: Annotated[int, typer.Option(min=0, help="Which broker to kill or revive.")] = 0,
 ) -> None:
     places = _where(kind, where or [])

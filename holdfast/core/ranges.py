@@ -230,7 +230,7 @@ class Horizon:
     it.
 
     A row's records are needed from the last Base on that counts for everybody. Rows that nobody has touched
-    for FORGOTTEN_AFTER_MS do not hold the log: such a group begins where Kafka's own book has it.
+    for FORGOTTEN_AFTER_MS do not hold the log: such a group begins at its offset committed to Kafka.
     """
 
     def __init__(self) -> None:

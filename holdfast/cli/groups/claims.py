@@ -63,7 +63,7 @@ Wait = Annotated[
     typer.Option(
         "--wait",
         help=(
-            "Wait until the answer reflects every frame that is in the topic of claims now; fail after"
+            "Wait until the answer reflects every frame that is in the coordination topic now; fail after"
             " --timeout."
         ),
     ),
@@ -154,7 +154,7 @@ class _ClaimViews:
         }
 
     def _written(self) -> dict[int, int]:
-        """Return the offset of the last frame of each partition of the topic of claims that has one."""
+        """Return the offset of the last frame of each partition of the coordination topic that has one."""
         ends = self._asking.offsets(sorted(self._partitions({self.settings.coordination_topic})))
         return {partition: end - 1 for (_, partition), (begin, end) in ends.items() if begin < end}
 
@@ -242,8 +242,8 @@ def _for_people(record: Mapping[str, Cell]) -> OutputRow:
 @app.command(
     "list",
     help=(
-        "List claims with their owners and lag, in the columns of kafka-consumer-groups but HOST, which no"
-        " claim names."
+        "List claims with their owners and lag, in the columns of kafka-consumer-groups except"
+        " HOST, which claims do not have."
     ),
 )
 def list_claims(

@@ -61,8 +61,8 @@ StateMemoryOption = Annotated[
         "--state-memory-mb",
         min=1,
         help=(
-            "Memory for the rows of a partition, and for what verify compares, about; what is larger goes to"
-            " a temporary file."
+            "About how much memory the rows of a partition may take, and in verify what is compared; more"
+            " goes to a temporary file."
         ),
     ),
 ]

@@ -42,7 +42,7 @@ UntilOption = Annotated[
         "--until",
         help=(
             "Stop after these offsets (0:1500,1:20; of several sources 0:orders:17), or before what was"
-            " appended later (2024-05-01T12:00:00Z). Default: the end; for a bootstrap of a processor that"
+            " appended later (2024-05-01T12:00:00Z). Default: the end; in bootstrap, for a processor that"
             " emits, the position of the earlier versions."
         ),
     ),

@@ -21,7 +21,7 @@ TopicsOption = Annotated[
         "--topics",
         "--topic",
         help=(
-            "Topics whose tables to keep up, with commas between them. Default: all, of a lake on this"
+            "Topics whose tables to maintain, with commas between them. Default: all, of a lake on this"
             " machine."
         ),
     ),

@@ -121,7 +121,7 @@ def administrator(
     )
 
 
-@app.command(help="Who runs `holdfast reset`.")
+@app.command(help="A person or job that runs `holdfast reset`.")
 def resetter(context: typer.Context, principal: Principal = None) -> None:
     chosen = globals_of(context)
     application = load_application(chosen.application, chosen.settings())

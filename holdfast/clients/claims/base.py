@@ -141,7 +141,7 @@ class ConsumerBase:
         return self._engine.member_settings.instance_id
 
     def counters(self) -> dict[str, Any]:
-        """Return numbers for a metrics page: what is queued, what could not be decoded or read, what
-        Kafka's own book refused.
+        """Return numbers for a metrics page: what is queued, what could not be decoded or read, which
+        commits to Kafka were refused.
         """
         return self._engine.counters()

@@ -343,7 +343,7 @@ class RangeLog:
             )
 
     def commit(self, partition: int) -> None:
-        """Have Kafka's own book of offsets follow the low-water offset, best effort."""
+        """Commit the low-water offset to Kafka too, best effort."""
         if (row := self.row(partition)) is not None:
             self._messages.commit(partition, low_water(row))
 

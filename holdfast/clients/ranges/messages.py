@@ -66,8 +66,8 @@ class RangeMessages:
     # -- where it begins, ends, and is done
 
     def begin(self, partition: int) -> int:
-        """Return where a partition without a row begins: where the group stands in Kafka's own book, else
-        at its first message.
+        """Return where a partition without a row begins: the group's offset committed to Kafka, else
+        its first message.
         """
         assert self._consumer is not None
         broker, place = self._broker, TopicPartition(self.topic, partition)
@@ -77,7 +77,7 @@ class RangeMessages:
                 earliest, _ = broker.bounds(self._consumer, (self.topic, partition))
                 return max(earliest, self._consumer.committed([place], broker.timeout_s)[0].offset)
             except KafkaException as error:
-                # A broker that has just started makes its book of offsets with the first question for it.
+                # A broker that has just started makes its topic of committed offsets when first asked for it.
                 if code_of(error) not in COORDINATOR_MOVES or broker.clock.monotonic_s() > until_s:
                     raise broker.error(f"offsets of {self.topic}/{partition}", error) from None
             self._consumer.poll(POLL_S)
@@ -112,7 +112,7 @@ class RangeMessages:
             )
 
     def commit(self, partition: int, low: int) -> None:
-        """Have Kafka's own book of offsets follow the low-water offset, best effort."""
+        """Commit the low-water offset to Kafka too, best effort."""
         assert self._consumer is not None
         try:
             self._consumer.commit(

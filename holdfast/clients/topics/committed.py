@@ -1,4 +1,4 @@
-"""The broker's book of a group's committed offsets, read and written from outside the group.
+"""A group's committed offsets, read and written from outside the group.
 
 By a consumer and not by an admin client: librdkafka ends the process (`eonce->refcnt > 0`, open as
 confluentinc/librdkafka#3663) when a broker goes away under an admin's question to a group's coordinator. A
@@ -50,7 +50,7 @@ class CommittedOffsets:
                     )
                     break
                 except KafkaException as error:
-                    # A broker that has just started makes its book with the first question for it.
+                    # A broker that has just started makes the topic of these when first asked for it.
                     if code_of(error) not in COORDINATOR_MOVES or self._clock.monotonic_s() > until_s:
                         raise self._refused("committed offsets", error.args[0]) from error
                 consumer.poll(_POLL_S)
@@ -62,7 +62,7 @@ class CommittedOffsets:
     def commit(self, offsets: Mapping[tuple[str, int], int]) -> None:
         """Commit *offsets* in one request.
 
-        GroupError when members of the group are there, whose book it is then.
+        GroupError when the group has members: then only they may commit.
         """
         places = [
             TopicPartition(topic, partition, offset) for (topic, partition), offset in sorted(offsets.items())
@@ -73,7 +73,7 @@ class CommittedOffsets:
         with self._consumer(on_commit=lambda error, told: outcome.append((error, told))) as consumer:
             until_s = self._clock.monotonic_s() + self._timeout_s
             while (wrong := self._commit_once(consumer, places, outcome, until_s)) is not None:
-                # A broker that has just started makes its book with the first question for it.
+                # A broker that has just started makes the topic of these when first asked for it.
                 if wrong.code() not in COORDINATOR_MOVES or self._clock.monotonic_s() > until_s:
                     raise self._refused("new offsets", wrong)
                 outcome.clear()

@@ -46,7 +46,7 @@ class GroupOffsets:
         return spots
 
     def commit(self, group: str, new: Mapping[ClaimKey, int]) -> None:
-        """Write offsets to the broker's book, all in one request: of lanes, the lowest of each partition."""
+        """Commit offsets to Kafka, all in one request: of lanes, the lowest of each partition."""
         lowest: dict[Place, int] = {}
         for key, at in new.items():
             place = (data_topic(key.topic), key.partition)

@@ -1,7 +1,7 @@
-"""The fold that cleans a stamped topic by its books.
+"""The fold that cleans a stamped topic by its ledger.
 
 New records go on to a clean topic, the others with their reason to a topic of verdicts, in the same
-transaction as the books (docs/producers.md, The ledgers).
+transaction as the ledger (docs/producers.md, The ledgers).
 """
 
 from __future__ import annotations

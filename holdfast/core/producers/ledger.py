@@ -1,8 +1,8 @@
-"""The books of stamped records: for each producer and partition, what came, what came twice, late, or from a
+"""The ledger of stamped records: for each producer and partition, what came, what came twice, late, or from a
 zombie, and what is missing.
 
-Every stamped topic may be folded into such a table (`decode`, `fold`). The same books decide what goes on to
-a clean topic (cleaning.py; docs/producers.md, The ledgers).
+Every stamped topic may be folded into such a table (`decode`, `fold`). The same ledger decides what goes on
+to a clean topic (cleaning.py; docs/producers.md, The ledgers).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NOBODY = Stamp("", 0, 0)
 
 
 class Judgement(Enum):
-    """What the books say of a record.
+    """What the ledger says of a record.
 
     No StrEnum, which would make each row be looked at (holdfast/core/engine/state/row_types.py).
     """
@@ -86,8 +86,8 @@ NO_FAULTS = Faults()
 
 
 class Book(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="b"):
-    """One producer on one partition. *records* counts those that were new, *first_offset* is where the books
-    begin.
+    """The ledger's entry for one producer on one partition. *records* counts those that were new,
+    *first_offset* is where the entry begins.
 
     *noted* are its faults, None while there were none: the row of a producer that behaves stays small.
     """
@@ -261,7 +261,7 @@ def _bounded(holes: tuple[Hole, ...], forgotten: int) -> tuple[tuple[Hole, ...],
 
 
 LedgerEntry: TypeAlias = tuple[str, int, int, int | None, int]
-"""A record as the books see it: row key, epoch, sequence, first and offset. "=" is the key of one without a
+"""A record as the ledger sees it: row key, epoch, sequence, first and offset. "=" is the key of one without a
 stamp. A plain tuple, since there is one for each record and nothing else is as cheap."""
 
 # Names and epochs come again and again: a look-up is cheaper than to read them anew. Both hold only what was

@@ -57,7 +57,7 @@ def wide(broker: SessionBroker, fresh_topic: FreshTopic) -> Iterator[Ground]:
 
 
 def committed_in_kafka(ground: Ground) -> dict[int, int]:
-    """Return what Kafka's own book has for the group, by partition."""
+    """Return what the group has committed to Kafka, by partition."""
     reader = Consumer({**ground.config, "group.id": ground.group})
     try:
         wanted = [TopicPartition(ground.topic, at) for at in range(ground.partitions)]
@@ -86,9 +86,7 @@ async def test_what_one_owner_committed_and_released_the_next_owner_does_not_see
             (at, 50) for at in range(4)
         ]
         await second.flush()
-        await until(
-            "Kafka's own book to follow", lambda: committed_in_kafka(wide) == dict.fromkeys(range(4), 51)
-        )
+        await until("the commits to Kafka", lambda: committed_in_kafka(wide) == dict.fromkeys(range(4), 51))
     released = [
         (frame.client_id, frame.partition, frame.current_offset) for frame in wide.frames(ReleasingPartition)
     ]

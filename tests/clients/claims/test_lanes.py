@@ -159,7 +159,7 @@ async def test_members_share_one_partition_and_each_key_is_in_order_with_one_of_
             "every lane to stand at the end",
             lambda: [lane_offset(ground, lane) for lane in range(LANES)] == [410] * LANES,
         )
-        await until("Kafka's own book to follow", lambda: kafka_offset(ground) == 410)
+        await until("the commit to Kafka", lambda: kafka_offset(ground) == 410)
         for member in members:
             await member.terminate(release=True)
         await asyncio.gather(*tasks)

@@ -96,7 +96,7 @@ def book(desk: GroupDesk, topic: str, group: str = "shop") -> list[int]:
 
 
 def test_a_reset_moves_every_lane_one_that_nobody_ever_claimed_too(desk: GroupDesk) -> None:
-    """A lane left out would begin where the broker's book says, and read again what the others were sent
+    """A lane left out would begin at its offset committed to Kafka, and read again what the others were sent
     past.
     """
     topic = desk.topic(partitions=2)

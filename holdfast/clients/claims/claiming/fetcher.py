@@ -67,7 +67,7 @@ LIMIT_WAIT_S = 1.0
 IDLE_S = 0.5
 LEADERS_S = 5.0
 LAST_COMMIT_S = 2.0
-"""How long the end waits for Kafka's own book of offsets."""
+"""How long the end waits for the last commit to Kafka."""
 PREFETCH_FLOOR_BYTES = 1 << 20
 SIZE_SAMPLES = 32
 """Messages of a batch that are measured to tell its size."""
@@ -148,9 +148,7 @@ class ClaimFetcher:
         self._enqueue(lambda consumer: self._unassign(consumer, lease))
 
     def commit(self, offsets: Mapping[Place, int]) -> None:
-        """Write positions to Kafka's own book of offsets, best effort: the coordination topic is what
-        counts.
-        """
+        """Commit positions to Kafka too, best effort: the coordination topic is what counts."""
         wanted = [TopicPartition(topic, partition, offset) for (topic, partition), offset in offsets.items()]
         self._enqueue(lambda consumer: self._commit(consumer, wanted))
 

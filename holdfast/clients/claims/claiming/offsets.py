@@ -80,7 +80,7 @@ class OffsetFetcher:
         self._attempt_s = min(timeout_s, ATTEMPT_S)
         self._admin_config: dict[str, Any] = {**impatient(settings.client()), "error_cb": self._on_error}
         overrides: dict[str, str | int | bool] = {
-            "group.id": group_id,  # never joined, never committed to: it names the book that is read
+            "group.id": group_id,  # never joined, never committed to: its offsets are read
             "enable.auto.commit": False,
             "isolation.level": "read_uncommitted",  # the end is where the next message goes, committed or not
         }
@@ -341,4 +341,4 @@ class OffsetFetcher:
         )
 
 
-"""A broker that has just started makes its book of offsets with the first question for it."""
+"""A broker that has just started makes its topic of committed offsets when first asked for it."""
