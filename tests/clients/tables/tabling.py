@@ -8,7 +8,7 @@ import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 import pytest
@@ -18,6 +18,7 @@ from holdfast.clients.tables.directory import FixedDirectory
 from holdfast.clients.tables.query_router import QueryRouter, _Setback
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.query_wire import TableClaims
 from holdfast.dev.memory_tables import MemoryWorker
 from holdfast.dev.ports import free_ports
 from tests.support.patience import SCENARIO_S
@@ -98,3 +99,32 @@ def deadline_after(rounds: int = 2) -> Iterator[None]:
         patched.setattr(QueryRouter, "_left_s", left)
         patched.setattr(QueryRouter, "_url", hurried)
         yield
+
+
+def claiming(*partitions: int, version: int = 1) -> dict[str, TableClaims]:
+    """Return what a worker announces that owns these partitions of TOTALS."""
+    return {"totals": TableClaims(version=version, partitions=1, active=list(partitions))}
+
+
+class Hanging:
+    """A worker that takes connections and requests and never answers, as a stopped process does."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self._writers: list[asyncio.StreamWriter] = []
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._hang, "127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        for writer in self._writers:
+            writer.close()
+        await self._server.wait_closed()
+
+    async def _hang(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.asked += 1
+        self._writers.append(writer)
+        await reader.read()

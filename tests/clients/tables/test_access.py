@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,7 +11,6 @@ from holdfast.clients.tables.client import TableClient
 from holdfast.clients.tables.directory import FixedDirectory
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
-from holdfast.core.engine.query_wire import TableClaims
 from holdfast.dev.memory_tables import MemoryWorker
 from holdfast.errors import (
     AccessError,
@@ -23,7 +21,9 @@ from holdfast.errors import (
 from tests.clients.tables.tabling import (
     ROUTED,
     TOTALS,
+    Hanging,
     Total,
+    claiming,
     client,
     deadline_after,
     fold,
@@ -34,35 +34,6 @@ from tests.clients.tables.tabling import (
 from tests.support.limits import at_most
 from tests.support.patience import DEADLINE_S
 from tests.support.places import TLS
-
-
-def _claiming(*partitions: int, version: int = 1) -> dict[str, TableClaims]:
-    return {"totals": TableClaims(version=version, partitions=1, active=list(partitions))}
-
-
-class Hanging:
-    """A worker that takes connections and requests and never answers, as a stopped process does."""
-
-    def __init__(self) -> None:
-        self.asked = 0
-        self._writers: list[asyncio.StreamWriter] = []
-
-    async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._hang, "127.0.0.1", 0)
-        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._server.close()
-        for writer in self._writers:
-            writer.close()
-        await self._server.wait_closed()
-
-    async def _hang(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.asked += 1
-        self._writers.append(writer)
-        await reader.read()
-
 
 # -- refused for good
 
@@ -87,7 +58,7 @@ async def test_an_unknown_table_is_told_at_once() -> None:
         await refused_at_once(tables, NoSuchTableError, "only: routed, totals", "other")
         await refused_at_once(tables, NoSuchTableError, "only: routed, totals", other)
     async with MemoryWorker(settings(), [ROUTED], partitions=1) as worker:
-        claims = msgspec.structs.replace(worker.claims(), tables=_claiming(0))
+        claims = msgspec.structs.replace(worker.claims(), tables=claiming(0))
         async with client(directory=FixedDirectory([claims])) as tables:
             await refused_at_once(tables, NoSuchTableError, "its tables: routed")
 
@@ -100,7 +71,7 @@ async def test_another_version_of_a_table_is_another_table() -> None:
     async with MemoryWorker(settings(), [newer], partitions=1) as worker:
         async with client(worker) as tables:
             await refused_at_once(tables, NoSuchTableError, "in version 2, not 1")
-        lying = msgspec.structs.replace(worker.claims(), tables=_claiming(0))
+        lying = msgspec.structs.replace(worker.claims(), tables=claiming(0))
         async with client(directory=FixedDirectory([lying])) as tables:
             await refused_at_once(tables, NoSuchTableError, "version 2 here, not 1")
 
@@ -150,7 +121,7 @@ async def test_a_token_is_never_carried_from_https_to_http() -> None:
     )
     async with MemoryWorker(secure, [TOTALS], partitions=1, active=[]) as lured, Hanging() as thief:
         lured.owners["totals", 0] = thief.url
-        claims = msgspec.structs.replace(lured.claims(), tables=_claiming(0))
+        claims = msgspec.structs.replace(lured.claims(), tables=claiming(0))
         trusting = Settings(
             app="shop", web_token="t", web_tls_cert=secure.web_tls_cert, web_tls_key=secure.web_tls_key
         )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any, Self
+from typing import Any
 
 import aiohttp
 import msgspec
@@ -23,7 +23,7 @@ from holdfast.clients.tables.query_router import QueryRouter, _Setback
 from holdfast.clock import system_clock
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
-from holdfast.core.engine.query_wire import TableClaims, WorkerClaims
+from holdfast.core.engine.query_wire import WorkerClaims
 from holdfast.dev.memory_tables import MemoryWorker
 from holdfast.dev.ports import free_ports
 from holdfast.errors import (
@@ -35,8 +35,10 @@ from holdfast.errors import (
 from tests.clients.tables.tabling import (
     ROUTED,
     TOTALS,
+    Hanging,
     Total,
     asked,
+    claiming,
     client,
     deadline_after,
     one_worker,
@@ -81,7 +83,7 @@ async def test_a_moved_partition_is_found_with_one_redirect() -> None:
 async def test_workers_that_send_each_other_the_asker_end_in_moved_at_the_deadline() -> None:
     async with one_worker(active=[]) as one, one_worker(active=[]) as other:
         one.owners["totals", 0], other.owners["totals", 0] = other.url, one.url
-        directory = Unfolding([msgspec.structs.replace(one.claims(), tables=_claiming(0))])
+        directory = Unfolding([msgspec.structs.replace(one.claims(), tables=claiming(0))])
         async with client(directory=directory) as tables:
             with deadline_after(), pytest.raises(MovedError, match=r"totals/0 is served by http"):
                 await tables.get(TOTALS, "ada", timeout_s=DEADLINE_S)
@@ -123,13 +125,9 @@ async def test_of_two_claims_the_higher_generation_is_believed() -> None:
         assert asked(zombie) == 0
 
 
-def _claiming(*partitions: int, version: int = 1) -> dict[str, TableClaims]:
-    return {"totals": TableClaims(version=version, partitions=1, active=list(partitions))}
-
-
 def _only(worker: MemoryWorker, generation: int) -> WorkerClaims:
     """Return the claim of a worker on partition 0, whether or not it still holds it."""
-    return WorkerClaims(url=worker.url, generation=generation, started_ms=0, at_ms=0, tables=_claiming(0))
+    return WorkerClaims(url=worker.url, generation=generation, started_ms=0, at_ms=0, tables=claiming(0))
 
 
 # -- workers that cannot answer
@@ -167,34 +165,10 @@ async def test_connections_that_the_worker_closed_meanwhile_cost_no_answer() -> 
                 assert (await tables.get(TOTALS, "ada")).value == Total(count)
 
 
-class Hanging:
-    """A worker that takes connections and requests and never answers, as a stopped process does."""
-
-    def __init__(self) -> None:
-        self.asked = 0
-        self._writers: list[asyncio.StreamWriter] = []
-
-    async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._hang, "127.0.0.1", 0)
-        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._server.close()
-        for writer in self._writers:
-            writer.close()
-        await self._server.wait_closed()
-
-    async def _hang(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.asked += 1
-        self._writers.append(writer)
-        await reader.read()
-
-
 @scenario
 async def test_a_worker_that_hangs_costs_the_deadline_and_not_more() -> None:
     async with Hanging() as hanging:
-        claims = WorkerClaims(url=hanging.url, generation=1, started_ms=0, at_ms=0, tables=_claiming(0))
+        claims = WorkerClaims(url=hanging.url, generation=1, started_ms=0, at_ms=0, tables=claiming(0))
         async with client(directory=FixedDirectory([claims])) as tables:
             for timeout_s in (0.05, 0.4):
                 began_s = time.monotonic()
@@ -211,7 +185,7 @@ async def test_a_worker_that_hangs_is_told_and_not_one_before_it_that_is_gone() 
     async with Hanging() as hanging:
         gone = f"http://127.0.0.1:{free_ports(1)[0]}"
         claims = [
-            WorkerClaims(url=url, generation=at, started_ms=0, at_ms=0, tables=_claiming(0))
+            WorkerClaims(url=url, generation=at, started_ms=0, at_ms=0, tables=claiming(0))
             for at, url in enumerate((gone, hanging.url))
         ]
         async with client(directory=FixedDirectory(claims)) as tables:
@@ -226,7 +200,7 @@ async def test_a_hanging_owner_is_left_for_the_next_before_the_deadline(
     monkeypatch.setattr("holdfast.clients.tables.query_router.ATTEMPT_S", 0.5)
     async with Hanging() as hanging, one_worker() as successor:
         successor.put(TOTALS, 0, "ada", Total(1), offset=1)
-        claims = WorkerClaims(url=hanging.url, generation=1, started_ms=0, at_ms=0, tables=_claiming(0))
+        claims = WorkerClaims(url=hanging.url, generation=1, started_ms=0, at_ms=0, tables=claiming(0))
         async with client(directory=Unfolding([claims], lambda: [claims, successor.claims(2)])) as tables:
             assert (await tables.get(TOTALS, "ada", timeout_s=DEADLINE_S)).value == Total(1)
         # once each, unless a busy machine delayed the successor's answer too
@@ -252,7 +226,7 @@ async def test_a_worker_that_takes_long_for_an_answer_is_given_longer_each_time(
     async with one_worker() as worker:
         worker.put(TOTALS, 0, "ada", Total(1), offset=1)
         gone = f"http://127.0.0.1:{free_ports(1)[0]}"
-        claims = [WorkerClaims(url=gone, generation=0, started_ms=0, at_ms=0, tables=_claiming(0))] * others
+        claims = [WorkerClaims(url=gone, generation=0, started_ms=0, at_ms=0, tables=claiming(0))] * others
         async with client(directory=FixedDirectory([worker.claims(), *claims])) as tables:
             assert (await tables.get(TOTALS, "ada", timeout_s=DEADLINE_S)).value == Total(1)
 
@@ -409,9 +383,7 @@ async def test_a_standby_answers_when_the_owner_is_gone_and_the_caller_accepts_i
         replica = standby.replica(TOTALS, 0)
         replica.put("ada", Total(5))
         replica.applied, replica.source_end, replica.current_ms = 5, 8, system_clock.now_ms()
-        dead = WorkerClaims(
-            url="http://127.0.0.1:1", generation=1, started_ms=0, at_ms=0, tables=_claiming(0)
-        )
+        dead = WorkerClaims(url="http://127.0.0.1:1", generation=1, started_ms=0, at_ms=0, tables=claiming(0))
         async with client(directory=FixedDirectory([dead, standby.claims()])) as tables:
             answer = await tables.get(TOTALS, "ada", max_staleness=timedelta(minutes=1))
             assert (answer.value, answer.role, answer.as_of_offset) == (Total(5), "standby", 5)
