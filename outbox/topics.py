@@ -99,13 +99,13 @@ def ensure_topics(settings: HarvestSettings) -> list[str]:
 
 
 def _create(client: AdminClient, settings: HarvestSettings, names: Sequence[str]) -> Sequence[str]:
-    """Create topics; one that somebody else has made by now is no error."""
+    """Create topics, and return those created; one that somebody else has made by now is no error."""
     topics = wanted(settings)
     new = [
         NewTopic(name, partitions(settings, name), settings.kafka.replication_factor, config=topics[name])
         for name in names
     ]
-    asked = client.create_topics(new, request_timeout=TIMEOUT_S) if new else {}
+    asked, made = client.create_topics(new, request_timeout=TIMEOUT_S) if new else {}, []
     for name, created in asked.items():
         try:
             created.result(TIMEOUT_S + _SLACK_S)  # the request's own deadline comes first
@@ -118,7 +118,8 @@ def _create(client: AdminClient, settings: HarvestSettings, names: Sequence[str]
             if code in NO_ANSWER:
                 raise
             raise TopicError(_why_not_made(settings, name, error.args[0])) from error
-    return names
+        made.append(name)
+    return made
 
 
 def _why_not_made(settings: HarvestSettings, name: str, error: KafkaError) -> str:

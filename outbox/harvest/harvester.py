@@ -25,7 +25,7 @@ from holdfast.outbox.election import Election
 from holdfast.outbox.harvest.shard.shard import LeaderSignals, ShardRows, ShardStats, Term
 from holdfast.outbox.harvest.strategies.fenced import FencedTerm
 from holdfast.outbox.harvest.strategies.mark import MarkTerm
-from holdfast.outbox.harvest.table.readable import refuse_unreadable
+from holdfast.outbox.harvest.table.readable import refuse_unreadable, warn_of_lost_progress
 from holdfast.outbox.harvest.table.rows import OutboxRows
 from holdfast.outbox.settings import HarvestSettings, Strategy
 from holdfast.outbox.topics import ensure_topics
@@ -105,7 +105,8 @@ class Harvester:
         """
         with self._make_rows(self.settings) as rows:
             refuse_unreadable(rows, self.settings.name)
-        ensure_topics(self.settings)
+            if self.settings.progress_topic in ensure_topics(self.settings):
+                warn_of_lost_progress(rows, self.settings)
         if self._over.is_set():
             return self
         self._commands.open()

@@ -5,6 +5,7 @@ shard that another could publish.
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 
 from sqlalchemy import inspect
 
@@ -12,6 +13,7 @@ from holdfast.errors import OutboxDatabaseError, OutboxSchemaError
 from holdfast.outbox.harvest.table.rows import OutboxRows
 from holdfast.outbox.schema.session import connected
 from holdfast.outbox.schema.tables import NO_FILE, lacks_file, problems
+from holdfast.outbox.settings import HarvestSettings
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +53,27 @@ def refuse_unreadable(rows: OutboxRows, outbox: str) -> None:
             "and a leader tries again",
             {"outbox": outbox, "reason": str(why)},
         )
+
+
+def warn_of_lost_progress(rows: OutboxRows, settings: HarvestSettings) -> None:
+    """Warn where shards had leaders although their progress topic was made only now: their count of epochs
+    and sequences begins again. A database that does not answer now has nothing to say.
+    """
+    with suppress(OutboxDatabaseError):
+        led = [lease for lease in map(rows.lease, range(settings.shards)) if lease is not None]
+        if led:
+            logger.warning(
+                "outbox %(outbox)s: %(topic)s was missing and was made, but %(leader)s led shard %(shard)d "
+                "before: epochs and sequences begin again, and readers that drop duplicates drop what comes. "
+                "If the topic was deleted, stop all harvesters and start them under another name. With a new "
+                "cluster or after strategy mark, nothing is wrong",
+                {
+                    "outbox": settings.name,
+                    "topic": settings.progress_topic,
+                    "leader": led[0].leader,
+                    "shard": led[0].shard,
+                },
+            )
 
 
 def _problems(rows: OutboxRows) -> tuple[list[str], bool]:

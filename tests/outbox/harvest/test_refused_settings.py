@@ -71,6 +71,33 @@ def test_a_file_or_a_driver_that_is_missing_is_told(tmp_path: Path) -> None:
         harvester("sqlite+nothing:///x.db").start()
 
 
+@pytest.mark.parametrize("made", [True, False])
+@pytest.mark.parametrize("led", [True, False])
+def test_a_progress_topic_that_leaders_before_must_have_had_is_told(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    made: bool,
+    led: bool,
+) -> None:
+    """Without it epochs begin again, and readers take what comes for a zombie's."""
+    outbox = FreshOutbox.make(f"sqlite:///{tmp_path / 'service.db'}")
+    harvester = Harvester(settings(outbox, name="shop", shards=2))
+    if led:
+        with outbox.rows() as rows:
+            rows.epoch(1, "anna")
+
+    def ends(_: HarvestSettings) -> list[str]:
+        harvester.stop()
+        return ["shop.neli", "shop.progress"] if made else ["shop.neli"]
+
+    monkeypatch.setattr("holdfast.outbox.harvest.harvester.ensure_topics", ends)
+    harvester.start()
+    told = [each for each in caplog.messages if "shop.progress was missing" in each]
+    assert len(told) == (made and led)
+    assert all("anna led shard 1 before" in each for each in told)
+
+
 def test_an_outbox_that_can_be_read_is_not_refused(
     outbox: FreshOutbox, caplog: pytest.LogCaptureFixture
 ) -> None:
