@@ -65,8 +65,8 @@ def warn_of_lost_progress(rows: OutboxRows, settings: HarvestSettings) -> None:
             logger.warning(
                 "outbox %(outbox)s: %(topic)s was missing and was made, but %(leader)s led shard %(shard)d "
                 "before: epochs and sequences begin again, and readers that drop duplicates drop what comes. "
-                "If the topic was deleted, stop all harvesters and start them under another name. With a new "
-                "cluster or after strategy mark, nothing is wrong",
+                "If the topic was deleted, stop all harvesters and start them under another name. Nothing is "
+                "wrong where the name or the cluster is new, or the strategy was mark",
                 {
                     "outbox": settings.name,
                     "topic": settings.progress_topic,

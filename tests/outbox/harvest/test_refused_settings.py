@@ -96,6 +96,7 @@ def test_a_progress_topic_that_leaders_before_must_have_had_is_told(
     told = [each for each in caplog.messages if "shop.progress was missing" in each]
     assert len(told) == (made and led)
     assert all("anna led shard 1 before" in each for each in told)
+    assert all("Nothing is wrong where the name" in each for each in told), "who took the cure hears it too"
 
 
 def test_an_outbox_that_can_be_read_is_not_refused(
