@@ -339,6 +339,3 @@ class OffsetFetcher:
             f"cannot ask for {what} at {self._servers}: {self._last_error or why}; check bootstrap.servers"
             " and the broker"
         )
-
-
-"""A broker that has just started makes its topic of committed offsets when first asked for it."""
