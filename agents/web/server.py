@@ -41,7 +41,7 @@ from holdfast.agents.web.replies import (
     windows_of,
 )
 from holdfast.agents.web.window_pages import page_of_windows
-from holdfast.clients.tables.web_tls import server_tls
+from holdfast.clients.tables.web_tls import WorkerToken, server_tls
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.console.place import ROOT
@@ -122,6 +122,12 @@ class WebService(Service):
         self._port = port
         self.add_future(self._watch_loop())
         logger.info("web port open: %(url)s", {"url": settings.advertised_url})
+        if WorkerToken(settings).withheld_by_others(settings.advertised_url):
+            logger.warning(
+                "web_token_networks does not name this worker's own %(url)s: other workers, and clients with "
+                "the same settings, do not send web_token there, and so cannot ask this worker",
+                {"url": settings.advertised_url},
+            )
 
     async def _open_console(self, console: OpenConsole) -> None:
         async with AsyncExitStack() as stack:

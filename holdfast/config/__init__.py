@@ -22,7 +22,7 @@ takes its class, such as `WebSettings`.
 from __future__ import annotations
 
 from holdfast.config.sections.schema_registry import SchemaRegistrySettings
-from holdfast.config.sections.web import WebSettings, hosts_and_networks, is_loopback
+from holdfast.config.sections.web import HostList, WebSettings, is_loopback
 from holdfast.config.security import Oidc, Sasl
 from holdfast.config.settings import (
     ClientConfig,
@@ -35,6 +35,7 @@ from holdfast.config.sources import find_file
 
 __all__ = [
     "ClientConfig",
+    "HostList",
     "Oidc",
     "Sasl",
     "SchemaRegistrySettings",
@@ -42,7 +43,6 @@ __all__ = [
     "Settings",
     "WebSettings",
     "find_file",
-    "hosts_and_networks",
     "is_loopback",
     "load_settings",
     "settings_from_environment",

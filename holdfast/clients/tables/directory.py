@@ -183,7 +183,7 @@ def read_claims(url: str, value: bytes) -> WorkerClaims:
         raise ValueError(f"it is unreadable: {error}") from None
     if claims.url != url:
         raise ValueError(f"its key is {url[:80]!a} and its URL {claims.url[:80]!a}")
-    _check_origin(url)
+    check_origin(url)
     if not 0 <= claims.generation < 1 << 31:
         raise ValueError(f"generation {claims.generation}")
     for table, held in claims.tables.items():
@@ -198,12 +198,12 @@ def read_claims(url: str, value: bytes) -> WorkerClaims:
     return claims
 
 
-def _check_origin(url: str) -> None:
+def check_origin(url: str) -> None:
     """Refuse what is not the origin of a worker: http or https, host and port, nothing else.
 
-    >>> _check_origin("http://[::1]:6066")
+    >>> check_origin("http://[::1]:6066")
     >>> for url in ("http://a/b", "http://u:p@a:1", "file:///etc/passwd", "http://a:99999", "http://a b:1", "http://a\\r\\nb"):
-    ...     try: _check_origin(url)
+    ...     try: check_origin(url)
     ...     except ValueError: pass
     ...     else: print(url)
     """

@@ -15,7 +15,7 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from holdfast.clients.tables.directory import Directory
+from holdfast.clients.tables.directory import Directory, check_origin
 from holdfast.clients.tables.questions import AnyQuestion
 from holdfast.clients.tables.web_tls import WorkerToken, client_tls
 from holdfast.clock import Backoff, Clock
@@ -525,10 +525,13 @@ class QueryRouter:
                 return _Setback(QueryError(f"{message} (HTTP {response.status} for {question})"), final=True)
 
     def _target(self, url: str, response: aiohttp.ClientResponse) -> str | None:
-        """Return where a redirect leads; never from https to http, since the token goes along."""
+        """Return where a redirect leads; never from https to http. Whether the token goes along is judged as
+        for any other URL.
+        """
         location = response.headers.get("Location", "")
         try:
             target = str(URL(location, encoded=True).origin())
+            check_origin(target)
         except ValueError:
             return None
         return None if url.startswith("https:") and not target.startswith("https:") else target

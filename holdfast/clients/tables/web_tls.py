@@ -4,23 +4,23 @@ share them.
 
 from __future__ import annotations
 
-import ipaddress
 import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from holdfast.config import WebSettings, hosts_and_networks
+from holdfast.config import HostList, WebSettings
 from holdfast.errors import AccessError, ConfigError
 
 
 class WorkerToken:
-    """To whom `web_token` is sent: over https, which verifies the worker's name, or over plain http to what
-    `web_token_networks` names.
+    """To whom `web_token` is sent: to the hosts and networks that `web_token_networks` names, over https and
+    plain http alike, and over https to the host that this process itself advertises.
 
-    Where the settings name certificates the fleet speaks TLS, and the token never goes without it, whatever a
-    worker's record says.
+    A verified certificate alone is not enough: anybody can have one for a host of their own, and any URL may
+    stand in a worker's record. Where the settings name certificates the fleet speaks TLS, and the token never
+    goes without it.
     """
 
     def __init__(self, settings: WebSettings) -> None:
@@ -28,31 +28,31 @@ class WorkerToken:
             {} if settings.web_token is None else {"Authorization": f"Bearer {settings.web_token}"}
         )
         self._tls_only = settings.web_tls_ca is not None or settings.web_tls_cert is not None
-        self._hosts, self._networks = hosts_and_networks(settings.web_token_networks)
+        self._allowed = HostList(settings.web_token_networks)
+        self._own = (urlsplit(settings.advertised_url).hostname or "").lower()
 
     def headers(self, url: str) -> Mapping[str, str]:
         """Return the headers for a request to *url*; raises AccessError, with nothing sent, when the token
         must not go there.
         """
-        if (
-            not self._headers
-            or url.startswith("https://")
-            or (not self._tls_only and self._is_allowed(urlsplit(url).hostname or ""))
-        ):
+        if not self._headers:
             return self._headers
-        cure = (
-            "let the workers speak https"
-            if self._tls_only
-            else "let it speak https, or name its host or network in web_token_networks"
+        parts = urlsplit(url)
+        secure, host = parts.scheme == "https", parts.hostname or ""
+        if not secure and self._tls_only:
+            raise AccessError(
+                f"web_token is not sent to {url[:100]!a} over plain http: let the workers speak https"
+            )
+        if host in self._allowed or (secure and host == self._own):
+            return self._headers
+        raise AccessError(
+            f"web_token is not sent to {url[:100]!a}{'' if secure else ' over plain http'}: if it is a worker"
+            " of yours, name its host or network in web_token_networks"
         )
-        raise AccessError(f"web_token is not sent to {url[:100]} over plain http: {cure}")
 
-    def _is_allowed(self, host: str) -> bool:
-        try:
-            address = ipaddress.ip_address(host)
-        except ValueError:
-            return host.lower() in self._hosts
-        return any(address in network for network in self._networks)
+    def withheld_by_others(self, url: str) -> bool:
+        """Return whether others with these settings do not send the token to *url*, and so cannot ask it."""
+        return bool(self._headers) and (urlsplit(url).hostname or "") not in self._allowed
 
 
 def server_tls(settings: WebSettings) -> ssl.SSLContext | None:

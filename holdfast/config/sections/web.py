@@ -28,8 +28,8 @@ class WebSettings(Section):
     web_token: str | None = setting(None, "shared secret that every query must carry", secret=True)
     web_token_networks: str = setting(
         "127.0.0.0/8,::1/128,localhost",
-        "hosts and networks that get the token over plain http too; all others get it only over verified"
-        " https",
+        "hosts and networks of the workers, which alone are sent the token, over https too; *.NAME is every"
+        " host below NAME",
     )
     web_connections: int = setting(1_000, "most connections of the web port", low=1, high=60_000)
     web_connections_per_peer: int = setting(
@@ -82,11 +82,11 @@ class WebSettings(Section):
                 "or mutual TLS (web_tls_cert, web_tls_key, web_tls_ca), or bind to 127.0.0.1"
             )
         try:
-            hosts_and_networks(self.web_token_networks)
+            HostList(self.web_token_networks)
         except ValueError as error:
             yield (
                 f"{self.place('web_token_networks')}: {error!s:.300}; write hosts and networks separated by"
-                " commas, like tables.internal,10.0.0.0/8"
+                " commas, like tables.internal,*.workers.internal,10.0.0.0/8"
             )
 
 
@@ -99,21 +99,39 @@ def bind_problems(section: Section, name: str) -> Iterator[str]:
         yield f"{section.place(name)} is {host!r:.300}: {why}; write an address of this machine, as 127.0.0.1"
 
 
-def hosts_and_networks(
-    text: str,
-) -> tuple[frozenset[str], tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]]:
-    """Read a list of host names and networks; raises ValueError for what is neither.
+class HostList:
+    """Hosts and networks, read from a list with commas: a host is in it by its name, or by its address.
 
-    >>> hosts_and_networks("Localhost, 10.0.0.0/8, ::1")
-    (frozenset({'localhost'}), (IPv4Network('10.0.0.0/8'), IPv6Network('::1/128')))
-    """
-    hosts, networks = set(), []
-    for name in names_in(text):
-        if _HOST.fullmatch(name):
-            hosts.add(name.lower())
-        else:
-            networks.append(ipaddress.ip_network(name))
-    return frozenset(hosts), tuple(networks)
+    Names are compared as they are written, and not looked up. `*.NAME` stands for all names below NAME.
+    Raises ValueError for what is neither.
+
+    >>> hosts = HostList("Localhost, 10.0.0.0/8, ::1, *.workers.internal")
+    >>> [each in hosts for each in ("LOCALHOST", "10.1.2.3", "::1", "shop-0.workers.internal", "a.b.workers.internal")]
+    [True, True, True, True, True]
+    >>> [each in hosts for each in ("workers.internal", "evilworkers.internal", "11.1.2.3", "localhost.", "10.1", "")]
+    [False, False, False, False, False, False]
+    """  # noqa: E501
+
+    def __init__(self, text: str) -> None:
+        self._hosts, self._below = set[str](), list[str]()
+        self._networks = list[ipaddress.IPv4Network | ipaddress.IPv6Network]()
+        for name in names_in(text):
+            if _HOST.fullmatch(name):
+                self._hosts.add(name.lower())
+            elif name.startswith("*.") and _HOST.fullmatch(name[2:]):
+                self._below.append(name[1:].lower())
+            else:
+                self._networks.append(ipaddress.ip_network(name))
+
+    def __contains__(self, host: str) -> bool:
+        try:
+            address = ipaddress.ip_address(host)
+        except ValueError:
+            if not host.isascii():
+                return False
+            name = host.lower()
+            return name in self._hosts or (name.endswith(tuple(self._below)) and not name.startswith("."))
+        return any(address in network for network in self._networks)
 
 
 def is_origin(url: str) -> bool:
