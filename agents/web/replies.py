@@ -29,6 +29,7 @@ from holdfast.core.engine.query_wire import (
     WindowsPage,
 )
 from holdfast.core.streams.windowing.rows import why_no_range
+from holdfast.web.headers import NO_PAGE
 
 B = TypeVar("B")
 N = TypeVar("N", Inspect, Stored)
@@ -291,7 +292,12 @@ def respond(
     return web.Response(
         body=content,
         status=status,
-        headers={"Content-Type": content_type, "Cache-Control": "no-store", **(headers or {})},
+        headers={
+            "Content-Type": content_type,
+            "Cache-Control": "no-store",
+            **(NO_PAGE if content_type == JSON else {}),  # what is packed no browser asks for
+            **(headers or {}),
+        },
     )
 
 
@@ -305,4 +311,6 @@ def respond_refused(request: web.Request, refused: RequestRefused) -> web.Respon
 def respond_malformed(status: int, what: str) -> web.Response:
     """Return the answer to what is no HTTP request; what it accepts is not known."""
     refusal = Refusal(error="malformed", message=f"this is no HTTP request that the worker reads: {what}")
-    return web.Response(body=query_wire.encode_json(refusal) + b"\n", status=status, content_type=JSON)
+    return web.Response(
+        body=query_wire.encode_json(refusal) + b"\n", status=status, headers={"Content-Type": JSON, **NO_PAGE}
+    )

@@ -53,6 +53,7 @@ from holdfast.core.engine.state.lost_heads import told_lost
 from holdfast.core.streams.windowing.rows import holds_windows
 from holdfast.errors import ConfigError, StoreError
 from holdfast.tracing.spans import handling
+from holdfast.web.headers import NO_PAGE
 from holdfast.web.port import ConnectionLimits, Troubles, WebPort
 
 logger = logging.getLogger(__name__)
@@ -252,7 +253,8 @@ class _Health:
 
     async def metrics(self, request: web.Request) -> web.Response:
         body, content_type = self._metrics.exposition(self._serving, request.headers.get("Accept", ""))
-        return web.Response(body=body, headers={"Content-Type": content_type, "Cache-Control": "no-store"})
+        headers = {"Content-Type": content_type, "Cache-Control": "no-store", **NO_PAGE}
+        return web.Response(body=body, headers=headers)
 
 
 class _Tables:

@@ -8,7 +8,6 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 from aiohttp import web
 
@@ -16,7 +15,7 @@ from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.config.sections.section import names_in
 from holdfast.console.place import ConsolePlace
-from holdfast.web.headers import bearer, is_secret, names_this_machine
+from holdfast.web.headers import SAFE, bearer, is_of_another_site, is_secret, names_this_machine
 from holdfast.web.port import peer_of
 
 SESSION_S = 12 * 3600.0
@@ -269,20 +268,11 @@ def peer_of_request(request: web.Request) -> str:
 
 
 def check_site(request: web.Request) -> None:
-    """Refuse what another site's page asks for, unless a person followed a link: browsers tell that, and
-    pages cannot change it.
-
-    Such a page could read nothing, but have the console read logs for it again and again.
+    """Refuse what a page of another site asks for, unless a person followed a link, and a form of which
+    nothing tells where it is from.
     """
-    site, origin = request.headers.get("Sec-Fetch-Site"), request.headers.get("Origin")
-    if request.method != "POST":
-        follows = request.headers.get("Sec-Fetch-Mode") == "navigate"
-        allowed = site in (None, "same-origin", "none") or follows
-    elif site is not None:
-        allowed = site in ("same-origin", "none")
-    elif origin is not None:
-        allowed = urlsplit(origin).netloc.lower() == request.host.lower()
-    else:
-        allowed = "Authorization" in request.headers  # no browser: it has no cookies that others could use
-    if not allowed:
+    told = "Sec-Fetch-Site" in request.headers or "Origin" in request.headers
+    # What bears a token is no browser's: it has no cookies that others could use.
+    unknown = request.method not in SAFE and not told and "Authorization" not in request.headers
+    if unknown or is_of_another_site(request):
         raise RequestDenied(403, "This was not sent from a page of the console.")

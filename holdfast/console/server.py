@@ -21,6 +21,7 @@ from holdfast.console.showing.rendering import prepare
 from holdfast.console.watching.groups import GroupDesk
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.errors import ConfigError
+from holdfast.web.headers import NO_PAGE
 from holdfast.web.port import ConnectionLimits, Troubles, WebPort
 
 LIMITS = ConnectionLimits(connections=400, per_peer=300)
@@ -95,4 +96,6 @@ class Console:
 
 def _malformed(status: int, what: str) -> web.Response:
     """Return the answer to what is no HTTP request: of its sender nothing is known, so it gets one line."""
-    return web.Response(text=f"This is no HTTP request that the console reads: {what}\n", status=status)
+    return web.Response(
+        text=f"This is no HTTP request that the console reads: {what}\n", status=status, headers=NO_PAGE
+    )

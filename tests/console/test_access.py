@@ -121,8 +121,33 @@ async def test_pages_of_other_sites_have_nothing_read_for_them_but_links_lead_he
             for mode, status in (("no-cors", 403), ("cors", 403), ("navigate", 200)):
                 sent = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": mode}
                 assert (await browsing.get("/", **sent))[0] == status, sent
+            for frame in ("iframe", "frame", "object", "embed", "fencedframe", "image"):
+                sent = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": frame}
+                for path in ("/", "/log", "/sign-in", "/assets/console.js", "/nowhere"):
+                    assert (await browsing.get(path, **sent))[0] == 403, sent
+            sent = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+            assert (await browsing.get("/", **sent))[0] == 200
+        for origin in ("http://evil.example", "null", "http://[", browsing.url + "1"):  # a browser of old
+            assert (await browsing.get("/", Origin=origin))[0] == 403, origin
+        assert (await browsing.get("/", Origin=browsing.url))[0] == 200
         for site in ("same-origin", "none"):
             assert (await browsing.get("/", **{"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "cors"}))[0] == 200
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS"])
+@scenario
+async def test_whatever_may_change_something_must_come_from_a_page_of_the_console(method: str) -> None:
+    async with opened(console_settings(console_token=TOKEN), FixedDirectory()) as browsing:
+        for path in ("/act", "/sign-in", "/sign-out", "/", "/nowhere"):
+            for sent in (
+                {},
+                {"Origin": "http://evil.example"},
+                {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"},
+            ):
+                async with browsing.session.request(
+                    method, browsing.url + path, headers=sent, allow_redirects=False
+                ) as response:
+                    assert (response.status, "Set-Cookie" in response.headers) == (403, False)
 
 
 @scenario

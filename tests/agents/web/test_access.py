@@ -171,6 +171,86 @@ async def test_the_advertised_name_may_be_asked_for_through_a_proxy() -> None:
     assert status == 200
 
 
+OTHER_SITES: list[dict[str, str]] = [
+    {"Origin": "http://evil.example"},
+    {"Origin": "http://127.0.0.1:1"},
+    {"Origin": "https://["},
+    {"Origin": "null"},
+    {"Sec-Fetch-Site": "cross-site"},
+    {"Sec-Fetch-Site": "same-site"},
+    {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "image"},
+    {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "cors", "Origin": "http://evil.example"},
+    *(
+        {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": frame}
+        for frame in ("iframe", "frame", "object", "embed", "fencedframe")
+    ),
+]
+LINK = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+POSTED = ("/tables/secrets/0/get", "/tables/secrets/0/scan", "/tables/secrets/0/digest", "/nothing")
+
+
+async def sent(url: str, method: str, headers: dict[str, str], tls: ssl.SSLContext | bool = True) -> int:
+    form = {"Content-Type": "text/plain"}  # what a page may send anywhere without asking first
+    async with (
+        aiohttp.ClientSession() as session,
+        session.request(method, url, headers={**form, **headers}, data=b"{}", ssl=tls) as response,
+    ):
+        return response.status
+
+
+@pytest.mark.parametrize("changes", [{}, {"web_tls_ca": TLS / "ca.pem"}], ids=["open", "certificates"])
+@scenario
+async def test_a_page_of_another_site_has_nothing_asked(changes: dict[str, Any]) -> None:
+    """A browser on this machine reaches the port, and shows the certificate of whoever sits there."""
+    chosen: Settings = settings()
+    tls: ssl.SSLContext | bool = True
+    if changes:
+        chosen, tls = mutual(), asker(web_tls_ca=TLS / "ca.pem", **CLIENT)
+    url = f"http{'s' if changes else ''}://127.0.0.1:{chosen.web_port}"
+    async with worker_of(chosen):
+        for headers in OTHER_SITES:
+            for path in PATHS:
+                status, text = await ask(url, path, headers=headers, tls=tls)
+                assert (status, "the-secret" in text) == (403, False), (path, headers)
+            for path in POSTED:
+                for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS"):
+                    assert await sent(url + path, method, headers, tls) in (403, 413), (method, path)
+        for path in POSTED[:-1]:
+            assert await sent(url + path, "POST", LINK, tls) == 403, "a form is no link"
+            for own in ({}, {"Sec-Fetch-Site": "same-origin"}, {"Origin": url}):
+                assert await sent(url + path, "POST", own, tls) != 403
+        for path in PATHS:
+            for own in ({}, LINK, {"Sec-Fetch-Site": "none"}, {"Origin": url.upper()}):
+                assert (await ask(url, path, headers=own, tls=tls))[0] != 403, (path, own)
+
+
+@scenario
+async def test_what_is_open_beside_a_token_is_so_to_no_page_of_another_site() -> None:
+    chosen = settings(web_token=TOKEN)
+    async with worker_of(chosen):
+        for path in ("/health/live", "/health/ready", "/metrics"):
+            for headers in (*OTHER_SITES, {"Host": "rebound.example"}):
+                assert (await ask(chosen.advertised_url, path, headers=headers))[0] == 403
+        for headers in OTHER_SITES:
+            bearing = {**headers, "Authorization": f"Bearer {TOKEN}"}
+            status, _ = await ask(chosen.advertised_url, "/tables", headers=bearing)
+            assert status == 200, "who has the token may be a proxy that passes on what browsers say"
+
+
+@scenario
+async def test_no_answer_is_shown_in_a_frame_or_taken_for_a_page() -> None:
+    chosen = settings()
+    async with worker_of(chosen), aiohttp.ClientSession() as session:
+        for path in PATHS:
+            async with session.get(chosen.advertised_url + path) as response:
+                told = response.headers
+                assert told["X-Frame-Options"] == "DENY"
+                assert told["X-Content-Type-Options"] == "nosniff"
+                assert told["Content-Security-Policy"] == "default-src 'none'; frame-ancestors 'none'"
+                assert told["Cache-Control"] == "no-store"
+                assert not [name for name in told if name.startswith("Access-Control")]
+
+
 # -- TLS
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
+import http.client
+import select
 import socket
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -13,9 +17,10 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from holdfast.cli.__main__ import main
-from holdfast.cli.options.metrics_port import LOOPBACK, metrics_on
+from holdfast.cli.options.metrics_port import LIMIT_CONNECTIONS, LOOPBACK, metrics_on
 from holdfast.dev.ports import free_ports
 from holdfast.errors import ConfigError
+from tests.support.patience import DEADLINE_S
 
 
 @pytest.fixture
@@ -75,6 +80,52 @@ def test_pages_are_served_while_the_block_runs_and_the_port_is_free_again_after_
                 pytest.fail("two listen on one port")
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((LOOPBACK, port))
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        ({"Host": "rebound.example"}, 403),
+        ({"Host": f"{LOOPBACK}.example:80"}, 403),
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}, 403),
+        ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "iframe"}, 403),
+        ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}, 200),
+        ({"Host": "localhost:9200", "Accept-Encoding": "gzip"}, 200),
+    ],
+)
+def test_no_page_of_another_site_reads_it(sent: dict[str, str], status: int) -> None:
+    (port,) = free_ports(1)
+    with metrics_on(port) as metrics:
+        metrics.register(Page())
+        connection = http.client.HTTPConnection(LOOPBACK, port, timeout=60)
+        connection.request("GET", "/metrics", headers=sent)
+        answer = connection.getresponse()
+        body = answer.read()
+        connection.close()
+    shown = gzip.decompress(body) if answer.getheader("Content-Encoding") == "gzip" else body
+    assert (answer.status, b"rows 7.0" in shown) == (status, status == 200)
+    if status == 200:
+        assert answer.getheader("X-Frame-Options") == "DENY"
+        assert (answer.getheader("Content-Encoding") == "gzip") == ("Accept-Encoding" in sent)
+
+
+def test_a_form_is_refused() -> None:
+    (port,) = free_ports(1)
+    with metrics_on(port), pytest.raises(urllib.error.HTTPError, match="405"):
+        urllib.request.urlopen(f"http://{LOOPBACK}:{port}/metrics", data=b"x", timeout=60)
+
+
+def test_connections_are_limited() -> None:
+    (port,) = free_ports(1)
+    with metrics_on(port), ExitStack() as stack:
+        silent = [stack.enter_context(socket.create_connection((LOOPBACK, port))) for _ in range(40)]
+        refused, _, _ = select.select(silent, [], [], DEADLINE_S)
+        while len(refused) < 40 - LIMIT_CONNECTIONS:
+            refused, _, _ = select.select(silent, [], [], DEADLINE_S)
+        assert {each.recv(1) for each in refused} == {b""}
+        assert len(refused) == 40 - LIMIT_CONNECTIONS
 
 
 def test_nothing_is_served_without_a_port() -> None:
