@@ -1,5 +1,5 @@
-"""Log lines as JSON. Every line of ours has a constant template and named fields. A text formatter shows the
-whole line; this one keeps the template and the fields apart.
+"""Log lines as JSON, and as text that moves no cursor. Every line of ours has a constant template and named
+fields. A text formatter shows the whole line; that of JSON keeps the template and the fields apart.
 """
 
 from __future__ import annotations
@@ -8,7 +8,11 @@ import json
 import logging
 import re
 from collections.abc import Mapping
+from copy import copy
 from datetime import UTC, datetime
+from typing import Any
+
+from holdfast.terminal import printable, visible_lines
 
 _OF_EVERY_RECORD = frozenset(logging.makeLogRecord({}).__dict__) | {"asctime", "message", "extra", "data"}
 """What logging itself notes of a record, and mode, Faust's library; the rest was given as `extra`."""
@@ -69,10 +73,43 @@ def fields_of(record: logging.LogRecord) -> dict[str, object]:
     return {**{k: v for k, v in record.__dict__.items() if k not in _OF_EVERY_RECORD}, **named}
 
 
-def use_format(log_format: str) -> None:
-    """Have the root logger's handlers write as the setting `log_format` says; `text` leaves them as they
-    are.
+class VisibleFormatter(logging.Formatter):
+    """Formats a record as *of* does, with what is no visible character escaped: in fields, which are others'
+    keys, names and reasons, also the end of a line.
     """
-    if log_format == "json":
-        for handler in logging.getLogger().handlers:
+
+    def __init__(self, of: logging.Formatter) -> None:
+        super().__init__()
+        self._of = of
+
+    def format(self, record: logging.LogRecord) -> str:
+        shown = copy(record)
+        if isinstance(shown.msg, str):
+            shown.msg = visible_lines(shown.msg)
+        if isinstance(shown.args, Mapping):
+            shown.args = {name: _visible_field(value) for name, value in shown.args.items()}
+        elif shown.args:
+            shown.args = tuple(map(_visible_field, shown.args))
+        if shown.exc_info and not shown.exc_text:
+            shown.exc_text = visible_lines(self._of.formatException(shown.exc_info))
+        return self._of.format(shown)
+
+
+def _visible_field(value: Any) -> Any:
+    if isinstance(value, str):
+        return printable(value)
+    if value is None or isinstance(value, int | float):
+        return value
+    told = str(value)
+    return value if (seen := visible_lines(told)) == told else seen
+
+
+def use_format(log_format: str) -> None:
+    """Have the root logger's handlers write as the setting `log_format` says; with `text` in their own form,
+    what is no visible character escaped.
+    """
+    for handler in logging.getLogger().handlers:
+        if log_format == "json":
             handler.setFormatter(JsonFormatter())
+        elif not isinstance(handler.formatter, JsonFormatter | VisibleFormatter):
+            handler.setFormatter(VisibleFormatter(handler.formatter or logging.Formatter()))

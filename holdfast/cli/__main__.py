@@ -12,7 +12,7 @@ import sys
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, NoReturn
+from typing import Annotated, Any, NamedTuple, NoReturn, TextIO
 
 import typer
 from typer.core import TyperCommand
@@ -20,9 +20,10 @@ from typer.core import TyperCommand
 from holdfast.cli.command_group import CommandGroup
 from holdfast.cli.cures import with_application
 from holdfast.cli.options.context import Globals, read_assignments
-from holdfast.cli.output import Output, printable
+from holdfast.cli.output import Output
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.extras import extra_of
+from holdfast.terminal import escape_what_is_not_shown, given_arguments, printable
 
 
 class Noun(NamedTuple):
@@ -245,10 +246,11 @@ def hoist(arguments: list[str]) -> list[str]:
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run one command line and exit with its code."""
     chosen = Globals()
-    given = sys.argv[1:] if arguments is None else arguments
+    given = given_arguments(sys.argv[1:]) if arguments is None else arguments
     # closed by who started this, as by `>&-`; for all of its life
     sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115
     sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115
+    escape_what_is_not_shown()
     try:
         _refuse_endless(given)
         try:
@@ -270,10 +272,10 @@ def main(arguments: list[str] | None = None) -> NoReturn:
             verbose=chosen.verbose,
         )
     except BrokenPipeError:
-        _drop_stdout()
+        _drop(sys.stdout, sys.__stdout__)
         sys.exit(1)
     except OSError as error:  # a full disk behind stdout, a file that went away, no descriptor left
-        _drop_stdout()
+        _drop(sys.stdout, sys.__stdout__)
         _fail(
             f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}",
             code=1,
@@ -294,22 +296,26 @@ def _refuse_endless(arguments: list[str]) -> None:
             )
 
 
-def _drop_stdout() -> None:
-    """Have what stdout did not take not be written again, and complained about, when the process ends."""
-    if sys.stdout is sys.__stdout__ and sys.stdout is not None:
+def _drop(stream: TextIO, original: TextIO | None) -> None:
+    """Have what a stream did not take not be written again, and complained about, when the process ends."""
+    if stream is original and stream is not None:
         with Path(os.devnull).open("w") as nowhere, suppress(OSError, ValueError):
-            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+            os.dup2(nowhere.fileno(), stream.fileno())
 
 
 def _fail(message: str, *, code: int, verbose: int) -> NoReturn:
     """Print *message*, a line for each wrong setting; called while the exception is handled, so that -v can
     show where it came from.
     """
+    lines = f"holdfast: {message}".split("\n")
     if verbose:
         import traceback
 
-        traceback.print_exc()
-    print(*map(printable, f"holdfast: {message}".split("\n")), sep="\n", file=sys.stderr)
+        lines = [*traceback.format_exc().splitlines(), *lines]
+    try:
+        print(*map(printable, lines), sep="\n", file=sys.stderr, flush=True)
+    except OSError:  # nobody reads it, or its disk is full: the exit code tells all the same
+        _drop(sys.stderr, sys.__stderr__)
     sys.exit(code)
 
 

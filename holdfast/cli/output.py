@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 
 from holdfast.cli.status_line import erase
+from holdfast.terminal import printable, shown_on
 
 Cell = str | int | float | bool | None | Sequence["Cell"] | Mapping[str, "Cell"]
 OutputRow = Mapping[str, Cell]
@@ -29,7 +30,7 @@ def show(records: Sequence[OutputRow], columns: Sequence[str], output: Output) -
         show_json(list(records))
         return
     heads = [column.upper().replace("_", "-") for column in columns]
-    lines = [[text(record.get(column)) for column in columns] for record in records]
+    lines = [[shown_on(sys.stdout, text(record.get(column))) for column in columns] for record in records]
     numeric = [all(_is_number(record.get(column)) for record in records) for column in columns]
     if sys.stdout.isatty():
         _show_rich(heads, lines, numeric)
@@ -68,21 +69,6 @@ def left_out(skipped: int) -> str:
     return f" ({are} skipped, see `holdfast quarantine skips`)" if skipped else ""
 
 
-def printable(told: str) -> str:
-    r"""Return text with what is no visible character escaped: names of groups and clients, keys and reasons
-    are others', and must neither move a terminal's cursor, nor turn the order of its letters, nor begin a
-    line that looks like ours.
-
-    >>> printable("ada lovelace"), printable("a\x1b[2J\n\u202eb") == r"a\x1b[2J\n\u202eb", printable("\ud800") == r"\ud800"
-    ('ada lovelace', True, True)
-    """  # noqa: E501
-    if told.isprintable():
-        return told
-    return "".join(
-        each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in told
-    )
-
-
 def json_text(value: Cell, *, indent: int | None = None) -> str:
     r"""Return *value* as JSON that shows letters of all languages, and escapes what is no visible character
     as JSON does.
@@ -90,7 +76,13 @@ def json_text(value: Cell, *, indent: int | None = None) -> str:
     >>> json_text(["é", "\x9b2J", "\ud800"]) == r'["é", "\u009b2J", "\ud800"]'
     True
     """
-    written = json.dumps(value, indent=indent, ensure_ascii=False)
+    return escaped_json(json.dumps(value, indent=indent, ensure_ascii=False))
+
+
+def escaped_json(written: str) -> str:
+    """Return a JSON document with what is no visible character escaped; what stands outside of its texts is
+    visible, or the end of a line.
+    """
     if written.replace("\n", "").isprintable():
         return written
     return "".join(each if each.isprintable() or each == "\n" else json.dumps(each)[1:-1] for each in written)

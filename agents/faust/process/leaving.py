@@ -22,6 +22,7 @@ from mode.worker import EX_FAILURE
 from holdfast.agents.faust.process.outages import outages
 from holdfast.errors import HoldfastError
 from holdfast.logs import use_format
+from holdfast.terminal import escape_what_is_not_shown
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +82,10 @@ class Worker(faust.Worker):
     _told: str | None = None
     """Why it leaves."""
     _lines_when_told = 0
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        escape_what_is_not_shown()  # before the banner, which has letters that no ASCII has
+        super().__init__(*arguments, **options)
 
     async def start(self) -> None:
         """Start everything; an operating error ends the worker as a crash does."""

@@ -14,7 +14,7 @@ from holdfast.cli.groups.partition_lag import PartitionLag, of_groups
 from holdfast.cli.logs.broker_logs import rows_of
 from holdfast.cli.options.context import output_of, settings_of
 from holdfast.cli.options.metrics_port import metrics_on, port_option
-from holdfast.cli.output import Output, OutputRow, note, printable, show, utc
+from holdfast.cli.output import Output, OutputRow, note, show, utc
 from holdfast.cli.watching import WatchedLooks
 from holdfast.clients.topics.admin import Admin
 from holdfast.clock import Clock, system_clock
@@ -32,6 +32,7 @@ from holdfast.core.broker_logs.lag import (
 )
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import TopicError
+from holdfast.terminal import printable
 
 GROUP_COLUMNS = ("group", "standing", "partitions", "lag", "worst")
 PARTITION_COLUMNS = (

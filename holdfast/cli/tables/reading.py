@@ -5,6 +5,7 @@ workers.
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ import typer
 from holdfast.cli.options.application import Application, load_application
 from holdfast.cli.options.asking import TIMEOUT_S, StaleOk, TimeoutOption, staleness
 from holdfast.cli.options.context import LAST_PARTITION, globals_of, output_of
-from holdfast.cli.output import Cell, Output, note, show
+from holdfast.cli.output import Cell, Output, escaped_json, note, show
 from holdfast.cli.watching import WatchedLooks
 from holdfast.clients.tables.answers import Answer
 from holdfast.clients.tables.blocking import BlockingTableClient
@@ -351,4 +352,8 @@ def _utc(at_ms: int) -> str:
 
 def _json(row: Any) -> str:
     """Return a row as JSON, bytes in base64."""
-    return msgspec.json.encode(msgspec.to_builtins(row, str_keys=True)).decode()
+    plain = msgspec.to_builtins(row, str_keys=True)
+    try:
+        return escaped_json(msgspec.json.encode(plain).decode())
+    except UnicodeEncodeError:  # a lone surrogate
+        return escaped_json(json.dumps(plain, ensure_ascii=False, separators=(",", ":")))

@@ -73,6 +73,7 @@ class WorkerProcesses:
         self._ending = asyncio.Event()
         self._failed: WorkersError | None = None
         self._last_lines = dict[str, bytes]()
+        self._told_unheard = False
 
     async def run(self) -> int:
         """Run until told to end. Returns 0, or the code by which a shell knows the signal of an
@@ -116,7 +117,7 @@ class WorkerProcesses:
                 )
                 return
             pause_s = min(2.0 ** (failures - 1), LONGEST_PAUSE_S)
-            self._tell(f"{launch.name} ended with {_said(code)}: it is started again in {pause_s:.0f} s")
+            self._say(f"{launch.name} ended with {_said(code)}: it is started again in {pause_s:.0f} s")
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._ending.wait(), pause_s)
 
@@ -163,7 +164,7 @@ class WorkerProcesses:
             process.terminate()
             await asyncio.wait({ended}, timeout=self._grace_s)
         if not ended.done():
-            self._tell(f"process {process.pid} has not ended within {self._grace_s:.0f} s: it is killed")
+            self._say(f"process {process.pid} has not ended within {self._grace_s:.0f} s: it is killed")
             process.kill()
             await ended
 
@@ -179,9 +180,25 @@ class WorkerProcesses:
         if begun:
             self._write(name, head, [begun])
 
+    def _say(self, text: str) -> None:
+        with suppress(OSError):  # nobody reads stderr any more
+            self._tell(text)
+
+    def _unheard(self, error: OSError) -> None:
+        if not self._told_unheard:
+            self._told_unheard = True
+            self._say(
+                f"stdout takes no lines ({error.strerror}): what workers write is lost while that is so"
+            )
+
     def _write(self, name: str, head: bytes, lines: Sequence[bytes]) -> None:
-        sys.stdout.buffer.write(b"".join(head + line + b"\n" for line in lines))
-        sys.stdout.buffer.flush()
+        try:
+            sys.stdout.buffer.write(b"".join(head + line + b"\n" for line in lines))
+            sys.stdout.buffer.flush()
+        except OSError as error:
+            # Nobody reads them any more, or the disk is full. Workers that nobody hears go on: were their
+            # output not read, they would wait for that for ever.
+            self._unheard(error)
         self._last_lines[name] = next(filter(bytes.strip, reversed(lines)), self._last_lines.get(name, b""))
 
 
