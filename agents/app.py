@@ -183,6 +183,12 @@ class App(FaustParts):
         """
 
 
+def _changeable_by_others(folder: Path) -> Path | None:
+    """Return which folder above *folder* lets every account rename what is in it, None where none does."""
+    above = (each for each in folder.resolve().parents if each.stat().st_mode & 0o1002 == 0o002)
+    return next(above, None)
+
+
 def make_data_dir(folder: Path) -> None:
     """Make the folder of the stores, which only this account may enter; raises ConfigError where it cannot
     be.
@@ -192,6 +198,12 @@ def make_data_dir(folder: Path) -> None:
         found = folder.stat()
         if found.st_uid == os.geteuid() and found.st_mode & 0o077:
             folder.chmod(0o700)  # a volume's root may be another's; the stores' folders in it are ours
+        if (loose := _changeable_by_others(folder)) is not None:
+            logger.warning(
+                "other accounts can put another folder in place of data_dir: all may write to %(folder)s, "
+                "which lacks the sticky bit; chmod it, or name another data_dir",
+                {"folder": str(loose)},
+            )
     except FileExistsError:
         raise ConfigError(
             f"data_dir is {folder}, which is a file: name a folder, where the worker keeps its stores"

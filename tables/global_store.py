@@ -23,7 +23,10 @@ class GlobalStore:
         try:
             shutil.rmtree(path, ignore_errors=True)
             path.mkdir(parents=True, mode=0o700)
+            make_private(path)  # before anything is written where a link may lead
             self._db = R.Rdict(str(path), budget.options())
+        except StoreError:
+            raise
         except Exception as error:
             raise StoreError(
                 f"cannot make the store {path} of a global table: {error}; check the disk and the rights of"

@@ -4,11 +4,12 @@ which of its errors say nothing of what a store holds.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
-from stat import S_ISDIR
+from stat import S_ISDIR, S_ISLNK
 
 import rocksdict as R
 
@@ -87,18 +88,42 @@ def make_private(folder: Path) -> None:
     already.
 
     RocksDB makes files as the umask says, and a process has only one: it is the folder that keeps them from
-    others.
+    others. While it did not, another account may have put folders and links there: those are refused, for
+    they would have this account write and change elsewhere. A link to a folder, of this account or root,
+    is the operator's.
     """
     try:
-        for path in (folder.parent, folder, *folder.iterdir()):
-            mode = path.stat().st_mode
-            if mode & 0o077:
-                path.chmod(PRIVATE_FOLDER if S_ISDIR(mode) else PRIVATE_FILE)
+        for path in (folder.parent, folder):
+            _require_own(path.lstat(), path)
+            _privately(path.stat(), path)
+        for path in folder.iterdir():
+            found = path.lstat()
+            if S_ISLNK(found.st_mode):
+                raise StoreError(
+                    f"{path} is a link, which no store has: remove it, and look who put it there"
+                )
+            _privately(found, path)
     except OSError as error:
         raise StoreError(
             f"cannot keep the store {folder} from other accounts: {error}; let the worker's account own the"
             " data folder"
         ) from error
+
+
+def _require_own(found: os.stat_result, path: Path) -> None:
+    """Refuse what another account than this one, or root, has put in place."""
+    if found.st_uid not in (os.geteuid(), 0):
+        raise StoreError(
+            f"{path} belongs to another account (uid {found.st_uid}), and not to the worker's: chown it, or name"
+            " another data_dir"
+        )
+
+
+def _privately(found: os.stat_result, path: Path) -> None:
+    if S_ISDIR(found.st_mode):
+        _require_own(found, path)
+    if found.st_mode & 0o077:
+        path.chmod(PRIVATE_FOLDER if S_ISDIR(found.st_mode) else PRIVATE_FILE)
 
 
 _TROUBLES = (

@@ -47,7 +47,7 @@ def on(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Written]:
                 pass
             for each in streams:
                 each.flush()
-        out, err = (each.buffer.getvalue() for each in streams)  # type: ignore[attr-defined]
+        out, err = (each.buffer.getvalue() for each in streams)
         return out, err
 
     return run

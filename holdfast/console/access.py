@@ -5,6 +5,8 @@ from __future__ import annotations
 import hmac
 import re
 import secrets
+import string
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -51,6 +53,8 @@ class ConsoleSession:
     who: str
     acts: bool
     by_certificate: bool = False
+    subject: str = ""
+    """The name that an OpenID provider never gives to another."""
 
 
 class WrongTokens:
@@ -94,7 +98,9 @@ class ConsoleAccess:
         self._token = None if token is None else token.encode()
         self._acting = None if acting is None else acting.encode()
         self._clock, self._place, self._guarded = clock, place, place.guarded
-        self._names, self._acting_names = settings.console_names, settings.console_acting_names
+        addresses = settings.console_oidc_issuer is not None and settings.console_oidc_claim == "email"
+        self._names = NamePatterns(settings.console_names or "*", addresses=addresses)
+        self._acting_names = NamePatterns(settings.console_acting_names or "", addresses=addresses)
         self._certificates = place.certificates
         self._form_key = secrets.token_bytes(32)
         self.by_token = token is not None or acting is not None
@@ -169,16 +175,14 @@ class ConsoleAccess:
             )
         return self._admit(who, acts)
 
-    def admit(self, name: str) -> str:
+    def admit(self, name: str, subject: str = "") -> str:
         """Return the cookie of a new session of somebody whose name is known; RequestDenied unless that one
         may look.
         """
-        if not _is_named(name, self._names):
-            raise RequestDenied(403, f"{name} is not among those who may look; see console_names.")
-        return self._admit(name, self._may_act(name))
-
-    def _may_act(self, name: str) -> bool:
-        return self._acting_names is not None and _is_named(name, self._acting_names)
+        if name not in self._names:
+            why = "capital letters and accents count, see" if self._names.has_alike(name) else "see"
+            raise RequestDenied(403, f"{name} is not among those who may look; {why} console_names.")
+        return self._admit(name, name in self._acting_names, subject)
 
     def _of_certificate(self, request: web.Request) -> ConsoleSession | None:
         """Return the session of whoever holds the certificate that the connection was made with."""
@@ -187,25 +191,25 @@ class ConsoleAccess:
         if tls is None or not certificate:
             return None
         name = common_name(tls.getpeercert())
-        if not _is_named(name, self._names):
+        if name not in self._names:
             return None
         token = hmac.new(self._form_key, certificate, "sha256").hexdigest()
         return ConsoleSession(
-            float("inf"), token, name, bool(name) and self._may_act(name), by_certificate=True
+            float("inf"), token, name, bool(name) and name in self._acting_names, by_certificate=True
         )
 
-    def _admit(self, who: str, acts: bool) -> str:
+    def _admit(self, who: str, acts: bool, subject: str = "") -> str:
         if len(self._sessions) >= LIMIT_SESSIONS:
             del self._sessions[min(self._sessions, key=lambda each: self._sessions[each].ends_s)]
         key = secrets.token_urlsafe(32)
         self._sessions[key] = ConsoleSession(
-            self._clock.monotonic_s() + SESSION_S, secrets.token_urlsafe(32), who, acts
+            self._clock.monotonic_s() + SESSION_S, secrets.token_urlsafe(32), who, acts, subject=subject
         )
         return key
 
-    def actor(self, request: web.Request, form_token: str) -> str:
-        """Return who sends a form that acts; RequestDenied unless that person may, and the form is one of the
-        console's own.
+    def actor(self, request: web.Request, form_token: str) -> ConsoleSession:
+        """Return the session of who sends a form that acts; RequestDenied unless that person may, and the
+        form is one of the console's own.
         """
         session = self.session(request)
         if session is None or not session.acts:
@@ -216,7 +220,7 @@ class ConsoleAccess:
             )
         if not is_secret(form_token, session.form_token.encode()):
             raise RequestDenied(403, "This form was not made for this session: load the page again.")
-        return session.who
+        return session
 
     def remember(self, response: web.Response, key: str) -> None:
         """Have the browser keep the cookie of a session."""
@@ -250,16 +254,44 @@ def common_name(certificate: Mapping[str, Any]) -> str:
     return ""
 
 
-def _is_named(name: str, patterns: str | None) -> bool:
-    """Return whether *name* is one of *patterns*, where * stands for any part; all are where there are none.
+class NamePatterns:
+    """Names of people, read from a list with commas in which * stands for any part.
 
-    >>> _is_named("Ada@Example.org", "bob, *@example.org"), _is_named("ada", "bob"), _is_named("", None)
-    (True, False, True)
-    """
-    if patterns is None:
-        return True
-    escaped = (re.escape(each.lower()).replace(r"\*", ".*") for each in names_in(patterns))
-    return any(re.fullmatch(each, name.lower()) for each in escaped)
+    A name is in it by every letter as it is written: what looks alike, or is so in lower case, may be
+    another's, such as the Kelvin sign and k. Only of *addresses* of email the domain is compared as DNS does,
+    by ASCII letters in either case.
+
+    >>> people = NamePatterns("ada, *@Example.org", addresses=True)
+    >>> [name in people for name in ("ada", "Ada", "bob@example.ORG", "bob@example.org.evil", "bob@ex\u212ample.org")]
+    [True, False, True, False, False]
+    >>> "kay" in NamePatterns("\u212aay"), "KAY" in NamePatterns("kay"), "" in NamePatterns(""), "" in NamePatterns("*")
+    (False, False, False, True)
+    """  # noqa: E501
+
+    def __init__(self, text: str, *, addresses: bool = False) -> None:
+        self._text, self._addresses = text, addresses
+        self._patterns = [
+            re.compile(re.escape(self._compared(each)).replace(r"\*", ".*")) for each in names_in(text)
+        ]
+
+    def __contains__(self, name: str) -> bool:
+        name = self._compared(name)
+        return any(each.fullmatch(name) for each in self._patterns)
+
+    def has_alike(self, name: str) -> bool:
+        """Return whether *name* could be taken for one of these, by people and by Unicode."""
+        return _alike(name) in NamePatterns(_alike(self._text))
+
+    def _compared(self, name: str) -> str:
+        local, at, domain = name.rpartition("@")
+        return f"{local}{at}{domain.translate(_LOWER)}" if at and self._addresses else name
+
+
+def _alike(name: str) -> str:
+    return unicodedata.normalize("NFKC", name).casefold()
+
+
+_LOWER = {ord(upper): upper.lower() for upper in string.ascii_uppercase}
 
 
 def peer_of_request(request: web.Request) -> str:

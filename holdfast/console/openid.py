@@ -39,6 +39,8 @@ it again and again.
 """
 LEEWAY_S = 60
 LIMIT_NAME = 200
+LIMIT_SUBJECT = 255
+"""OpenID Connect Core allows no more."""
 LIMIT_TOLD = 200
 ALGORITHMS = frozenset(
     {"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"}
@@ -81,6 +83,16 @@ class PendingSignIn:
     verifier: str
     browser: str
     ends_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignedIn:
+    """Somebody whom the provider knows: by a *name*, which may change and be given to another later, and by
+    a *subject*, which is not.
+    """
+
+    name: str
+    subject: str
 
 
 class OpenIdSignIn:
@@ -162,19 +174,23 @@ class OpenIdSignIn:
             ends_s=self._clock.monotonic_s() + PENDING_S,
         )
 
-    async def finish(self, query: Mapping[str, str], browser: str) -> str:
-        """Return the name of whoever came back with *query*; RequestDenied unless the provider says so to
-        this browser.
-        """
+    async def finish(self, query: Mapping[str, str], browser: str) -> SignedIn:
+        """Return who came back with *query*; RequestDenied unless the provider says so to this browser."""
         pending = self._pending.pop(query.get("state", ""), None)
         if pending is None or pending.ends_s <= self._clock.monotonic_s():
             raise RequestDenied(403, "This sign-in is not known, or took too long: begin again.")
         if not is_secret(browser, pending.browser.encode()):
             raise RequestDenied(403, "This sign-in was begun in another browser: begin again.")
+        if query.get("iss", self._issuer) != self._issuer:  # RFC 9207: another provider's answer
+            raise RequestDenied(403, "Another provider sent you back: begin again.")
         if "code" not in query:
             told = query.get("error_description") or query.get("error") or "no code came"
             raise RequestDenied(403, f"The provider signed nobody in: {told[:LIMIT_TOLD]}")
-        return self._name_in(await self._claims(query["code"], pending))
+        claims = await self._claims(query["code"], pending)
+        subject = claims.get("sub")
+        if not isinstance(subject, str) or not subject.isprintable() or len(subject) > LIMIT_SUBJECT:
+            raise RequestDenied(403, "The provider's token has no sub that could be a subject.")
+        return SignedIn(name=self._name_in(claims), subject=subject)
 
     def _name_in(self, claims: Mapping[str, Any]) -> str:
         claim = self._settings.console_oidc_claim
@@ -183,7 +199,9 @@ class OpenIdSignIn:
             raise RequestDenied(
                 403, f"The provider's token has no {claim} that could be a name; see console_oidc_claim."
             )
-        if claim == "email" and claims.get("email_verified") in (False, "false"):  # some write it as text
+        if claim == "email" and name.count("@") != 1:  # else * before @example.org could be another's domain
+            raise RequestDenied(403, "The provider's token has no email that could be a name.")
+        if claim == "email" and str(claims.get("email_verified", True)).lower() != "true":  # some write text
             raise RequestDenied(403, "The provider has not verified this email address.")
         return name
 

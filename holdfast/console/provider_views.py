@@ -46,11 +46,11 @@ class ProviderViews:
         would not send the new cookie along.
         """
         try:
-            name = await self._openid.finish(request.query, request.cookies.get(self._cookie, ""))
-            key = self._access.admit(name)
+            who = await self._openid.finish(request.query, request.cookies.get(self._cookie, ""))
+            key = self._access.admit(who.name, who.subject)
         except RequestDenied as denied:
             return self._denied(request, denied)
-        response = self._html(request, "signed_in.html", {"title": "Signed in", "name": name}, 200)
+        response = self._html(request, "signed_in.html", {"title": "Signed in", "name": who.name}, 200)
         response.del_cookie(self._cookie, path=self._path)
         self._access.remember(response, key)
         return response

@@ -227,9 +227,9 @@ class _Views:
 
     async def act(self, request: web.Request) -> web.Response:
         form = await _form(request)
-        who = self._access.actor(request, form.get("form_token", ""))
+        actor = self._access.actor(request, form.get("form_token", ""))
         what, on = form.get("what", ""), form.get("on", "")
-        outcome = await self._acts.act(what, on, form, who=who, address=request.remote or "")
+        outcome = await self._acts.act(what, on, form, actor=actor, address=request.remote or "")
         context = {"title": "Not done" if outcome.failed else "Done", "outcome": outcome}
         return self._html(request, "acted.html", context, status=409 if outcome.failed else 200)
 

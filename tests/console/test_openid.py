@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
+from urllib.parse import quote_plus
 
 import aiohttp
 import pytest
@@ -15,6 +16,7 @@ from playwright.sync_api import expect
 from holdfast.clients.tables.directory import FixedDirectory
 from holdfast.config import Settings
 from holdfast.console import openid
+from holdfast.console.access import NamePatterns
 from holdfast.dev.ports import free_ports
 from holdfast.errors import ConfigError
 from holdfast.loop_thread import LoopThread
@@ -113,6 +115,13 @@ UNTRUE: dict[str, tuple[Callable[[Claims], Claims], str]] = {
     "of an address that is not verified": (changed(email_verified=False), "not verified"),
     "of an address that is not verified, in text": (changed(email_verified="false"), "not verified"),
     "of somebody who may not look": (changed(email="eve@evil.example"), "not among those who may look"),
+    "of somebody who is called nearly so": (changed(email="ada@e\u212aample.org"), "not among"),
+    "of an address within an address": (changed(email="eve@evil.example@example.org"), "no email"),
+    "of an address with a domain in front": (changed(email='"eve@evil.example"@example.org'), "no email"),
+    "of a subject that is none": (changed(sub=["1"]), "sub|not accepted"),
+    "of an endless subject": (changed(sub="x" * 256), "sub"),
+    "of yesterday, beyond what clocks differ": (changed(exp=1, iat=0), "expired"),
+    "issued tomorrow": (changed(iat=9_000_000_000), "not accepted"),
     "of a name with a control character": (changed(email="ada\n@example.org"), "has no email"),
 }
 
@@ -128,6 +137,72 @@ def test_a_token_lets_nobody_in(what: str) -> None:
             await refused(browsing, said)
 
     run()
+
+
+NAMED = [
+    # the Kelvin sign in lower case is k, the long s in upper case S, and I has a dot in Turkish
+    ("kay", "\u212aay", False),
+    ("\u212aay", "kay", False),
+    ("kay", "KAY", False),
+    ("s", "\u017f", False),
+    ("i", "\u0130", False),
+    ("stra\u00dfe", "strasse", False),
+    ("e\u0301", "\u00e9", False),
+    ("a", "\uff41", False),
+    ("ada", "ada ", False),
+    ("ada", "ada", True),
+    ("*", "\u212aay", True),
+]
+
+
+@pytest.mark.parametrize(("listed", "name", "in_"), NAMED)
+@pytest.mark.parametrize("addresses", [False, True])
+def test_a_name_is_in_the_list_by_every_letter(listed: str, name: str, in_: bool, addresses: bool) -> None:
+    assert (name in NamePatterns(listed, addresses=addresses)) is in_
+
+
+@pytest.mark.parametrize(
+    ("listed", "email", "in_"),
+    [
+        ("*@Example.org", "ada@example.ORG", True),
+        ("Ada@example.org", "ada@example.org", False),
+        ("*@kexample.org", "ada@\u212aexample.org", False),
+        ("*@example.org", "ada@example.org.evil", False),
+        ("*@example.org", "ada@sub.example.org", False),
+    ],
+)
+def test_of_an_address_the_domain_is_compared_as_dns_does(listed: str, email: str, in_: bool) -> None:
+    assert (email in NamePatterns(listed, addresses=True)) is in_
+    assert email not in NamePatterns(listed), "of other claims every letter counts"
+
+
+@scenario
+async def test_a_subject_of_other_letters_is_somebody_else() -> None:
+    async with both(console_names="a1B2", console_oidc_claim="sub") as (provider, browsing):
+        for subject, expected in (("A1b2", 403), ("a1B2", 200)):
+            provider.person["sub"] = subject
+            status, text = await sign_in(browsing)
+            assert (status, "capital letters and accents count" in text) == (expected, expected == 403)
+
+
+@scenario
+async def test_who_acts_is_not_who_is_called_alike() -> None:
+    acting = {"console_acting_names": "kay@example.org", "console_audit_topic": "audit"}
+    async with both(**acting) as (provider, browsing):
+        for name in ("\u212aay@example.org", "KAY@example.org"):
+            provider.person["email"] = name
+            assert (await sign_in(browsing))[0] == 200
+            assert "may act" not in (await browsing.get("/"))[1], name
+
+
+@scenario
+async def test_the_way_back_of_another_provider_counts_for_nothing() -> None:
+    async with both() as (provider, browsing):
+        back = await leave(browsing)
+        status, text = await browsing.get(f"{back}&iss=https%3A%2F%2Fevil.example")
+        assert (status, "Another provider" in text) == (403, True)
+        back = await leave(browsing)
+        assert (await browsing.get(f"{back}&iss={quote_plus(provider.issuer)}"))[0] == 200
 
 
 @pytest.mark.parametrize("how", ["sign_by_secret", "sign_by_stranger", "sign_not"])

@@ -5,13 +5,14 @@ older one.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from holdfast.agents.app import make_data_dir
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, StoreError
+from holdfast.tables.global_store import GlobalStore
 from holdfast.tables.rocks import Budget
 from holdfast.tables.store import PartitionStore, StoreStamp
 
@@ -56,3 +57,74 @@ def test_a_data_folder_that_is_a_file_is_told_in_one_line(tmp_path: Path) -> Non
         assert "\n" not in str(caught.value)
     make_data_dir(tmp_path / "a" / "b")
     assert (tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700
+
+
+# -- what another account put there while the folder was open to it
+
+BUDGET = Budget.of(1 << 20, 1 << 20)
+
+
+@pytest.fixture
+def give_away(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
+    """Return what makes a path another account's."""
+
+    def give(path: Path) -> None:
+        if os.geteuid() == 0:
+            os.chown(path, 4242, 4242, follow_symlinks=False)
+        else:  # who may not give anything away becomes another itself
+            monkeypatch.setattr(os, "geteuid", lambda: path.lstat().st_uid + 1)
+
+    return give
+
+
+def test_a_store_writes_through_no_link(tmp_path: Path) -> None:
+    path, victim = tmp_path / "totals" / "0", tmp_path / "victim"
+    PartitionStore(path, STAMP, BUDGET).close()
+    victim.write_text("precious")
+    victim.chmod(0o644)
+    (path / "CURRENT").unlink()
+    (path / "CURRENT").symlink_to(victim)
+    with pytest.raises(StoreError, match="CURRENT is a link, which no store has"):
+        PartitionStore(path, STAMP, BUDGET)
+    assert (victim.read_text(), victim.stat().st_mode & 0o777) == ("precious", 0o644)
+
+
+@pytest.mark.parametrize("placed", ["table", "partition"])
+def test_a_folder_that_another_account_linked_elsewhere_is_refused(
+    placed: str, tmp_path: Path, give_away: Callable[[Path], None]
+) -> None:
+    elsewhere, path = tmp_path / "elsewhere", tmp_path / "data" / "totals" / "0"
+    (elsewhere / "0").mkdir(parents=True)
+    elsewhere.chmod(0o755)
+    path.parent.parent.mkdir()
+    if placed == "partition":
+        path.parent.mkdir()
+    link = path.parent if placed == "table" else path
+    link.symlink_to(elsewhere)
+    give_away(link)
+    with pytest.raises(StoreError, match="belongs to another account"):
+        PartitionStore(path, STAMP, BUDGET)
+    with pytest.raises(StoreError, match="belongs to another account"):
+        GlobalStore(link / "rates", BUDGET)
+    assert elsewhere.stat().st_mode & 0o777 == 0o755
+    assert not [each for each in elsewhere.rglob("*") if each.is_file()]
+
+
+def test_a_link_of_the_operator_leads_where_it_says(tmp_path: Path) -> None:
+    other_disk, path = tmp_path / "disk", tmp_path / "data" / "totals" / "0"
+    other_disk.mkdir()
+    path.parent.parent.mkdir()
+    path.parent.symlink_to(other_disk)
+    PartitionStore(path, STAMP, BUDGET).close()
+    PartitionStore(path, STAMP, BUDGET).close()
+    assert (other_disk / "0" / "CURRENT").exists()
+
+
+def test_a_data_folder_that_others_can_put_another_in_place_of_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for mode, told in ((0o755, 0), (0o1777, 0), (0o777, 1)):
+        (tmp_path / "open").mkdir(exist_ok=True)
+        (tmp_path / "open").chmod(mode)
+        make_data_dir(tmp_path / "open" / "data")
+        assert sum("sticky bit" in each.getMessage() for each in caplog.records) == told

@@ -11,7 +11,7 @@ from holdfast.clients.groups.admin import GroupAdmin
 from holdfast.clients.groups.records import Move
 from holdfast.clients.quarantine.records import Quarantine
 from holdfast.clock import Clock, system_clock
-from holdfast.console.access import RequestDenied
+from holdfast.console.access import ConsoleSession, RequestDenied
 from holdfast.console.acting.audit import AuditRecord, AuditTrail
 from holdfast.console.desk import ConsoleDesk
 from holdfast.console.showing.aims import exact_aim, kind_of, scope_of
@@ -54,9 +54,9 @@ class Acts:
             "retry": self._retry,
         }
 
-    async def act(self, what: str, on: str, form: Form, *, who: str, address: str) -> ActOutcome:
-        """Note that *who* asks for *what* on *on*, do it, and note what came of it. If the first note cannot
-        be made, nothing is done.
+    async def act(self, what: str, on: str, form: Form, *, actor: ConsoleSession, address: str) -> ActOutcome:
+        """Note that *actor* asks for *what* on *on*, do it, and note what came of it. If the first note
+        cannot be made, nothing is done.
         """
         do = self._acts.get(what)
         if do is None or self._trail is None:
@@ -67,7 +67,8 @@ class Acts:
             record = AuditRecord(
                 act=act,
                 at_ms=self._clock.now_ms(),
-                who=who,
+                who=actor.who,
+                subject=actor.subject,
                 address=address,
                 what=what,
                 on=on,

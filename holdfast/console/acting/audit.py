@@ -21,7 +21,7 @@ class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One line of the audit, as JSON; its key is *act*, which the two records of an act share.
 
     *outcome* is `asked` before anything is done, then `done` or `failed`. *who* is what that person said on
-    signing in, *address* where the request came from.
+    signing in, *subject* what an OpenID provider calls that one, *address* where the request came from.
     """
 
     act: str
@@ -32,6 +32,7 @@ class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
     on: str
     outcome: str
     more: str = ""
+    subject: str = ""
 
 
 class AuditTrail:
