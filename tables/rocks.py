@@ -114,8 +114,8 @@ def _require_own(found: os.stat_result, path: Path) -> None:
     """Refuse what another account than this one, or root, has put in place."""
     if found.st_uid not in (os.geteuid(), 0):
         raise StoreError(
-            f"{path} belongs to another account (uid {found.st_uid}), and not to the worker's: chown it, or name"
-            " another data_dir"
+            f"{path} belongs to another account (uid {found.st_uid}), and not to the worker's: chown it, or"
+            " name another data_dir"
         )
 
 
