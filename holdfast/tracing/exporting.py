@@ -25,6 +25,11 @@ GROUP: Final = "opentelemetry_traces_exporter"
 ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 INSTALL: Final = "pip install 'holdfast[otel]'"
+LENGTHS: Final = ("OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT", "OTEL_SPAN_ATTRIBUTE_VALUE_LENGTH_LIMIT")
+LIMIT_ATTRIBUTE: Final = 4_096
+"""Characters of an attribute, unless the environment names a limit: the text of an exception may quote a
+record of any size, and the SDK would send it whole.
+"""
 END_S: Final = 3.0
 """How long the end of a process waits for its last spans to be taken."""
 
@@ -76,14 +81,19 @@ class Exporting:
             return
         try:
             from opentelemetry import trace
-            from opentelemetry.sdk.trace import TracerProvider
+            from opentelemetry.sdk.trace import SpanLimits, TracerProvider
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
         except ModuleNotFoundError:
             logger.warning("the environment asks for traces, which are not sent: %(cure)s", {"cure": INSTALL})
             return
         if not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
             return
-        provider = TracerProvider(resource=self._resource(), shutdown_on_exit=False)
+        named = any(os.environ.get(name) for name in LENGTHS)
+        provider = TracerProvider(
+            resource=self._resource(),
+            shutdown_on_exit=False,
+            span_limits=SpanLimits(max_attribute_length=None if named else LIMIT_ATTRIBUTE),
+        )
         for name in names:
             provider.add_span_processor(BatchSpanProcessor(exporter_named(name)))
         trace.set_tracer_provider(provider)

@@ -27,6 +27,8 @@ Carrier = Iterable[tuple[str, str | bytes | None]]
 
 LIMIT_LINKS: Final = 128
 """How many traces a span links to: the limit of OpenTelemetry's SDK too."""
+LIMIT_TOLD: Final = 1_000
+"""Characters of why a span failed: it may quote a record."""
 _NOTHING: Final[AbstractContextManager[None]] = nullcontext()
 
 
@@ -137,7 +139,7 @@ def tell(told: Told, met: MetTraces) -> None:
         start_time=told.began_ms * 1_000_000,
     )
     if told.failed:
-        span.set_status(trace.StatusCode.ERROR, told.failed)
+        span.set_status(trace.StatusCode.ERROR, told.failed[:LIMIT_TOLD])
     span.end(max(told.began_ms, told.ended_ms) * 1_000_000)
 
 

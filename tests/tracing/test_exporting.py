@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.dev.ports import free_ports
 from holdfast.errors import ConfigError
-from holdfast.tracing.exporting import END_S, exporter_named, wanted
+from holdfast.tracing.exporting import END_S, LIMIT_ATTRIBUTE, exporter_named, wanted
 from tests.cli.worker.test_worker import command
 from tests.support.installations import Installations
 from tests.support.patience import DEADLINE_S
@@ -95,3 +95,30 @@ def test_a_collector_that_never_answers_delays_the_end_by_seconds_at_most(tmp_pa
         )
     assert done.returncode == 0, done.stderr
     assert END_S - 0.1 <= float(done.stdout) < LIMIT_S, "it was asked, and did not answer"
+
+
+@pytest.mark.parametrize(("named", "expected"), [(None, LIMIT_ATTRIBUTE), ("77", 77)])
+@pytest.mark.process
+def test_what_is_told_of_a_record_is_bounded(named: str | None, expected: int, tmp_path: Path) -> None:
+    """The text of an exception may quote a record of any size."""
+    code = (
+        "import os; os.environ['OTEL_TRACES_EXPORTER'] = 'console'\n"
+        + (f"os.environ['OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT'] = '{named}'\n" if named else "")
+        + "from holdfast.tracing.exporting import Exporting\n"
+        "exporting = Exporting('shop'); exporting.start()\n"
+        "from opentelemetry import trace\n"
+        "span = trace.get_tracer('t').start_span('s')\n"
+        "span.set_attribute('a', 'x' * 100_000)\n"
+        "span.record_exception(ValueError('x' * 100_000)); span.end()\n"
+        "assert len(span.attributes['a']) == len(span.events[0].attributes['exception.message']), 'alike'\n"
+        "print('length', len(span.attributes['a'])); exporting.stop()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert (done.returncode, f"length {expected}\n" in done.stdout) == (0, True), done.stderr

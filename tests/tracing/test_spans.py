@@ -24,7 +24,7 @@ from holdfast.core.engine.emits import Headers
 from holdfast.core.engine.fold.folding import Changes
 from holdfast.core.engine.fold.stepping import Refused
 from holdfast.core.engine.state.codec import Marker
-from holdfast.core.engine.trace_context import trace_of
+from holdfast.core.engine.trace_context import TRACE_LIMITS, is_readable, trace_of
 from holdfast.embedded.kafka import EmbeddedKafka
 from holdfast.errors import OutboxRecordError
 from holdfast.outbox.harvest.publishing.traced_rows import tell_published
@@ -360,3 +360,14 @@ def test_without_traces_opentelemetry_is_not_imported() -> None:
         ).returncode
         == 0
     )
+
+
+@pytest.mark.parametrize("space", [b" ", b"\t", b" \t"])
+@pytest.mark.parametrize("shape", [b'a=%s"', b'a%s="', b'a=b%s"', b"a=%s;%s\x00", b'%s=%s"'])
+def test_a_header_of_spaces_costs_no_more_than_its_length(shape: bytes, space: bytes) -> None:
+    """A producer chooses it, and a batch has many: each of these took seconds of the event loop."""
+    limit = TRACE_LIMITS["baggage"]
+    value = shape.replace(b"%s", space * (limit // len(space) // 3))
+    for _ in range(1_000):  # what is quadratic does not end in time
+        assert not is_readable("baggage", value)
+    assert is_readable("baggage", b"a = b ; c=d,\te=\t")

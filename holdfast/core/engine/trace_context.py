@@ -25,9 +25,10 @@ _MEMBER = re.compile(
     rb"=[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e]"
 )
 _ENTRY = re.compile(
-    rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+[ \t]*=[ \t]*[\x21\x23-\x2b\x2d-\x3a\x3c-\x5b\x5d-\x7e]*["
-    rb" \t]*(?:;[\x20-\x2b\x2d-\x7e]*)?"
+    rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]++[ \t]*+=[ \t]*+[\x21\x23-\x2b\x2d-\x3a\x3c-\x5b\x5d-\x7e]*+["
+    rb" \t]*+(?:;[\x20-\x2b\x2d-\x7e]*+)?"
 )
+"""Possessive throughout: of spaces alone, each number could be before a value that is empty, and after it."""
 _LISTS: Final = {"tracestate": (_MEMBER, 32), "baggage": (_ENTRY, 180)}
 """How the members of the lists are written, and how many W3C allows."""
 
