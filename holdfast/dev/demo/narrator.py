@@ -61,7 +61,8 @@ class Teller:
         if not self.console.is_terminal:
             yield
             return
-        self._spinner = Spinner("dots", style="dim")
+        shape = "dots" if self.console.encoding.startswith("utf") else "line"
+        self._spinner = Spinner(shape, style="dim")
         # Two columns for the spinner, so that its text stands under the text before.
         with Live(Padding(self._spinner, (0, 0, 0, INDENT - 2)), console=self.console, transient=True):
             try:
