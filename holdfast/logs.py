@@ -92,6 +92,7 @@ class VisibleFormatter(logging.Formatter):
             shown.args = tuple(map(_visible_field, shown.args))
         if shown.exc_info and not shown.exc_text:
             shown.exc_text = visible_lines(self._of.formatException(shown.exc_info))
+        record.message = record.getMessage()  # as formatters leave it, for others that read it
         return self._of.format(shown)
 
 

@@ -181,7 +181,7 @@ def test_other_formats_stay_as_they_are() -> None:
     plain = logging.makeLogRecord({"msg": "a %s %.1f", "args": ("b", 1.25)})
     formatter = VisibleFormatter(logging.Formatter("%(message)s"))
     assert formatter.format(plain) == "a b 1.2"
-    assert plain.args == ("b", 1.25), "the record is also others'"
+    assert (plain.args, plain.message) == (("b", 1.25), "a b 1.2"), "the record is also others'"
 
 
 # -- what takes no more
