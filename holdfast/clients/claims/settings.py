@@ -22,7 +22,7 @@ from holdfast.config.client_arguments import (
     settings_at,
 )
 from holdfast.core.claims.lanes import ClaimNames, lane_named
-from holdfast.core.member.settings import Delivery, MemberSettings
+from holdfast.core.member.settings import Delivery, MemberSettings, OffsetReset
 from holdfast.core.member.state import Draws
 from holdfast.errors import ConfigError, FrameError
 
@@ -116,6 +116,8 @@ def _built(
     member = parts[MemberSettings]
     if "delivery" in member:
         member["delivery"] = _delivery(member["delivery"])
+    if "auto_offset_reset" in member:
+        member["auto_offset_reset"] = OffsetReset(member["auto_offset_reset"])
     member.setdefault("instance_id", uuid.uuid4().hex[:8])
     engine = EngineSettings(**parts[EngineSettings])
     wanted = _claimed(tuple(topics), engine, member)

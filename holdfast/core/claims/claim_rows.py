@@ -45,7 +45,9 @@ class Claim(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="c"):
     The identity stays after a release: then it is that of the last owner, and *heartbeat_at_s* is None.
     Exactly one of *heartbeat_at_s* and *released_at_s* is set. *epoch* counts owners and only grows: a
     fencing token for what the owner writes. *frame_time_s* is the time of the owner's clock in its last
-    heartbeat. It decides nothing and shows skew.
+    heartbeat. It decides nothing and shows skew. *topic_mark* stands for the id of the topic that
+    *current_offset* is of (`topic_mark` of frames.py); None where the owner did not say. *former_marks* are
+    those of the last topics of that name, which were deleted.
     """
 
     client_id: str
@@ -58,6 +60,24 @@ class Claim(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="c"):
     frame_time_s: int
     fenced: tuple[str, ...] = ()
     anomaly: Anomaly | None = None
+    topic_mark: int | None = None
+    former_marks: tuple[int, ...] = ()
+
+
+def is_of_another(claim: Claim, topic_mark: int | None) -> bool:
+    """Return whether the offset of *claim* is known to be of another topic than the one with this mark (None:
+    not known).
+
+    >>> claim = Claim("c", "i", 1, 100, None, 40, None, 100, topic_mark=7)
+    >>> [is_of_another(claim, mark) for mark in (7, 8, None)]
+    [False, True, False]
+    """
+    return (
+        topic_mark is not None
+        and claim.current_offset is not None
+        and claim.topic_mark is not None
+        and topic_mark != claim.topic_mark
+    )
 
 
 class Pause(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="p"):

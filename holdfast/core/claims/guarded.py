@@ -14,18 +14,21 @@ import msgspec
 from holdfast.core.claims.claim_keys import RESET_INSTANCE, pause_key
 from holdfast.core.claims.claim_rows import Anomaly, AnomalyKind, Claim, GuardedRow, Pause
 from holdfast.core.claims.frames import (
+    UNMARKED,
     ClaimingMessages,
     ClaimingPartition,
     Frame,
     Heartbeat,
     ReleaseGroup,
     ReleasingPartition,
+    mark_in,
 )
 from holdfast.core.claims.staleness import is_live, is_reserved
 from holdfast.core.engine.declared.processor import Emits
 from holdfast.core.engine.state.rows import Rows
 
 LIMIT_FENCED = 8
+LIMIT_FORMER_MARKS = 4
 
 
 def fold_guarded(rows: Rows[GuardedRow], frame: Frame, at_ms: int, stale_after_s: int | None = None) -> Emits:
@@ -45,6 +48,7 @@ def fold_guarded(rows: Rows[GuardedRow], frame: Frame, at_ms: int, stale_after_s
             and claim.client_id == frame.client_id
             and claim.heartbeat_at_s is not None
             and offset >= (claim.current_offset or 0)
+            and frame.version == (claim.topic_mark or UNMARKED)
         ):
             # The owner renews: nearly every record there is, so it is built directly.
             proposed = claim.proposed_offset
@@ -61,6 +65,8 @@ def fold_guarded(rows: Rows[GuardedRow], frame: Frame, at_ms: int, stale_after_s
                 frame.time_s,
                 claim.fenced,
                 claim.anomaly,
+                claim.topic_mark,
+                claim.former_marks,
             )
             return None
         rows[key] = _heartbeat(claim, frame, _log_time_s(claim, frame.time_s, at_ms), stale_after_s)
@@ -122,6 +128,11 @@ def _heartbeat(claim: Claim | None, frame: Heartbeat, now_s: int, stale_after_s:
         after = _taken(claim, frame, now_s)
     if offset is None:
         return _with_anomaly(after, AnomalyKind.NEGATIVE_OFFSET, frame, now_s)
+    if _of_another_topic(after, frame):
+        # Only the owner has asked which topic there is: whoever takes the claim by a heartbeat takes it where
+        # it is. Nor does a frame that comes late bring a topic back that was deleted.
+        owned = claim is not None and _owns(claim, frame)
+        return _begun(after, offset, frame) if owned and not _is_former(after, frame) else after
     if after.current_offset is not None and offset < after.current_offset:
         # The frame was under way for long, or was appended twice. The next owner must not do finished work
         # again.
@@ -131,7 +142,41 @@ def _heartbeat(claim: Claim | None, frame: Heartbeat, now_s: int, stale_after_s:
         after,
         current_offset=offset,
         proposed_offset=None if proposed is None or offset >= proposed else proposed,
+        topic_mark=_mark_after(after, frame, offset),
     )
+
+
+def _of_another_topic(claim: Claim, frame: Heartbeat | ReleasingPartition | ClaimingMessages) -> bool:
+    """Return whether the offset in *frame* is known to be of another topic than the claim's, so that neither
+    says anything about the other.
+    """
+    mark = mark_in(frame)
+    return mark is not None and (
+        mark in claim.former_marks
+        or (claim.current_offset is not None and claim.topic_mark is not None and mark != claim.topic_mark)
+    )
+
+
+def _is_former(claim: Claim, frame: Heartbeat | ReleasingPartition) -> bool:
+    return frame.version in claim.former_marks
+
+
+def _begun(claim: Claim, offset: int, frame: Heartbeat | ReleasingPartition) -> Claim:
+    """Return *claim* at *offset* of the topic that was made again; a batch of the old one is void."""
+    former = claim.former_marks
+    if claim.topic_mark is not None:
+        former = (*former, claim.topic_mark)[-LIMIT_FORMER_MARKS:]
+    return msgspec.structs.replace(
+        claim, current_offset=offset, proposed_offset=None, topic_mark=mark_in(frame), former_marks=former
+    )
+
+
+def _mark_after(claim: Claim, frame: Heartbeat | ReleasingPartition, offset: int) -> int | None:
+    """Return which topic *offset*, which the claim is at now, is of: what the frame says. One that does not
+    say moves an offset of who knows which topic, but one that moves nothing changes nothing.
+    """
+    mark = mark_in(frame)
+    return claim.topic_mark if mark is None and offset == claim.current_offset else mark
 
 
 def _other(
@@ -164,16 +209,19 @@ def _released(claim: Claim, frame: ReleasingPartition, now_s: int) -> Claim:
     if frame.current_offset < 0:
         anomaly = AnomalyKind.NEGATIVE_OFFSET
     elif (
-        claim.current_offset is not None
+        not _of_another_topic(claim, frame)
+        and claim.current_offset is not None
         and frame.current_offset < claim.current_offset
         and not frame.instance_id.startswith(RESET_INSTANCE)
     ):
         anomaly = AnomalyKind.BACKWARD_OFFSET
-    offset = frame.current_offset if anomaly is None else claim.current_offset
-    after = msgspec.structs.replace(
-        claim, heartbeat_at_s=None, released_at_s=now_s, current_offset=offset, proposed_offset=None
-    )
-    return after if anomaly is None else _with_anomaly(after, anomaly, frame, now_s)
+    after = msgspec.structs.replace(claim, heartbeat_at_s=None, released_at_s=now_s, proposed_offset=None)
+    if anomaly is not None:
+        return _with_anomaly(after, anomaly, frame, now_s)
+    offset = frame.current_offset
+    if _of_another_topic(claim, frame):
+        return after if _is_former(claim, frame) else _begun(after, offset, frame)
+    return msgspec.structs.replace(after, current_offset=offset, topic_mark=_mark_after(claim, frame, offset))
 
 
 def _proposed(claim: Claim, frame: ClaimingMessages, now_s: int, stale_after_s: int | None) -> Claim:
@@ -186,7 +234,7 @@ def _proposed(claim: Claim, frame: ClaimingMessages, now_s: int, stale_after_s: 
     if not is_live(claim, now_s, stale_after_s):
         return _with_anomaly(claim, AnomalyKind.LATE_PROPOSAL, frame, now_s)
     floor = -1 if claim.current_offset is None else claim.current_offset
-    if frame.proposed_current_offset <= floor:
+    if _of_another_topic(claim, frame) or frame.proposed_current_offset <= floor:
         return _with_anomaly(claim, AnomalyKind.BACKWARD_PROPOSAL, frame, now_s)
     return msgspec.structs.replace(claim, proposed_offset=frame.proposed_current_offset)
 
@@ -224,6 +272,8 @@ def _taken(claim: Claim | None, frame: Heartbeat | ClaimingPartition, now_s: int
         frame.time_s,
         fenced,
         claim.anomaly,
+        claim.topic_mark,
+        claim.former_marks,
     )
 
 

@@ -34,8 +34,8 @@ class Send(msgspec.Struct, frozen=True, gc=False):
 
 
 class FetchOffsets(msgspec.Struct, frozen=True, gc=False):
-    """Find out earliest and latest offset of the partition and what `__consumer_offsets` has, and call
-    `watermarks`.
+    """Find out earliest and latest offset of the partition, what `__consumer_offsets` has, and the topic's
+    mark, all of one and the same topic, and call `watermarks`.
     """
 
     topic: str
@@ -81,6 +81,8 @@ class CommitOffset(msgspec.Struct, frozen=True, gc=False):
     topic: str
     partition: int
     offset: int
+    topic_mark: int | None = None
+    """Stands for the topic that the offset is of (PROTOCOL.md#topics-that-are-made-again)."""
 
 
 class Event(StrEnum):
@@ -102,6 +104,7 @@ class Event(StrEnum):
     TOPICS = "topics"
     CLOCK_SKEW = "clock-skew"
     RIVAL = "rival"
+    TOPIC_MADE_AGAIN = "topic-made-again"
     TERMINATED = "terminated"
 
 
@@ -119,6 +122,7 @@ class ReleaseReason(StrEnum):
     TOPIC_INCOMPLETE = "topic-incomplete"
     PARTITION_GONE = "partition-gone"
     UNREADABLE = "watermarks-unknown"
+    TOPIC_MADE_AGAIN = "topic-made-again"
     UNWANTED = "unwanted"
 
 

@@ -283,18 +283,28 @@ class Member:
         return self._done(now_s)
 
     def watermarks(
-        self, topic: str, partition: int, earliest: int, latest: int, committed: int | None, now_s: float
+        self,
+        topic: str,
+        partition: int,
+        earliest: int,
+        latest: int,
+        committed: int | None,
+        now_s: float,
+        topic_mark: int | None = None,
     ) -> list[Action]:
-        """Earliest, latest (next to be written) and committed offset (None: none). In answer to `Look`, and
-        for every claim held a few times per heartbeat interval: health is measured by it (then *committed*
-        may be None)."""
+        """Earliest, latest (next to be written) and committed offset (None: none), all of the topic that
+        *topic_mark* stands for (None: not known). In answer to `FetchOffsets`, and for every claim held a few
+        times per heartbeat interval: health is measured by it (then *committed* may be None)."""
         claim = self._claims.get(TopicPartition(topic, partition))
         if claim is None:
             return []
         if isinstance(claim.stage, Won):
-            self._renewal.start(claim, earliest, latest, committed, now_s)
+            wrong = self._renewal.start(claim, earliest, latest, committed, topic_mark, now_s)
+            if wrong is not None:
+                self._acquisition.fail(wrong, now_s)
         elif (work := work_of(claim.stage)) is not None:
             work.latest = latest
+            self._renewal.identified(claim, topic_mark, now_s)
         return self._done(now_s)
 
     def tick(self, now_s: float) -> list[Action]:
@@ -386,6 +396,6 @@ class Member:
             self._renewal.stop(claim)
             if isinstance(stage := claim.stage, WORKING):
                 self._state.shell.send_heartbeat(claim, stage.work.tracker.current, now_s)
-                self._state.shell.commit_offset(claim, stage.work.tracker.current)
+                self._state.shell.commit_offset(claim, stage.work.tracker.current, claim.topic_mark)
             self._renewal.forget(claim, now_s)
         return self._done(now_s)

@@ -40,6 +40,17 @@ class Delivery(StrEnum):
     AT_MOST_ONCE = "at-most-once"
 
 
+class OffsetReset(StrEnum):
+    """Where a group begins in a partition of which it has no offset, in the words of Kafka's
+    auto.offset.reset.
+    """
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+    NONE = "none"
+    """Nowhere: the member ends with an error."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberSettings:
     """What one instance claims, and how.
@@ -63,6 +74,10 @@ class MemberSettings:
     *release_if_behind* off and with *balanced* there is the warning only. With *interop* the Go library's
     rule counts instead: who commits nothing for a heartbeat interval is wedged.
 
+    *auto_offset_reset* says where a partition begins of which the group has no offset: one that nobody has
+    claimed yet, or one of a topic that was deleted and made again, since the old offset is none of the new
+    topic's (PROTOCOL.md#topics-that-are-made-again).
+
     >>> settings = MemberSettings(group_id="g", client_id="c", instance_id="i", topics=("orders",), heartbeat_interval_s=3.0)
     >>> settings.stale_after_s, round(settings.lease_s, 3), settings.drain_within_s
     (6, 4.85, 0.75)
@@ -85,6 +100,7 @@ class MemberSettings:
     interop: bool = False
     balanced: bool = False
     handler_timeout_s: float = HANDLER_TIMEOUT_S
+    auto_offset_reset: OffsetReset = OffsetReset.EARLIEST
 
     def __post_init__(self) -> None:
         for field in ("group_id", "client_id", "instance_id"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from holdfast.core.claims.frames import (
+    UNMARKED,
     ClaimingMessages,
     ClaimingPartition,
     Frame,
@@ -129,21 +130,39 @@ class ShellRequests:
         client_id, instance_id = self._me
         claim.offset_logged = max(claim.offset_logged, offset)
         frame = Heartbeat(
-            self._frame_s(now_s), instance_id, client_id, self._settings.group_id, *claim.place, offset
+            self._frame_s(now_s),
+            instance_id,
+            client_id,
+            self._settings.group_id,
+            *claim.place,
+            offset,
+            claim.topic_mark or UNMARKED,
         )
         return self._send(claim, frame, now_s)
 
     def send_release(self, claim: LocalClaim, offset: int, now_s: float) -> int:
         client_id, instance_id = self._me
         frame = ReleasingPartition(
-            self._frame_s(now_s), instance_id, client_id, self._settings.group_id, *claim.place, offset
+            self._frame_s(now_s),
+            instance_id,
+            client_id,
+            self._settings.group_id,
+            *claim.place,
+            offset,
+            claim.topic_mark or UNMARKED,
         )
         return self._send(claim, frame, now_s)
 
     def send_proposal(self, claim: LocalClaim, offset_end: int, now_s: float) -> None:
         client_id, instance_id = self._me
         frame = ClaimingMessages(
-            self._frame_s(now_s), instance_id, client_id, self._settings.group_id, *claim.place, offset_end
+            self._frame_s(now_s),
+            instance_id,
+            client_id,
+            self._settings.group_id,
+            *claim.place,
+            offset_end,
+            claim.topic_mark or UNMARKED,
         )
         self._send(claim, frame, now_s)
 
@@ -161,13 +180,13 @@ class ShellRequests:
     def fail(self, error: HoldfastError) -> None:
         self._out.append(Fail(error))
 
-    def commit_offset(self, claim: LocalClaim, offset: int | None) -> None:
+    def commit_offset(self, claim: LocalClaim, offset: int | None, topic_mark: int | None) -> None:
         """Have `__consumer_offsets` follow the log: what the log did not take, as from an owner that was
         replaced, is not committed.
         """
         if offset is not None and offset != claim.kafka_offset:
             claim.kafka_offset = offset
-            self._out.append(CommitOffset(*claim.place, offset))
+            self._out.append(CommitOffset(*claim.place, offset, topic_mark))
 
     def fetch_offsets(self, claim: LocalClaim) -> None:
         self._out.append(FetchOffsets(*claim.place))

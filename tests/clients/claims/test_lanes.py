@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from holdfast.clients.claims.claiming.offset_mirror import OffsetMirror
+from holdfast.clients.claims.claiming.offset_mirror import MirroredOffset, OffsetMirror
 from holdfast.clients.claims.consumer import ClaimConsumer, ClaimedMessage
 from holdfast.config import Settings
 from holdfast.core.claims.claim_keys import claim_key
@@ -109,21 +109,28 @@ def test_the_book_follows_the_lowest_lane_also_when_it_is_another_member_s_that_
     """
     names = ClaimNames(2)
     mine, other = names.claimed_as("orders")
-    logged: dict[str, int | None] = {mine: None, other: None}
-    mirror = OffsetMirror(names, lambda topic, partition: logged[topic])
+    logged: dict[str, Claim] = {}
+    mirror = OffsetMirror(names, lambda topic, partition: logged.get(topic))
 
-    def looked() -> int | None:
+    def at(offset: int, topic_mark: int = 7) -> Claim:
+        return Claim("c", "i", 1, 100, None, offset, None, 100, topic_mark=topic_mark)
+
+    def looked() -> MirroredOffset | None:
         mirror.look_again(mine, 0)
         return mirror.take().get(("orders", 0))
 
-    mirror.note(CommitOffset(mine, 0, 10))
+    mirror.note(CommitOffset(mine, 0, 10, 7))
     assert mirror.take() == {}, "some lane was never worked on"
-    logged |= {mine: 10, other: 7}
-    assert (looked(), looked()) == (7, None)
-    logged[other] = 12
-    assert (looked(), looked()) == (10, None)
-    mirror.note(CommitOffset(mine, 0, 20))  # its last word, which the log does not show yet
-    assert mirror.take() == {("orders", 0): 12}
+    logged |= {mine: at(10), other: at(7)}
+    assert (looked(), looked()) == (MirroredOffset(7, 7), None)
+    logged[other] = at(12)
+    assert (looked(), looked()) == (MirroredOffset(10, 7), None)
+    mirror.note(CommitOffset(mine, 0, 20, 7))  # its last word, which the log does not show yet
+    assert mirror.take() == {("orders", 0): MirroredOffset(12, 7)}
+    logged[mine] = at(3, topic_mark=8)
+    assert looked() is None, "the other lane has not begun the topic that was made again"
+    logged[other] = at(5, topic_mark=8)
+    assert looked() == MirroredOffset(3, 8)
 
 
 @pytest.mark.long

@@ -312,6 +312,33 @@ def test_numbers_that_do_not_fit_do_what_the_page_says() -> None:
     assert told == {each.value for each in AnomalyKind}, "every kind of anomaly is on the page"
 
 
+def test_every_mark_of_the_page_is_computed() -> None:
+    for row in table("Topic id", "Mark"):
+        assert str(frames.topic_mark(plain(row["Topic id"])) or "none") == row["Mark"]
+
+
+def test_offsets_of_another_topic_do_what_the_page_says() -> None:
+    marks = {"none": None, "W": 5, "X": 6, "Y": 7}
+    for row in table("Row's mark", "Frame", "Sender", "Frame's mark", "Offset after", "Mark after"):
+        mark = marks[row["Row's mark"]]
+        before = held(
+            heartbeat_at_s=NOW_S - 5, current_offset=40, topic_mark=mark, former_marks=(5,) if mark else ()
+        )
+        for sender in senders(row["Sender"]):
+            frame = msgspec.structs.replace(
+                frame_of(row["Frame"], sender, 20), version=marks[row["Frame's mark"]] or frames.UNMARKED
+            )
+            assert frames.decode(frames.encode(frame)) == frame
+            state, rows = rows_of("group/topic/3", before)
+            fold_guarded(rows, frame, AT_MS)
+            after = state["group/topic/3"]
+            assert after.current_offset == int(row["Offset after"]), row
+            assert after.topic_mark == marks[row["Mark after"]], row
+            moved = after.topic_mark != mark
+            assert after.proposed_offset is None or not moved, "what was announced of the old topic is void"
+            assert after.former_marks == ((*before.former_marks, mark) if moved else before.former_marks)
+
+
 def test_a_row_holds_the_fields_that_the_page_lists() -> None:
     guarded, compat = (
         [plain(row["Field"]) for row in rows] for rows in (table("Field", "Meaning"), table("Field", "Go"))

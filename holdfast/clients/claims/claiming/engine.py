@@ -28,6 +28,7 @@ from holdfast.clients.claims.logs.reset_settler import ResetSettler
 from holdfast.clients.claims.options import EngineSettings
 from holdfast.clock import Clock
 from holdfast.config import Settings
+from holdfast.core.claims.claim_rows import Claim
 from holdfast.core.claims.frames import Frame, coordination_partition, decode, encode
 from holdfast.core.claims.lanes import ClaimNames
 from holdfast.core.kafka.topic_partition import TopicPartition
@@ -117,7 +118,7 @@ class ClaimEngine:
         )
         self.delivery = ClaimDelivery(member, feed, self._names, clock=clock, lock=self.lock, do=self._do)
         self.events = ClaimEvents(member, self.lock)
-        self._mirror = OffsetMirror(self._names, self._logged_offset)
+        self._mirror = OffsetMirror(self._names, self._logged)
         self._fetcher: ClaimFetcher | None = None
         self._offsets: OffsetFetcher | None = None
         self._waits = Waits()
@@ -353,8 +354,8 @@ class ClaimEngine:
                 case _:
                     assert_never(action)
 
-    def _logged_offset(self, topic: str, partition: int) -> int | None:
-        return None if self.member is None else self.member.committed_offset(topic, partition)
+    def _logged(self, topic: str, partition: int) -> Claim | None:
+        return None if self.member is None else self.member.row(topic, partition)
 
     def _fail(self, error: BaseException) -> None:
         if self.failure is None:
@@ -502,7 +503,13 @@ class ClaimEngine:
             for name in self._names.claimed_as(found.topic):
                 self._do(
                     member.watermarks(
-                        name, found.partition, found.earliest, found.latest, found.committed, now_s
+                        name,
+                        found.partition,
+                        found.earliest,
+                        found.latest,
+                        found.committed,
+                        now_s,
+                        found.topic_mark,
                     )
                 )
         for topic, count in offsets.counted().items():

@@ -21,6 +21,7 @@ _ALARMING = (
     Event.HANDLER_SLOW,
     Event.CLOCK_SKEW,
     Event.RIVAL,
+    Event.TOPIC_MADE_AGAIN,
 )
 
 

@@ -17,7 +17,9 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
+from holdfast.clients.claims.claiming.offset_mirror import MirroredOffset
 from holdfast.clients.claims.claiming.queue import FetchedMessages, FetchQueue, Lease
+from holdfast.clients.topics.identities import metadata_of
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.kafka.topic_partition import Place
@@ -147,9 +149,12 @@ class ClaimFetcher:
         self._queue.drop(lease)
         self._enqueue(lambda consumer: self._unassign(consumer, lease))
 
-    def commit(self, offsets: Mapping[Place, int]) -> None:
+    def commit(self, offsets: Mapping[Place, MirroredOffset]) -> None:
         """Commit positions to Kafka too, best effort: the coordination topic is what counts."""
-        wanted = [TopicPartition(topic, partition, offset) for (topic, partition), offset in offsets.items()]
+        wanted = [
+            TopicPartition(*place, each.offset, metadata_of(each.topic_mark))
+            for place, each in offsets.items()
+        ]
         self._enqueue(lambda consumer: self._commit(consumer, wanted))
 
     def _enqueue(self, command: Callable[[Consumer], None]) -> None:

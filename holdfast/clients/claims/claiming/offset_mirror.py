@@ -3,31 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
+from holdfast.core.claims.claim_rows import Claim
 from holdfast.core.claims.lanes import ClaimNames, lowest
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.core.member.actions import CommitOffset
 
 
+class MirroredOffset(NamedTuple):
+    """An offset to commit to Kafka, and the mark of the topic that it is of, None where that is not known."""
+
+    offset: int
+    topic_mark: int | None
+
+
 class OffsetMirror:
     """Offsets to commit to Kafka. With lanes, the offset of a partition is that of its lowest lane.
 
-    *logged* returns the offset that the coordination log shows for a claim, None without one. Not locked: the
-    engine's lock is held around every call.
+    *logged* returns what the coordination log shows of a claim, None without a row. Not locked: the engine's
+    lock is held around every call.
     """
 
-    def __init__(self, names: ClaimNames, logged: Callable[[str, int], int | None]) -> None:
+    def __init__(self, names: ClaimNames, logged: Callable[[str, int], Claim | None]) -> None:
         self._names, self._logged = names, logged
-        self._waiting: dict[Place, int] = {}
-        self._of_lanes: dict[Place, int] = {}
+        self._waiting: dict[Place, MirroredOffset] = {}
+        self._of_lanes: dict[Place, MirroredOffset] = {}
 
     def note(self, action: CommitOffset) -> None:
         """Have Kafka show the offset of *action*, or with lanes what the lowest lane is at now."""
         source, partition = self._names.source(action.topic), action.partition
+        offset = MirroredOffset(action.offset, action.topic_mark)
         if source == action.topic:
-            self._waiting[source, partition] = action.offset
+            self._waiting[source, partition] = offset
         else:
-            self._note_lanes(source, partition, {action.topic: action.offset})
+            self._note_lanes(source, partition, {action.topic: offset})
 
     def look_again(self, topic: str, partition: int) -> None:
         """Look again where the lanes beside lane *topic* stand: what others commit is seen only later."""
@@ -35,14 +45,26 @@ class OffsetMirror:
         if source != topic:
             self._note_lanes(source, partition, {})
 
-    def _note_lanes(self, source: str, partition: int, newer: Mapping[str, int]) -> None:
+    def _note_lanes(self, source: str, partition: int, newer: Mapping[str, MirroredOffset]) -> None:
         lanes = self._names.claimed_as(source)
-        found = lowest(newer[lane] if lane in newer else self._logged(lane, partition) for lane in lanes)
-        # None: some lane was never worked on.
-        if found is not None and self._of_lanes.get((source, partition)) != found:
-            self._waiting[source, partition] = self._of_lanes[source, partition] = found
+        shown = [newer[lane] if lane in newer else self._shown(lane, partition) for lane in lanes]
+        found = lowest(None if each is None else each.offset for each in shown)
+        marks = {each.topic_mark for each in shown if each is not None}
+        # None: some lane was never worked on. Several marks: some lanes have not begun the topic made
+        # again, and offsets of two topics have no lowest.
+        if found is None or len(marks) > 1:
+            return
+        offset = MirroredOffset(found, marks.pop())
+        if self._of_lanes.get((source, partition)) != offset:
+            self._waiting[source, partition] = self._of_lanes[source, partition] = offset
 
-    def take(self) -> dict[Place, int]:
+    def _shown(self, lane: str, partition: int) -> MirroredOffset | None:
+        row = self._logged(lane, partition)
+        if row is None or row.current_offset is None:
+            return None
+        return MirroredOffset(row.current_offset, row.topic_mark)
+
+    def take(self) -> dict[Place, MirroredOffset]:
         """Return what is to be committed since the last call, by topic and partition of Kafka's."""
         waiting, self._waiting = self._waiting, {}
         return waiting

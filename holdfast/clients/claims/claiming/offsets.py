@@ -24,6 +24,7 @@ from confluent_kafka import (
     TopicPartition,
 )
 
+from holdfast.clients.topics.identities import TopicIdentities, is_of_another
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.errors import BrokerError, ConfigError, TopicError
@@ -49,7 +50,7 @@ EARLIEST, LATEST = -2, -1
 
 class Watermarks(NamedTuple):
     """Where a partition begins and ends, and the offset that `__consumer_offsets` has for the group, None
-    without one.
+    without one: all of the topic that *topic_mark* stands for, None where the broker knows no ids.
     """
 
     topic: str
@@ -57,6 +58,7 @@ class Watermarks(NamedTuple):
     earliest: int
     latest: int
     committed: int | None
+    topic_mark: int | None = None
 
 
 Questions = Sequence[tuple[tuple[str, int], bool]]
@@ -86,6 +88,7 @@ class OffsetFetcher:
         }
         self._config = impatient(settings.consumer(**overrides))
         self._consumer: Consumer | None = None
+        self._identities = TopicIdentities(self._admin_config, timeout_s=self._attempt_s)
         self._changed = threading.Condition()
         self._wanted: dict[tuple[str, int], bool] = {}
         self._count_wanted: tuple[str, ...] = ()
@@ -175,6 +178,7 @@ class OffsetFetcher:
 
     def _renew(self) -> None:
         """Let go of the connection; the next question makes a new one."""
+        self._identities.close()
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
             with suppress(KafkaException):
@@ -217,9 +221,17 @@ class OffsetFetcher:
         """
         consumer = self._connected()
         consumer.poll(0)  # it reads nothing, but this is how it tells what it logs
+        topics = {topic for (topic, _), _ in asked}
+        # A topic may be made again at any moment: what is told is of one topic if its id is the same before
+        # and after.
+        before = self._identities.marks(topics)
         books = [TopicPartition(*place) for place, wanted in asked if wanted]
         book = self._checked(consumer.committed(books, self._attempt_s)) if books else []
-        committed = {(each.topic, each.partition): each.offset for each in book if each.offset >= 0}
+        committed = {
+            (each.topic, each.partition): each.offset
+            for each in book
+            if each.offset >= 0 and not is_of_another(each.metadata, before.get(each.topic))
+        }
         first, last = (
             self._checked(
                 consumer.offsets_for_times(
@@ -229,12 +241,19 @@ class OffsetFetcher:
             for time in (EARLIEST, LATEST)
         )
         begins = {(each.topic, each.partition): each.offset for each in first}
+        after = self._identities.marks(topics) if books else before
         found = []
         for each in last:
             place = (each.topic, each.partition)
             if begins[place] < 0 or each.offset < 0:  # a leader that has just changed says -1
                 raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE))
-            found.append(Watermarks(*place, begins[place], each.offset, committed.get(place)))
+            if before.get(each.topic) != after.get(each.topic):
+                raise KafkaException(
+                    KafkaError(KafkaError._STATE, f"topic {each.topic} was made again meanwhile")
+                )
+            found.append(
+                Watermarks(*place, begins[place], each.offset, committed.get(place), after.get(each.topic))
+            )
         return found
 
     @staticmethod

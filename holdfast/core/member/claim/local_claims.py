@@ -27,7 +27,8 @@ class LocalClaim:
     """One claim of this instance: what is known of it in every stage, and its *stage*.
 
     *sent* holds when frames that are not seen in the log yet were handed to the shell. *gate* says whether
-    messages may be handed out. *beat_at_s* is when the next heartbeat is due, *due_s* that or the end of
+    messages may be handed out. *topic_mark* stands for the topic whose offsets it counts, None as long as
+    that is not known. *beat_at_s* is when the next heartbeat is due, *due_s* that or the end of
     patience with the stage, as it stands in the schedule.
     """
 
@@ -45,6 +46,7 @@ class LocalClaim:
         "place",
         "sent",
         "stage",
+        "topic_mark",
         "unacknowledged",
     )
 
@@ -58,6 +60,7 @@ class LocalClaim:
         self.due_s = self.beat_at_s = inf
         self.offset_logged = -1
         self.kafka_offset: int | None = None
+        self.topic_mark: int | None = None
 
     def note_sent(self, mark: FrameMark, now_s: float) -> None:
         """Remember when a frame was sent; of frames that look the same, the first, so that a lease is

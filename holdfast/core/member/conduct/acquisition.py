@@ -268,7 +268,7 @@ class Acquisition:
         ]
         if newer:
             client_id, instance_id = self._state.me
-            self._fail(
+            self.fail(
                 InstanceConflictError(
                     f"group {self._settings.group_id}: a newer process (instance {newer[0]}) runs under"
                     f" client id {client_id}; this one (instance {instance_id}) has stopped. Give each"
@@ -302,7 +302,7 @@ class Acquisition:
             )
             self._state.shell.notify(Event.CLOCK_SKEW, text=text)
             if not self._skew_known:
-                self._fail(ClockSkewError(text), now_s)
+                self.fail(ClockSkewError(text), now_s)
         self._skew_known, self._skewed = True, skewed
 
     def check_clock_behind(self, log: LogView, now_s: float) -> None:
@@ -313,7 +313,7 @@ class Acquisition:
                 f"this machine's clock is {behind_s:.0f} s behind the broker's, the limit is"
                 f" {self._settings.skew_within_s:g} s: "
             )
-            self._fail(ClockSkewError(text + "synchronize it (NTP)"), now_s)
+            self.fail(ClockSkewError(text + "synchronize it (NTP)"), now_s)
 
     # -- pauses
 
@@ -337,7 +337,7 @@ class Acquisition:
 
     # -- the end
 
-    def _fail(self, error: HoldfastError, now_s: float) -> None:
+    def fail(self, error: HoldfastError, now_s: float) -> None:
         """Stop everything, give back what is held, and say why."""
         if self._state.failed:
             return

@@ -9,7 +9,7 @@ from typing import assert_never
 
 from msgspec.structs import replace
 
-from holdfast.core.claims.claim_rows import Claim
+from holdfast.core.claims.claim_rows import Claim, is_of_another
 from holdfast.core.claims.frames import ClaimingMessages, Frame, Heartbeat, ReleasingPartition
 from holdfast.core.member.actions import Event, ReleaseReason
 from holdfast.core.member.claim.local_claims import LocalClaim
@@ -39,8 +39,10 @@ from holdfast.core.member.settings import (
     COOLDOWN_INTERVALS,
     RETRY_INTERVALS,
     Delivery,
+    OffsetReset,
 )
 from holdfast.core.member.state import ClaimState
+from holdfast.errors import TopicError
 
 REASONS = {
     ClaimVerdict.EXPIRED: ReleaseReason.EXPIRED,
@@ -61,20 +63,80 @@ class Renewal:
     # -- starting
 
     def start(
-        self, claim: LocalClaim, earliest: int, latest: int, committed: int | None, now_s: float
-    ) -> None:
-        """Begin to consume: the claim is won, and the watermarks are known."""
+        self,
+        claim: LocalClaim,
+        earliest: int,
+        latest: int,
+        committed: int | None,
+        topic_mark: int | None,
+        now_s: float,
+    ) -> TopicError | None:
+        """Begin to consume: the claim is won, and the watermarks are known. Return why the member cannot, if
+        so.
+        """
         row = self._state.row(claim)
+        if row is not None and topic_mark in row.former_marks:
+            return None  # the broker that was asked does not know yet that this topic was deleted: ask again
         logged = None if row is None else row.current_offset
-        offset = logged if logged is not None else committed if committed is not None else earliest
-        offset = max(offset, earliest, claim.offset_logged)
-        claim.kafka_offset = committed
+        if row is not None and is_of_another(row, topic_mark):
+            logged, claim.offset_logged = None, -1
+            self._state.shell.notify(
+                Event.TOPIC_MADE_AGAIN,
+                claim,
+                text=(
+                    f"the group's offset {row.current_offset} is of a topic of this name that was deleted; of"
+                    f" this one it begins at the {self._settings.auto_offset_reset} offset"
+                    " (auto_offset_reset)"
+                ),
+            )
+        known = logged if logged is not None else committed
+        if known is None:
+            begin = self._reset_to(claim, earliest, latest)
+            if isinstance(begin, TopicError):
+                return begin
+            known = begin
+        offset = max(known, earliest, claim.offset_logged)
+        claim.kafka_offset, claim.topic_mark = committed, topic_mark
         claim.stage = Active(ClaimWork(offset, latest, now_s))
         claim.gate.extend(claim.lease_until_s)
         if claim.offset_logged < 0 or row is None or row.current_offset != offset:
             self._state.shell.send_heartbeat(claim, offset, now_s)
         self._plan_beat(claim, now_s + self._state.jitter_s())
         self._state.shell.start(claim, offset)
+        return None
+
+    def _reset_to(self, claim: LocalClaim, earliest: int, latest: int) -> int | TopicError:
+        """Return where a partition begins of which the group has no offset; the error where it does not."""
+        match self._settings.auto_offset_reset:
+            case OffsetReset.EARLIEST:
+                return earliest
+            case OffsetReset.LATEST:
+                return latest
+            case OffsetReset.NONE:
+                group, (topic, partition) = self._settings.group_id, claim.place
+                return TopicError(
+                    f"group {group} has no offset of {topic}/{partition} as it is now, and auto_offset_reset"
+                    f" is none. Say where to begin: holdfast groups reset-offsets {group} --to-earliest"
+                    f" --topic {topic}:{partition} --execute; or choose another auto_offset_reset"
+                )
+            case _ as never:
+                assert_never(never)
+
+    def identified(self, claim: LocalClaim, topic_mark: int | None, now_s: float) -> None:
+        """Compare the topic that is there now with the one that the claim's offsets are of; another one is
+        begun by a claim of its own.
+        """
+        if topic_mark is None or not isinstance(claim.stage, Active | Draining):
+            return
+        if claim.topic_mark is None:
+            claim.topic_mark = topic_mark
+        elif topic_mark != claim.topic_mark and reason_of(claim.stage) is not ReleaseReason.TOPIC_MADE_AGAIN:
+            self._state.shell.notify(
+                Event.TOPIC_MADE_AGAIN,
+                claim,
+                text="the topic was deleted and made again: the claim is given back, and claimed anew",
+            )
+            self.release(claim, ReleaseReason.TOPIC_MADE_AGAIN, now_s)
 
     def _plan_beat(self, claim: LocalClaim, at_s: float) -> None:
         claim.beat_at_s = at_s
@@ -119,6 +181,7 @@ class Renewal:
             isinstance(stage, Active)
             and row.current_offset is not None
             and row.current_offset < claim.offset_logged
+            and not is_of_another(row, claim.topic_mark)
         ):
             # The log went back: a heartbeat of ours came twice, the second time late. Put it right before
             # somebody starts from there, unless what puts it right is under way.
@@ -361,7 +424,7 @@ class Renewal:
                 and isinstance(frame, ReleasingPartition)
             ):
                 assert row is not None
-                self._state.shell.commit_offset(claim, row.current_offset)
+                self._state.shell.commit_offset(claim, row.current_offset, row.topic_mark)
                 self._released(claim, now_s)
             elif released:
                 self._fenced(claim, "the log shows it released", now_s)
@@ -384,7 +447,7 @@ class Renewal:
             return
         if isinstance(frame, Heartbeat):
             self._accepted(claim, frame, row, now_s)
-            self._state.shell.commit_offset(claim, row.current_offset)
+            self._state.shell.commit_offset(claim, row.current_offset, row.topic_mark)
             self._commit_seen(claim, row)
             self.drained(claim, now_s)
         elif isinstance(frame, ClaimingMessages):
