@@ -4,6 +4,7 @@ of frames to it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
@@ -47,6 +48,13 @@ class Stay(NamedTuple):
     reset_by: str | None
 
 
+class Committed(NamedTuple):
+    """What `__consumer_offsets` has of a partition."""
+
+    offset: int
+    mark: int | None
+
+
 class Log:
     """One partition of the coordination topic, with both views of it as they truly are."""
 
@@ -81,7 +89,8 @@ class Broker:
         self.draws = draws
         self.logs = [Log(index) for index in range(logs)]
         self.latest: dict[TopicPartition, int] = {}
-        self.committed: dict[TopicPartition, int] = {}
+        self.committed: dict[TopicPartition, Committed] = {}
+        self._made: Counter[str] = Counter()
         self.checks: Checks | None = None
         self.with_go = False
 
@@ -153,6 +162,17 @@ class Broker:
 
     def grow(self, place: TopicPartition, by: int) -> None:
         self.latest[place] = self.latest.get(place, 0) + by
+
+    def mark(self, place: TopicPartition) -> int:
+        """Return which topic of its name there is."""
+        return 2 + self._made[place.topic.partition("~lane-")[0]]
+
+    def make_again(self, topic: str) -> None:
+        """Delete *topic*, a topic of data, and make it again, empty."""
+        self._made[topic] += 1
+        for place in self.latest:
+            if place.topic == topic:
+                self.latest[place] = 0
 
 
 def key_of(place: TopicPartition, offset: int) -> int:

@@ -42,6 +42,7 @@ RESET = "reset"
 STOLEN = "stolen"
 STALLED = "stalled"
 WORKING = "at-work"
+FIRST_MARK = 2
 LIMIT_STALLED_AUDITS = 10
 """Looks in a row, two in an interval, at which an owner has something to hand out and has handed out
 nothing since the last.
@@ -200,7 +201,12 @@ class Checks:
                 return  # too late: it was given back before
             self._reset_moved(ledger, frame, old, new)
             return
+        moved = before is not None and after.topic_mark != before.topic_mark
+        if moved and after.topic_mark == ledger.made and ledger.verified_of != ledger.made:
+            old = None  # the first word about the topic that was made again
         if new == old:
+            return
+        if new is not None and self._is_given_back(ledger, frame, old, new):
             return
         if old is not None and (new is None or new < old):
             raise self.trace.fail(
@@ -209,6 +215,9 @@ class Checks:
                 f"{frame.instance_id} moves the committed offset from {old} back to {new}",
             )
         assert new is not None
+        if ledger.made != FIRST_MARK and after.topic_mark != ledger.made:
+            return  # it is of the topic that was deleted, or of who knows which
+        ledger.verified_of = ledger.made
         if not self.at_most_once and new > ledger.verified:
             missing = [
                 offset
@@ -220,6 +229,20 @@ class Checks:
                     LOST, ledger.place, f"the log says {new}, but nobody was done with {missing[:5]}"
                 )
             ledger.verified = new
+
+    def _is_given_back(self, ledger: Ledger, frame: Frame, old: int | None, new: int) -> bool:
+        """At most once: what the log has committed and its owner has not handed out goes to the next one."""
+        if old is None or new >= old or not (self.at_most_once and isinstance(frame, ReleasingPartition)):
+            return False
+        return not any(offset in ledger.handed for offset in range(new, old))
+
+    def on_made_again(self, topic: str) -> None:
+        """A topic was deleted and made again: nothing of it was handed out."""
+        for place, ledger in self.ledgers.items():
+            if data_place(place).topic == topic:
+                ledger.rewind(0)
+                ledger.made = self.broker.mark(place)
+                ledger.stalled = ledger.position = 0
 
     def _reset_moved(
         self, ledger: Ledger, frame: ReleasingPartition, old: int | None, new: int | None
@@ -281,7 +304,8 @@ class Checks:
         ledger = self.ledgers[place]
         row = self.broker.row(ledger.log, place)
         told = None if row is None else row.current_offset
-        if told is not None and offset < told and ledger.owner == node.name:
+        same = row is None or row.topic_mark in (None, ledger.made)
+        if told is not None and offset < told and ledger.owner == node.name and same:
             raise self.trace.fail(START, place, f"{node.name} starts at {offset}, the log says {told}")
         if ledger.expected is not None and ledger.owner == node.name:
             if offset != ledger.expected:
@@ -382,13 +406,11 @@ class Checks:
                 ledger.passed[offset] = by
 
     def on_undelivered(self, node: Node, place: TopicPartition, begin: int, end: int) -> None:
-        """At most once: a member gives back what the log has committed for it before it has handed it out,
-        although it had time.
-        """
+        """At most once: a member names as done what was committed for it and it has not handed out."""
         raise self.trace.fail(
             LOST,
             place,
-            f"{node.name} gives it back, and {begin} to {end - 1} were committed and never handed out",
+            f"{node.name} gives it back at {end}, and {begin} to {end - 1} were never handed out",
         )
 
     def on_given_up_at_work(self, node: Node, place: TopicPartition, open_s: float, count: int) -> None:

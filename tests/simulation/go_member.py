@@ -23,7 +23,7 @@ from holdfast.core.claims.frames import (
 from holdfast.core.engine.state.rows import Rows
 from holdfast.core.kafka.topic_partition import TopicPartition
 from holdfast.core.member.claim.velocity import ClaimVerdict, Health, Sample
-from tests.simulation.broker import Broker
+from tests.simulation.broker import Broker, Committed
 from tests.simulation.checks import Checks
 from tests.simulation.process import Process
 from tests.simulation.trace import WHOLE, Trace
@@ -140,7 +140,8 @@ class GoMember(Process):
 
     def _set_up(self, place: TopicPartition) -> None:
         current = self._state(place).current_offset
-        committed = self.broker.committed.get(place, 0)
+        kept = self.broker.committed.get(place)
+        committed = 0 if kept is None else kept.offset
         offset = current if current > 0 else max(0, committed)
         claim = self.claims[place] = GoClaim(place, offset, self.mono_s())
         self.trace.note(place, self.name, "starts at", offset)
@@ -152,7 +153,7 @@ class GoMember(Process):
     def _heartbeat(self, claim: GoClaim) -> None:
         claim.last_heartbeat_s = self.mono_s()  # also when it fails (D14)
         if self._owns(claim.place):
-            self.broker.committed[claim.place] = claim.current
+            self.broker.committed[claim.place] = Committed(claim.current, None)
             self._send(Heartbeat(*self._ids(claim.place), claim.current), claim.place)
 
     def _check(self, claim: GoClaim) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -23,14 +24,16 @@ class Habits:
 class Job:
     """What a process does under one claim. *queue* was reported as delivered and is not handed out yet;
     *open_offsets* are handed out and not done; all below *prefix* is done. At most once, what lies below
-    *granted* may be handed out, and *asked* was announced; *drains_until_s* is until when a release waits for
-    it, *worked_s* since when the first open offset is the first.
+    *granted* may be handed out, and *asked* was announced; *worked_s* is since when the first
+    open offset is the first. *begun_mark* is which topic there was when it began, *fetched* of which topic
+    each message is.
     """
 
     __slots__ = (
         "asked",
-        "drains_until_s",
+        "begun_mark",
         "epoch",
+        "fetched",
         "granted",
         "open_offsets",
         "place",
@@ -41,10 +44,19 @@ class Job:
         "worked_s",
     )
 
-    def __init__(self, place: TopicPartition, offset: int, epoch: int) -> None:
-        self.place, self.epoch = place, epoch
+    def __init__(self, place: TopicPartition, offset: int, epoch: int, mark: int) -> None:
+        self.place, self.epoch, self.begun_mark = place, epoch, mark
+        self.fetched: dict[int, int] = {}
         self.position = self.prefix = self.granted = self.asked = offset
         self.queue: list[int] = []
         self.open_offsets: list[int] = []
         self.stopped = False
-        self.drains_until_s = self.worked_s = -inf
+        self.worked_s = -inf
+
+    def note_fetched(self, offsets: Sequence[int], mark: int) -> None:
+        """Note of which topic messages are that the broker has answered."""
+        self.fetched.update(dict.fromkeys(offsets, mark))
+
+    def of_topic(self, offsets: Sequence[int], mark: int) -> list[int]:
+        """Return those of *offsets* that were fetched from the topic with this mark."""
+        return [offset for offset in offsets if self.fetched.get(offset) == mark]

@@ -14,7 +14,8 @@ class Ledger:
     done with, *passed* when and by whom, under which epoch, the done prefix went past an offset: from then on
     the next heartbeat tells it. All below *verified* was done when the log said so. *high* is the highest
     offset handed out of each key (lanes of one partition share it). *expected* is where the next owner must
-    start after a reset.
+    start after a reset. *made* is the mark of the topic that there is, *verified_of* of which one the log
+    said something.
     """
 
     __slots__ = (
@@ -26,6 +27,7 @@ class Ledger:
         "handed",
         "high",
         "log",
+        "made",
         "owner",
         "owner_client",
         "owner_since_s",
@@ -35,6 +37,7 @@ class Ledger:
         "reset_by",
         "stalled",
         "verified",
+        "verified_of",
     )
 
     def __init__(self, place: TopicPartition, log: int) -> None:
@@ -49,6 +52,7 @@ class Ledger:
         self.passed: dict[int, tuple[float, str, int]] = {}
         self.high: dict[int, int] = {}
         self.verified = 0
+        self.made = self.verified_of = 2
         self.expected: int | None = None
         self.reset_by: str | None = None
         self.stalled = self.position = 0

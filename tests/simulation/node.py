@@ -19,6 +19,7 @@ from holdfast.core.member.actions import (
     Event,
     Fail,
     FetchOffsets,
+    Identify,
     Notify,
     ReleaseReason,
     Send,
@@ -28,7 +29,7 @@ from holdfast.core.member.actions import (
 from holdfast.core.member.member import Member
 from holdfast.core.member.settings import Delivery, MemberSettings
 from holdfast.errors import ClaimLostError, HoldfastError
-from tests.simulation.broker import Broker
+from tests.simulation.broker import Broker, Committed
 from tests.simulation.job import Habits, Job
 from tests.simulation.process import MONO_S, Process
 from tests.simulation.trace import WHOLE, Trace
@@ -66,6 +67,8 @@ class Node(Process):
         self.jobs: dict[TopicPartition, Job] = {}
         self.error: HoldfastError | None = None
         self.full_at_s = -inf
+        self.is_of_before = False
+        """Whether it runs an earlier release, which knows no marks of topics."""
         self._tick_at_s = inf
         self.timeline.after(draws.random() * 0.01, self._begin)
 
@@ -234,14 +237,13 @@ class Node(Process):
         actions = list(actions)
         if actions:
             trace.count_in(self.name, actions)
-        failed = any(type(action) is Fail for action in actions)
         for action in actions:
             kind = type(action)
             if kind is Send:
                 frame: Any = action.frame  # type: ignore[union-attr]
                 place = TopicPartition(frame.topic, frame.partition)
-                if type(frame) is ReleasingPartition and not failed:
-                    self._check_drained(place)
+                if type(frame) is ReleasingPartition:
+                    self._check_kept_back(place, frame.current_offset)
                 trace.note(
                     place, self.name, "sends", type(frame).__name__, *frame.__struct_fields__[-2:-1],
                     getattr(frame, frame.__struct_fields__[-2]),
@@ -252,6 +254,13 @@ class Node(Process):
                     self.broker.delay_s() * 2,
                     self._looked,
                     TopicPartition(action.topic, action.partition),  # type: ignore[union-attr]
+                )
+            elif kind is Identify:
+                self.timeline.after(
+                    self.broker.delay_s() * 2,
+                    self._identified,
+                    TopicPartition(action.topic, action.partition),  # type: ignore[union-attr]
+                    self.mono_s(),
                 )
             elif kind is Start:
                 self._start(action)  # type: ignore[arg-type]
@@ -267,7 +276,7 @@ class Node(Process):
                     self.broker.delay_s(),
                     self.broker.committed.__setitem__,
                     place,
-                    action.offset,  # type: ignore[union-attr]
+                    Committed(action.offset, action.topic_mark),  # type: ignore[union-attr]
                 )
             elif kind is Notify:
                 self._notify(action)  # type: ignore[arg-type]
@@ -276,34 +285,14 @@ class Node(Process):
                 self.fault(inf)
                 self.checks.on_fail(self, action.error)  # type: ignore[union-attr]
 
-    def _note_drain(self, place: TopicPartition) -> None:
-        """Work out until when a release that begins now waits: its deadline, or the end of its lease if
-        that comes before.
-        """
+    def _check_kept_back(self, place: TopicPartition, offset: int) -> None:
+        """At most once: who gives a claim back names nothing as done that it did not hand out."""
         job = self.jobs.get(place)
-        claim = None if self.member is None else self.member._claims.get(place)
-        if job is None or claim is None:
-            return
-        job.drains_until_s = min(self.mono_s() + self.settings.drain_within_s, claim.lease_until_s)
-
-    def _check_drained(self, place: TopicPartition) -> None:
-        """At most once: what is given back has been handed out as far as the log has committed it, if
-        there was time; a pause gives none.
-        """
-        job = self.jobs.get(place)
-        paused = self.member is not None and self.member._state.paused
-        if (
-            job is not None
-            and self.at_most_once
-            and not paused
-            and job.position < job.granted
-            and self.mono_s() < job.drains_until_s
-        ):
-            self.checks.on_undelivered(self, place, job.position, job.granted)
+        if job is not None and self.at_most_once and job.position < min(job.granted, offset):
+            self.checks.on_undelivered(self, place, job.position, offset)
 
     def _notify(self, told: Notify) -> None:
         if told.event is Event.RELEASING:
-            self._note_drain(TopicPartition(told.topic, told.partition))
             self._check_work(TopicPartition(told.topic, told.partition), told.reason)
         if told.event not in MUTE:
             self.trace.note(
@@ -339,16 +328,32 @@ class Node(Process):
         if self.deaf_until_s > self.timeline.now_s:
             self.timeline.at(self.deaf_until_s + self.broker.delay_s(), self._looked, place)
             return
-        latest = self.broker.latest.get(data_place(place), 0)
         assert self.member is not None
-        self._do(self.member.watermarks(*place, 0, latest, self.broker.committed.get(place), self.mono_s()))
+        latest, mark = self.broker.latest.get(data_place(place), 0), self._mark(place)
+        committed = self.broker.committed.get(place)
+        known = None if committed is None or mark not in (None, committed.mark) else committed.offset
+        self._do(self.member.watermarks(*place, 0, latest, known, self.mono_s(), mark))
+        self._replan()
+
+    def _mark(self, place: TopicPartition) -> int | None:
+        """Return which topic there is, as far as this process asks."""
+        return None if self.is_of_before else self.broker.mark(place)
+
+    def _identified(self, place: TopicPartition, asked_s: float) -> None:
+        if self.put_off(self._identified, place, asked_s):
+            return
+        if self.deaf_until_s > self.timeline.now_s:
+            self.timeline.at(self.deaf_until_s + self.broker.delay_s(), self._identified, place, asked_s)
+            return
+        assert self.member is not None
+        self._do(self.member.identity(*place, self._mark(place), asked_s, self.mono_s()))
         self._replan()
 
     def _start(self, action: Start) -> None:
         place = TopicPartition(action.topic, action.partition)
         assert place not in self.jobs or self.jobs[place].stopped, f"{place} started twice"
         self.trace.note(place, self.name, "starts at", action.offset, "epoch", action.epoch)
-        self.jobs[place] = Job(place, action.offset, action.epoch)
+        self.jobs[place] = Job(place, action.offset, action.epoch, self.broker.mark(place))
         self.checks.on_start(self, place, action.offset)
 
     def _stop(self, place: TopicPartition) -> None:
@@ -357,7 +362,10 @@ class Node(Process):
             return
         self.trace.note(place, self.name, "stops at", job.position, "with", len(job.open_offsets), "open")
         job.stopped = True
-        if job.queue and not self.at_most_once:
+        if self.at_most_once and self.member is not None:
+            left = job.position if job.position < job.granted else None
+            self._do(self.member.messages.kept_back(*place, left, self.mono_s()) or [])
+        elif job.queue:
             first, job.queue = job.queue[0], []
             self.timeline.after(0.0, self._withdraw, place, first)
 
@@ -386,7 +394,7 @@ class Node(Process):
                 self.jobs.pop(place, None)
             elif not job.stopped and draws.random() < 0.3:
                 latest = self.broker.latest.get(data_place(place), 0)
-                self._do(member.watermarks(*place, 0, latest, None, self.mono_s()))
+                self._do(member.watermarks(*place, 0, latest, None, self.mono_s(), self._mark(place)))
         if draws.random() < habits.flushes and self.alive:
             self._do(member.messages.flush(self.mono_s()))
         self._replan()
@@ -420,7 +428,8 @@ class Node(Process):
             return
         job.open_offsets = left
         end = left[0] if left else job.queue[0] if job.queue else job.position
-        self.checks.on_done(self, place, job.epoch, done, job.prefix, end)
+        if (mark := self.broker.mark(place)) == job.begun_mark:
+            self.checks.on_done(self, place, job.epoch, job.of_topic(done, mark), job.prefix, end)
         if done[0] == open_offsets[0]:
             job.worked_s = self.mono_s()
         job.prefix = max(job.prefix, end)
@@ -442,6 +451,7 @@ class Node(Process):
             if not offsets:
                 self._do(member.messages.skipped(*place, end, now_s))
                 return
+            job.note_fetched(offsets, self.broker.mark(place))
             self._do(member.messages.delivered(*place, offsets, now_s))
             if job.stopped:
                 return
@@ -449,7 +459,9 @@ class Node(Process):
         count = len(job.queue) if draws.random() < 0.7 else draws.randint(1, len(job.queue))
         handed, job.queue = job.queue[:count], job.queue[count:]
         self.trace.note(place, self.name, "hands out", handed[0], "to", handed[-1])
-        self.checks.on_hand_out(self, place, handed)
+        if (mark := self.broker.mark(place)) == job.begun_mark:
+            # Until it notices that the topic was made again, it hands out messages that will all come again.
+            self.checks.on_hand_out(self, place, job.of_topic(handed, mark))
         if not job.open_offsets:
             job.worked_s = now_s
         job.open_offsets += handed
@@ -465,7 +477,7 @@ class Node(Process):
             if offsets:
                 # First to the user, as a client does: what is told may have the claim given back.
                 self.trace.note(place, self.name, "hands out", offsets[0], "to", offsets[-1])
-                self.checks.on_hand_out(self, place, offsets)
+                self.checks.on_hand_out(self, place, job.of_topic(offsets, self.broker.mark(place)))
                 self._do(member.messages.delivered(*place, offsets, now_s))
             else:
                 self._do(member.messages.skipped(*place, end, now_s))
@@ -475,4 +487,5 @@ class Node(Process):
         end = min(latest, job.granted + draws.randint(1, self.habits.batch))
         if end > job.granted and self.deaf_until_s <= self.timeline.now_s:
             job.asked = end
+            job.note_fetched(offsets_of(place, job.granted, end), self.broker.mark(place))
             self._do(member.messages.fetched(*place, end, now_s))

@@ -58,6 +58,12 @@ class Plan:
     habits: Habits
     weather: Weather
     growth: int
+    has_old: bool = False
+    """Whether members of an earlier release are among them, which know no marks of topics."""
+    made_again: int = 0
+    """How often a topic is deleted and made again. Not beside members that know no marks: these go on at the
+    old offset.
+    """
 
     def settings(self, client: str, instance: str, draws: Random) -> MemberSettings:
         """Return those of one process."""
@@ -115,6 +121,8 @@ def draw(seed: int) -> tuple[Plan, Random]:
         flushes=draws.choice((0.0, 0.0, 0.1)),
     )
     members, topics, logs = _fleet(kind, draws)
+    topic_draws = Random(-1 - seed)
+    has_old = topic_draws.random() < 0.15
     plan = Plan(
         seed=seed,
         kind=kind,
@@ -130,6 +138,8 @@ def draw(seed: int) -> tuple[Plan, Random]:
         habits=habits,
         weather=weather,
         growth=draws.choice((1, 3, 8)),
+        has_old=has_old,
+        made_again=0 if has_old or kind is Kind.GO else topic_draws.choice((0, 0, 0, 1, 2)),
     )
     return plan, draws
 

@@ -21,7 +21,8 @@ from holdfast.core.engine.state.rows import Rows
 from holdfast.core.groups.balancer import Balancer
 from holdfast.core.kafka.topic_partition import TopicPartition
 from holdfast.core.member.claim.local_claims import LocalClaim
-from holdfast.core.member.claim.stages import Active, ClaimWork, Committing, hands_out
+from holdfast.core.member.claim.stages import Active, ClaimWork, Releasing
+from holdfast.core.member.conduct import renewal
 from holdfast.core.member.conduct.acquisition import Acquisition
 from holdfast.core.member.conduct.health import HealthCheck
 from holdfast.core.member.conduct.renewal import Renewal
@@ -130,14 +131,20 @@ def an_owner_that_starts_at_the_beginning(monkeypatch: pytest.MonkeyPatch) -> No
     original, row_of = Renewal.start, ClaimState.row
 
     def start(
-        self: Any, claim: LocalClaim, earliest: int, latest: int, committed: int | None, now_s: float
+        self: Any,
+        claim: LocalClaim,
+        earliest: int,
+        latest: int,
+        committed: int | None,
+        topic_mark: int | None,
+        now_s: float,
     ) -> None:
         state = self._state
         state.row = lambda each: msgspec.structs.replace(
             cast(Claim, row_of(state, each)), current_offset=None
         )
         try:
-            original(self, claim, earliest, latest, None, now_s)
+            original(self, claim, earliest, latest, None, topic_mark, now_s)
         finally:
             del state.row
 
@@ -226,12 +233,23 @@ def claims_that_have_lapsed_are_held_on_to(monkeypatch: pytest.MonkeyPatch) -> N
     )
 
 
-def what_is_committed_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        HealthCheck,
-        "in_flight",
-        lambda self, stage: hands_out(stage) and isinstance(stage.batch, Committing),
-    )
+def what_is_not_handed_out_is_not_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Releasing, "offset", property(lambda stage: stage.work.tracker.current))
+
+
+def topics_that_are_made_again_are_not_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(renewal, "is_of_another", lambda claim, mark: False)
+    monkeypatch.setattr(Renewal, "identified", lambda self, claim, mark, asked_s, now_s: None)
+
+
+def what_was_fetched_is_taken_for_the_claims_topic(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Renewal.propose
+
+    def propose(self: Any, claim: LocalClaim, work: ClaimWork, offset_end: int, now_s: float) -> None:
+        claim.identified_s = inf
+        original(self, claim, work, offset_end, now_s)
+
+    monkeypatch.setattr(Renewal, "propose", propose)
 
 
 def who_is_at_work_is_wedged(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,7 +270,9 @@ FAULTS = [
     Fault(heartbeats_tell_what_was_delivered_instead_of_done, Kind.RACE, LOST),
     Fault(heartbeats_tell_the_offset_of_the_start, Kind.RACE, REDELIVERED),
     Fault(a_batch_is_delivered_before_the_log_has_it, Kind.AT_MOST_ONCE, TWICE),
-    Fault(what_is_committed_is_not_waited_for, Kind.AT_MOST_ONCE, LOST),
+    Fault(what_is_not_handed_out_is_not_given_back, Kind.AT_MOST_ONCE, LOST),
+    Fault(topics_that_are_made_again_are_not_noticed, Kind.RACE, LOST),
+    Fault(what_was_fetched_is_taken_for_the_claims_topic, Kind.AT_MOST_ONCE, TWICE),
     Fault(lanes_that_share_keys, Kind.LANES, ORDER),
     Fault(an_owner_that_starts_at_the_beginning, Kind.RACE, START),
     Fault(claims_of_the_dead_are_never_free, Kind.RACE, FREE),

@@ -47,7 +47,7 @@ class World:
     """Everything there is in one schedule."""
 
     def __init__(self, plan: Plan, draws: Random) -> None:
-        self.plan, self.draws = plan, draws
+        self.plan, self.draws, self.topic_draws = plan, draws, Random(-1 - plan.seed)
         self.timeline = Timeline()
         self.trace = Trace(self.timeline, plan.seed)
         settings = plan.settings("c", "i", Random(0))
@@ -115,6 +115,7 @@ class World:
             if self.plan.kind is Kind.BALANCED
             else Node(*common, rate=rate, skew_s=skew_s)
         )
+        member.is_of_before = self.plan.has_old and self.topic_draws.random() < 0.5
         if self.plan.kind is Kind.RESETS:
             Settler(member, self.checks.decisions, self.interval_s)
         self.nodes.append(member)
@@ -156,6 +157,9 @@ class World:
         if plan.kind is Kind.TWINS:
             for _ in range(draws.randint(1, 2)):
                 self.timeline.at(self._during_s(), self.start, draws.choice(plan.clients()))
+        for _ in range(plan.made_again):
+            during_s = self.interval_s * (1.0 + self.topic_draws.random() * plan.fault_intervals)
+            self.timeline.at(during_s, self._make_again)
         if plan.kind is Kind.RESETS:
             for _ in range(draws.randint(1, 2)):
                 self.timeline.at(self._during_s(), self._reset)
@@ -254,6 +258,20 @@ class World:
 
     def _jump_back(self, node: Process, by_s: float) -> None:
         node.skew_s -= by_s
+
+    def _make_again(self) -> None:
+        """A topic is deleted and made again, and has more records than the old one's offsets at once, or
+        fewer.
+        """
+        topic = self.topic_draws.choice(list(self.topics)).partition("~lane-")[0]
+        self.trace.note(WHOLE, "broker", f"{topic} is made again")
+        self.broker.make_again(topic)
+        self.checks.on_made_again(topic)
+        for data in sorted({data_place(place) for place in self.checks.ledgers}):
+            if data.topic == topic:
+                self.broker.grow(data, self.topic_draws.choice((0, 3, 60)))
+        for node in self.alive():
+            node.fault(self.interval_s)
 
     def _more_partitions(self) -> None:
         if self.plan.kind is Kind.LANES:

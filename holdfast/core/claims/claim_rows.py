@@ -47,7 +47,9 @@ class Claim(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="c"):
     fencing token for what the owner writes. *frame_time_s* is the time of the owner's clock in its last
     heartbeat. It decides nothing and shows skew. *topic_mark* stands for the id of the topic that
     *current_offset* is of (`topic_mark` of frames.py); None where the owner did not say. *former_marks* are
-    those of the last topics of that name, which were deleted.
+    those of the last topics of that name, which were deleted. *batch_begin* is where *current_offset* was
+    before the last batch that was committed at most once: as far as there its owner may give back what it did
+    not hand out.
     """
 
     client_id: str
@@ -62,6 +64,7 @@ class Claim(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="c"):
     anomaly: Anomaly | None = None
     topic_mark: int | None = None
     former_marks: tuple[int, ...] = ()
+    batch_begin: int | None = None
 
 
 def is_of_another(claim: Claim, topic_mark: int | None) -> bool:

@@ -67,6 +67,11 @@ def fold_guarded(rows: Rows[GuardedRow], frame: Frame, at_ms: int, stale_after_s
                 claim.anomaly,
                 claim.topic_mark,
                 claim.former_marks,
+                claim.batch_begin
+                if offset == claim.current_offset
+                else claim.current_offset
+                if proposed is not None and offset >= proposed
+                else None,
             )
             return None
         rows[key] = _heartbeat(claim, frame, _log_time_s(claim, frame.time_s, at_ms), stale_after_s)
@@ -137,10 +142,13 @@ def _heartbeat(claim: Claim | None, frame: Heartbeat, now_s: int, stale_after_s:
         # The frame was under way for long, or was appended twice. The next owner must not do finished work
         # again.
         return _with_anomaly(after, AnomalyKind.BACKWARD_OFFSET, frame, now_s)
-    proposed = after.proposed_offset
+    proposed, begin = after.proposed_offset, after.batch_begin
+    if offset != after.current_offset:
+        begin = after.current_offset if proposed is not None and offset >= proposed else None
     return msgspec.structs.replace(
         after,
         current_offset=offset,
+        batch_begin=begin,
         proposed_offset=None if proposed is None or offset >= proposed else proposed,
         topic_mark=_mark_after(after, frame, offset),
     )
@@ -167,7 +175,12 @@ def _begun(claim: Claim, offset: int, frame: Heartbeat | ReleasingPartition) -> 
     if claim.topic_mark is not None:
         former = (*former, claim.topic_mark)[-LIMIT_FORMER_MARKS:]
     return msgspec.structs.replace(
-        claim, current_offset=offset, proposed_offset=None, topic_mark=mark_in(frame), former_marks=former
+        claim,
+        current_offset=offset,
+        proposed_offset=None,
+        topic_mark=mark_in(frame),
+        former_marks=former,
+        batch_begin=None,
     )
 
 
@@ -204,7 +217,7 @@ def _released(claim: Claim, frame: ReleasingPartition, now_s: int) -> Claim:
     if claim.heartbeat_at_s is None:
         return _with_anomaly(claim, AnomalyKind.LATE_RELEASE, frame, now_s)
     # A stale owner may still release as long as nobody took over: it knows best where it stopped. Only a
-    # reset goes back.
+    # reset goes back, or who gives back what of its last batch it did not hand out (at most once).
     anomaly = None
     if frame.current_offset < 0:
         anomaly = AnomalyKind.NEGATIVE_OFFSET
@@ -212,10 +225,13 @@ def _released(claim: Claim, frame: ReleasingPartition, now_s: int) -> Claim:
         not _of_another_topic(claim, frame)
         and claim.current_offset is not None
         and frame.current_offset < claim.current_offset
+        and not (claim.batch_begin is not None and claim.batch_begin <= frame.current_offset)
         and not frame.instance_id.startswith(RESET_INSTANCE)
     ):
         anomaly = AnomalyKind.BACKWARD_OFFSET
-    after = msgspec.structs.replace(claim, heartbeat_at_s=None, released_at_s=now_s, proposed_offset=None)
+    after = msgspec.structs.replace(
+        claim, heartbeat_at_s=None, released_at_s=now_s, proposed_offset=None, batch_begin=None
+    )
     if anomaly is not None:
         return _with_anomaly(after, anomaly, frame, now_s)
     offset = frame.current_offset

@@ -42,6 +42,13 @@ class FetchOffsets(msgspec.Struct, frozen=True, gc=False):
     partition: int
 
 
+class Identify(msgspec.Struct, frozen=True, gc=False):
+    """Find out the mark of the topic as it is from now on, and call `identity`."""
+
+    topic: str
+    partition: int
+
+
 class Start(msgspec.Struct, frozen=True, gc=False):
     """The claim is held: fetch from *offset*.
 
@@ -58,7 +65,7 @@ class Stop(msgspec.Struct, frozen=True, gc=False):
     """Stop fetching and throw away what is fetched and not handed out.
 
     If some of that was already reported by `delivered`, give it back by `withdrawn` at once: a release waits
-    for the rest only.
+    for the rest only. At most once call `kept_back` instead, since a release is to name where that begins.
     """
 
     topic: str
@@ -150,4 +157,4 @@ class Fail(msgspec.Struct, frozen=True, gc=False):
     error: HoldfastError
 
 
-Action: TypeAlias = Send | FetchOffsets | Start | Stop | Deliver | CommitOffset | Notify | Fail
+Action: TypeAlias = Send | FetchOffsets | Identify | Start | Stop | Deliver | CommitOffset | Notify | Fail

@@ -304,7 +304,16 @@ class Member:
                 self._acquisition.fail(wrong, now_s)
         elif (work := work_of(claim.stage)) is not None:
             work.latest = latest
-            self._renewal.identified(claim, topic_mark, now_s)
+            self._renewal.identified(claim, topic_mark, -inf, now_s)
+        return self._done(now_s)
+
+    def identity(
+        self, topic: str, partition: int, topic_mark: int | None, asked_s: float, now_s: float
+    ) -> list[Action]:
+        """The mark of the topic that was there at *asked_s* or later. In answer to `Identify`."""
+        claim = self._claims.get(TopicPartition(topic, partition))
+        if claim is not None:
+            self._renewal.identified(claim, topic_mark, asked_s, now_s)
         return self._done(now_s)
 
     def tick(self, now_s: float) -> list[Action]:
@@ -392,6 +401,9 @@ class Member:
             if release:
                 if not isinstance(claim.stage, ATTEMPTS):
                     self._renewal.release(claim, ReleaseReason.TERMINATED, now_s)
+                continue
+            if self._renewal.keeps_back(claim):
+                self._renewal.release(claim, ReleaseReason.TERMINATED, now_s, drain=False)
                 continue
             self._renewal.stop(claim)
             if isinstance(stage := claim.stage, WORKING):

@@ -20,6 +20,7 @@ from holdfast.core.member.actions import (
     Event,
     Fail,
     FetchOffsets,
+    Identify,
     Notify,
     ReleaseReason,
     Send,
@@ -187,6 +188,9 @@ class ShellRequests:
         if offset is not None and offset != claim.kafka_offset:
             claim.kafka_offset = offset
             self._out.append(CommitOffset(*claim.place, offset, topic_mark))
+
+    def identify(self, claim: LocalClaim) -> None:
+        self._out.append(Identify(*claim.place))
 
     def fetch_offsets(self, claim: LocalClaim) -> None:
         self._out.append(FetchOffsets(*claim.place))

@@ -45,7 +45,9 @@ class Rig:
     put by hand.
     """
 
-    def __init__(self, delivery: Delivery = Delivery.AT_MOST_ONCE) -> None:
+    def __init__(
+        self, delivery: Delivery = Delivery.AT_MOST_ONCE, *, at_most_once_messages: int = 20
+    ) -> None:
         self.clock = ManualClock(now_ms=1_700_000_000_000)
         settings = MemberSettings(
             group_id="g",
@@ -60,7 +62,7 @@ class Rig:
             Settings(kafka={"bootstrap.servers": "nobody:1"}),
             settings,
             EngineSettings(),
-            FetchSettings(),
+            FetchSettings(at_most_once_messages=at_most_once_messages),
             clock=self.clock,
             draws=Random(1),
         )
@@ -184,7 +186,7 @@ def test_a_claim_is_not_given_back_between_the_messages_of_what_is_committed() -
 
 
 @pytest.mark.parametrize("taken", [0, 2])
-def test_what_nobody_takes_in_the_drain_window_is_lost_and_said_to_be(taken: int) -> None:
+def test_what_nobody_takes_in_the_drain_window_is_the_next_owners(taken: int) -> None:
     rig = Rig()
     rig.put(0, 3)
     rig.put(3, 6)  # not announced before what is committed has been taken
@@ -194,17 +196,56 @@ def test_what_nobody_takes_in_the_drain_window_is_lost_and_said_to_be(taken: int
     rig.turn(1_900)
     assert rig.released_at is None
     rig.turn(200)
-    assert rig.released_at == 3
+    assert rig.released_at == taken
+    row = rig.member.row("orders", 0)
+    assert row is not None
+    assert row.current_offset == taken, "the log takes it back"
     assert rig.engine.over
     assert rig.hands._next_message() is None
+    assert not [event for event in rig.engine.events.seen() if event.event is Event.UNDELIVERED]
+    assert rig.engine.delivery.undelivered == 0
+
+
+def test_a_stop_that_keeps_the_claims_gives_back_what_is_committed_and_not_handed_out() -> None:
+    rig = Rig()
+    rig.put(0, 5)
+    assert rig.hands._next_message() is not None
+    rig.engine.ending = True
+    rig.do(rig.member.terminate(False, rig.clock.monotonic_s()))
+    assert rig.released_at == 1
+    assert rig.hands._next_message() is None
+
+
+def test_what_is_committed_is_lost_with_the_claim_and_said_to_be() -> None:
+    rig = Rig()
+    rig.put(0, 5)
+    assert rig.hands._next_message() is not None
+    now_s = int(rig.clock.now_ms() / 1000)
+    other = Heartbeat(now_s, "i", "other", "g", "orders", 0, 5)
+    rig.clock.advance_ms(9_000)  # longer than a silent owner keeps it
+    rig.frames.append(other)
+    rig._unread.append(other)
+    with rig.engine.lock:
+        rig.read()
     lost = [event.text for event in rig.engine.events.seen() if event.event is Event.UNDELIVERED]
-    assert lost == [
-        (
-            f"{3 - taken} messages, offsets {taken} to 2, were committed and not taken before the claim was"
-            " given up"
-        )
-    ]
-    assert rig.engine.delivery.undelivered == 3 - taken
+    assert lost == ["4 messages, offsets 1 to 4, were committed and not taken before the claim was given up"]
+    assert rig.engine.delivery.undelivered == 4
+
+
+def test_no_more_is_committed_than_a_kill_may_cost() -> None:
+    rig = Rig(at_most_once_messages=3)
+    rig.put(0, 4)
+    rig.put(4, 8)
+    taken = 0
+    for _ in range(40):
+        rig.turn(20)
+        row = rig.member.row("orders", 0)
+        assert row is not None
+        assert row.current_offset is not None
+        assert row.current_offset - taken <= 3
+        if rig.hands._next_message() is not None:
+            taken += 1
+    assert taken == 8
 
 
 def test_at_least_once_nothing_more_is_handed_out_after_the_end_began() -> None:

@@ -61,7 +61,9 @@ class Schedule:
         self.ended.add(id(node))
 
     def check(self) -> None:
-        """At most one process hands out, it is the row's owner, and no offset goes back."""
+        """At most one process hands out, it is the row's owner, and no offset goes back, but for what its
+        owner was not handed out (at most once): that it was not is what `consume_once` checks.
+        """
         now_s = self.world.now_s
         for place in self.places:
             row = self.world.row(*place)
@@ -78,9 +80,13 @@ class Schedule:
                     f"{place} at {now_s}: not the owner"
                 )
             if row is not None and row.current_offset is not None:
-                assert row.current_offset >= self.offsets.get(place, 0), (
-                    f"{place} at {now_s}: the offset went back"
+                handed = max((offset for at, offset in self.handed if at == place), default=-1)
+                limit = (
+                    min(self.offsets.get(place, 0), handed + 1)
+                    if self.at_most_once
+                    else self.offsets.get(place, 0)
                 )
+                assert row.current_offset >= limit, f"{place} at {now_s}: the offset went back"
                 self.offsets[place] = row.current_offset
 
     def step(self) -> None:

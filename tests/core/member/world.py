@@ -33,12 +33,14 @@ from holdfast.core.member.actions import (
     Event,
     Fail,
     FetchOffsets,
+    Identify,
     Notify,
     ReleaseReason,
     Send,
     Start,
     Stop,
 )
+from holdfast.core.member.claim.stages import work_of
 from holdfast.core.member.member import Member
 from holdfast.core.member.settings import Delivery, MemberSettings
 
@@ -101,6 +103,7 @@ class World:
         self.nodes: list[Node] = []
         self.marks: dict[TopicPartition, tuple[int, int]] = {}
         self.committed: dict[TopicPartition, int] = {}
+        self.topic_marks: dict[str, int] = {}
         self._later: list[tuple[float, int, Callable[[], None]]] = []
         self._order = 0
 
@@ -191,7 +194,15 @@ class World:
                 case Start():
                     node.started[TopicPartition(action.topic, action.partition)] = action
                 case Stop():
-                    del node.started[TopicPartition(action.topic, action.partition)]
+                    place = TopicPartition(action.topic, action.partition)
+                    del node.started[place]
+                    if node.member.settings.delivery is Delivery.AT_MOST_ONCE:
+                        claim = node.member._claims.get(place)
+                        work = None if claim is None else work_of(claim.stage)
+                        left = None if work is None else work.handed
+                        self.do(node, node.member.messages.kept_back(*place, left, self.now_s) or [])
+                case Identify():
+                    self.later(self.delay_s, partial(self._identify, node, action, self.now_s))
                 case Deliver():
                     node.batches.append(action)
                 case CommitOffset():
@@ -216,7 +227,13 @@ class World:
         if node.alive and not node.blind:
             earliest, latest = self.marks.get(place, (0, 0))
             committed = self.committed.get(place)
-            self.do(node, node.member.watermarks(*place, earliest, latest, committed, self.now_s))
+            mark = self.topic_marks.get(place.topic)
+            self.do(node, node.member.watermarks(*place, earliest, latest, committed, self.now_s, mark))
+
+    def _identify(self, node: Node, asked: Identify, asked_s: float) -> None:
+        if node.alive and not node.blind:
+            mark = self.topic_marks.get(asked.topic)
+            self.do(node, node.member.identity(asked.topic, asked.partition, mark, asked_s, self.now_s))
 
     def _read(self, node: Node, log: int, until_s: float = inf) -> None:
         records = self.log[log]

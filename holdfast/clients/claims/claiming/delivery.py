@@ -36,6 +36,7 @@ class ClaimDelivery:
     ) -> None:
         self._names, self._clock, self._lock, self._do = names, clock, lock, do
         self._at_most_once = settings.delivery is Delivery.AT_MOST_ONCE
+        self._at_most_once_messages = feed.at_most_once_messages
         self.queue = FetchQueue(limit_messages=feed.queue_messages, limit_bytes=feed.queue_bytes)
         self._member: Member | None = None
         self._fetcher: ClaimFetcher | None = None
@@ -170,8 +171,8 @@ class ClaimDelivery:
                         self._propose(self._member, batch.lease, now_s)
 
     def _propose(self, member: Member, lease: Lease, now_s: float) -> None:
-        """At most once: have the log commit everything that is queued, unless a batch is on its way or
-        waits to be taken.
+        """At most once: have the log commit what is queued, no more than a kill may cost, unless a batch is
+        on its way or waits to be taken.
         """
         if (
             lease.open
@@ -179,7 +180,7 @@ class ClaimDelivery:
             and lease.proposed <= lease.granted
             and lease.queue[0].end > lease.granted
         ):
-            lease.proposed = lease.queue[-1].end
+            lease.proposed = self.queue.portion(lease, self._at_most_once_messages)
             self._do(member.messages.fetched(lease.topic, lease.partition, lease.proposed, now_s))
 
     # -- what the member asks for; under the lock
@@ -216,8 +217,15 @@ class ClaimDelivery:
             if self._at_most_once and at < len(batch.messages):
                 left = [batch if at == 0 else batch.split(at)[1], *left]
             self._withdraw(handout)
-        if left:
-            self._note_undelivered(stop, left)
+        if self._at_most_once and self._member is not None:
+            first = left[0].first if left else None
+            actions = self._member.messages.kept_back(
+                stop.topic, stop.partition, first, self._clock.monotonic_s()
+            )
+            if actions is not None:
+                self._do(actions)
+            elif left:
+                self._note_undelivered(stop, left)
         if not self._leases:
             self.queue.nudge()  # at the end of the engine the taker waits for no more
 

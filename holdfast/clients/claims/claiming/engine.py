@@ -39,6 +39,7 @@ from holdfast.core.member.actions import (
     DeliveryToken,
     Fail,
     FetchOffsets,
+    Identify,
     Notify,
     Send,
     Start,
@@ -339,6 +340,9 @@ class ClaimEngine:
                 case FetchOffsets():
                     if self._offsets is not None:
                         self._offsets.ask(self._names.source(action.topic), action.partition, committed=True)
+                case Identify():
+                    if self._offsets is not None:
+                        self._offsets.identify(self._names.source(action.topic))
                 case Start():
                     self.delivery.begin(action)
                 case Stop():
@@ -512,6 +516,10 @@ class ClaimEngine:
                         found.topic_mark,
                     )
                 )
+        for identity in offsets.identities():
+            for topic, partition in member.claims:
+                if self._names.source(topic) == identity.topic:
+                    self._do(member.identity(topic, partition, identity.topic_mark, identity.asked_s, now_s))
         for topic, count in offsets.counted().items():
             if topic != self._settings.coordination_topic:
                 for name in self._names.claimed_as(topic):

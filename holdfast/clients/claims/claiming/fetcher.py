@@ -47,12 +47,16 @@ class FetchSettings:
     queue_bytes: int = 32 << 20
     prefetch_bytes: int = 64 << 20
     """What librdkafka may hold beyond the queue, over all partitions; at least PREFETCH_FLOOR for each."""
+    at_most_once_messages: int = 20
+    """At most once: how many messages of a partition are committed before they are handed out. A process that
+    is killed loses at most as many; each portion costs two round trips to the coordination topic.
+    """
     fetch_poll_s: float = 0.05
     """How long the thread waits for messages before it looks for changes of the assignment."""
     space_wait_s: float = 0.1
 
     def __post_init__(self) -> None:
-        for name in ("batch_messages", "queue_messages", "queue_bytes"):
+        for name in ("batch_messages", "queue_messages", "queue_bytes", "at_most_once_messages"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}: use at least 1, else nothing is fetched")
         if self.prefetch_bytes < 0:

@@ -61,6 +61,16 @@ class Watermarks(NamedTuple):
     topic_mark: int | None = None
 
 
+class Identity(NamedTuple):
+    """Which topic of its name there was at *asked_s* of the monotonic clock, or later: None where the broker
+    knows no ids.
+    """
+
+    topic: str
+    topic_mark: int | None
+    asked_s: float
+
+
 Questions = Sequence[tuple[tuple[str, int], bool]]
 
 
@@ -92,6 +102,8 @@ class OffsetFetcher:
         self._changed = threading.Condition()
         self._wanted: dict[tuple[str, int], bool] = {}
         self._count_wanted: tuple[str, ...] = ()
+        self._identity_wanted: set[str] = set()
+        self._identified: deque[Identity] = deque()
         self._found: deque[Watermarks] = deque()
         self._counted: dict[str, int] = {}
         self._closing = False
@@ -120,6 +132,19 @@ class OffsetFetcher:
         with self._changed:
             found = list(self._found)
             self._found.clear()
+        return found
+
+    def identify(self, topic: str) -> None:
+        """Have the mark of *topic* looked up, as it is from now on."""
+        with self._changed:
+            self._identity_wanted.add(topic)
+            self._wake()
+
+    def identities(self) -> list[Identity]:
+        """Return which topics were identified since."""
+        with self._changed:
+            found = list(self._identified)
+            self._identified.clear()
         return found
 
     def ask_counts(self, topics: Iterable[str]) -> None:
@@ -155,15 +180,19 @@ class OffsetFetcher:
         try:
             while True:
                 with self._changed:
-                    self._changed.wait_for(lambda: self._closing or self._wanted or self._count_wanted)
+                    self._changed.wait_for(
+                        lambda: self._closing or self._identity_wanted or self._wanted or self._count_wanted
+                    )
                     if self._closing:
                         return
+                    identify, self._identity_wanted = self._identity_wanted, set()
                     asked = sorted(self._wanted.items())[:LIMIT_ASKED]
                     for place, _ in asked:
                         del self._wanted[place]
                     topics = self._count_wanted
                 # What a claim waits for comes first; what is counted waits longest for a broker that is away.
-                done = self._look(asked) and self._count_all(topics)
+                identified = self._identify(identify)
+                done = self._look(asked) and identified and self._count_all(topics)
                 with self._changed:
                     self._count_wanted = ()
                     if not done:
@@ -209,6 +238,25 @@ class OffsetFetcher:
                     for place, committed in part:
                         self._want(*place, committed)
         return done
+
+    def _identify(self, topics: set[str]) -> bool:
+        """Look up which topics there are; False when that failed, and is to be done again."""
+        if not topics:
+            return True
+        asked_s = self._clock.monotonic_s()
+        try:
+            marks = self._identities.marks(topics)
+        except KafkaException as error:
+            cause: KafkaError = error.args[0]
+            if cause.code() in NO_TOPIC:  # the counts tell
+                return True
+            self._failed("topics could not be identified, will ask again", cause)
+            with self._changed:
+                self._identity_wanted |= topics
+            return False
+        with self._changed:
+            self._identified += [Identity(topic, mark, asked_s) for topic, mark in marks.items()]
+        return True
 
     def _failed(self, what: str, cause: KafkaError) -> None:
         logger.info("%(what)s: %(cause)s", {"what": what, "cause": cause.str() or cause.name()})

@@ -182,6 +182,24 @@ class FetchQueue:
         with self._lock:
             return [batch for batch in lease.queue if batch.messages and batch.end <= lease.granted]
 
+    def portion(self, lease: Lease, count: int) -> int:
+        """Return where the first *count* messages of *lease* end, or all that are queued: whole batches end
+        there from now on. There must be a batch.
+        """
+        with self._lock:
+            end, left = lease.queue[0].first, count
+            for index, batch in enumerate(lease.queue):
+                if len(batch.messages) <= left:
+                    end, left = batch.end, left - len(batch.messages)
+                    continue
+                if left:
+                    head, rest = batch.split(left)
+                    lease.queue[index] = head
+                    lease.queue.insert(index + 1, rest)
+                    end = head.end
+                break
+            return end
+
     # -- the taker
 
     def take(self, ready: Callable[[Lease], bool]) -> FetchedMessages | None:

@@ -27,9 +27,9 @@ class LocalClaim:
     """One claim of this instance: what is known of it in every stage, and its *stage*.
 
     *sent* holds when frames that are not seen in the log yet were handed to the shell. *gate* says whether
-    messages may be handed out. *topic_mark* stands for the topic whose offsets it counts, None as long as
-    that is not known. *beat_at_s* is when the next heartbeat is due, *due_s* that or the end of
-    patience with the stage, as it stands in the schedule.
+    messages may be handed out. *beat_at_s* is when the next heartbeat is due, *due_s* that or the end of
+    patience with the stage, as it stands in the schedule. *topic_mark* stands for the topic whose offsets it
+    counts, None as long as that is not known, and *identified_s* is when it was last seen to be there.
     """
 
     __slots__ = (
@@ -39,6 +39,7 @@ class LocalClaim:
         "epoch",
         "gate",
         "heartbeat_s",
+        "identified_s",
         "kafka_offset",
         "key",
         "lease_until_s",
@@ -56,7 +57,7 @@ class LocalClaim:
         self.epoch = self.unacknowledged = 0
         self.sent: dict[FrameMark, float] = {}
         self.gate = Gate()
-        self.lease_until_s = self.heartbeat_s = -inf
+        self.lease_until_s = self.heartbeat_s = self.identified_s = -inf
         self.due_s = self.beat_at_s = inf
         self.offset_logged = -1
         self.kafka_offset: int | None = None

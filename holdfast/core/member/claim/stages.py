@@ -36,9 +36,10 @@ COOLING = frozenset(
 class ClaimWork:
     """What was handed out and done under a claim since it started.
 
-    *handed* is how far batches were handed out. *message_s* is when the last message was. *work_s* is when
-    the user began with what is in hand, or when messages began to wait (*waits*): never later than the offset
-    *checked*, where the last check found it, moved on.
+    *handed* is how far batches were handed out, *left* the first message of what was committed that never
+    will be (at most once), None until that is known. *message_s* is when the last message was. *work_s* is
+    when the user began with what is in hand, or when messages began to wait (*waits*): never later than the
+    offset *checked*, where the last check found it, moved on.
     """
 
     __slots__ = (
@@ -46,6 +47,7 @@ class ClaimWork:
         "handed",
         "health",
         "latest",
+        "left",
         "message_s",
         "tracker",
         "waits",
@@ -57,14 +59,19 @@ class ClaimWork:
         self.tracker, self.health, self.latest = Tracker(offset), Health(), latest
         self.handed, self.checked = offset, -1
         self.message_s = self.work_s = now_s
+        self.left: int | None = None
         self.waits = self.warned = False
 
 
 class Proposed(msgspec.Struct, frozen=True):
-    """At most once: a batch that ends before *end* was announced. The log is to show it until *until_s*."""
+    """At most once: a batch that ends before *end*, fetched at *since_s*, was announced. The log is to show
+    it until *until_s*; *shown*, it waits to be committed.
+    """
 
     end: int
     until_s: float
+    since_s: float
+    shown: bool = False
 
 
 class Committing(msgspec.Struct, frozen=True):
@@ -115,7 +122,8 @@ class Active(msgspec.Struct, frozen=True):
 
 class Draining(msgspec.Struct, frozen=True, kw_only=True):
     """The claim is to be given back, and what is in flight is waited for until *until_s*: until
-    *drain_until_s*, or until the lease ends if that is before. *stopped*: nothing more is handed out.
+    *drain_until_s*, or until the lease ends if that is before. *stopped*: nothing more is handed out. *asks*:
+    the shell is to say what was not handed out.
     """
 
     work: ClaimWork
@@ -124,6 +132,7 @@ class Draining(msgspec.Struct, frozen=True, kw_only=True):
     drain_until_s: float = inf
     until_s: float = inf
     stopped: bool = False
+    asks: bool = False
     name: ClassVar[str] = "draining"
 
 
@@ -144,10 +153,11 @@ class Releasing(msgspec.Struct, frozen=True, kw_only=True):
     def offset(self) -> int:
         """Return where the next owner starts.
 
-        A batch whose commit is not seen yet was not handed out and will not be: if the log has not taken it,
-        it is the next owner's.
+        A batch whose commit is not seen yet was not handed out and will not be, and what is left of the last
+        one neither: it is the next owner's.
         """
-        return self.work.tracker.current
+        current, left = self.work.tracker.current, self.work.left
+        return current if left is None else min(current, left)
 
 
 class Declining(msgspec.Struct, frozen=True, kw_only=True):

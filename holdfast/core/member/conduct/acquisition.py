@@ -344,6 +344,9 @@ class Acquisition:
         self._state.failed = self._state.ending = self.leaving = True
         self.end_at_s = self._state.patience_s(now_s)
         for claim in list(self._state.claims.values()):
+            if self._renewal.keeps_back(claim):
+                self._renewal.release(claim, ReleaseReason.TERMINATED, now_s, drain=False)
+                continue
             self._renewal.stop(claim)
             row = self._state.row(claim)
             if (work := work_of(claim.stage)) is not None:

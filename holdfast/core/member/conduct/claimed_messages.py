@@ -44,6 +44,7 @@ class ClaimedMessages:
             work.tracker.deliver(offsets)
             return []
         work.handed = max(work.handed, offsets[-1] + 1)
+        self._renewal.commit_if_due(claim, now_s)
         self._renewal.drained(claim, now_s)
         return self._done(now_s)
 
@@ -60,7 +61,8 @@ class ClaimedMessages:
             if not work.tracker.outstanding and offset > work.tracker.position:
                 work.message_s = now_s  # nothing to do is not the same as doing nothing
             work.tracker.skip_to(offset)
-        if self._settings.delivery is Delivery.AT_MOST_ONCE and isinstance(stage, Draining):
+        if self._settings.delivery is Delivery.AT_MOST_ONCE:
+            self._renewal.commit_if_due(claim, now_s)
             self._renewal.drained(claim, now_s)
             return self._done(now_s)
         return []
@@ -91,6 +93,19 @@ class ClaimedMessages:
             return []
         work.tracker.withdraw(offset)
         self._renewal.drained(claim, now_s)
+        return self._done(now_s)
+
+    def kept_back(self, topic: str, partition: int, offset: int | None, now_s: float) -> list[Action] | None:
+        """At most once, in answer to `Stop`: the first message that was committed and not handed out, and
+        never will be; None where all were. Return None where nothing can give it to another owner any more:
+        the claim is lost, and it with that.
+        """
+        claim = self._claims.get(TopicPartition(topic, partition))
+        if claim is None or (work := work_of(claim.stage)) is None:
+            return None
+        work.left = work.tracker.current if offset is None else offset
+        if isinstance(claim.stage, Draining) and claim.stage.asks:
+            self._renewal.finish(claim, now_s)
         return self._done(now_s)
 
     def fetched(self, topic: str, partition: int, offset_end: int, now_s: float) -> list[Action]:

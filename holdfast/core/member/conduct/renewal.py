@@ -122,15 +122,18 @@ class Renewal:
             case _ as never:
                 assert_never(never)
 
-    def identified(self, claim: LocalClaim, topic_mark: int | None, now_s: float) -> None:
-        """Compare the topic that is there now with the one that the claim's offsets are of; another one is
-        begun by a claim of its own.
+    def identified(self, claim: LocalClaim, topic_mark: int | None, asked_s: float, now_s: float) -> None:
+        """Compare the topic that was there at *asked_s* with the one that the claim's offsets are of; another
+        one is begun by a claim of its own.
         """
         if topic_mark is None or not isinstance(claim.stage, Active | Draining):
             return
         if claim.topic_mark is None:
             claim.topic_mark = topic_mark
-        elif topic_mark != claim.topic_mark and reason_of(claim.stage) is not ReleaseReason.TOPIC_MADE_AGAIN:
+        elif topic_mark == claim.topic_mark:
+            claim.identified_s = max(claim.identified_s, asked_s)
+            self.commit_if_due(claim, now_s)
+        elif reason_of(claim.stage) is not ReleaseReason.TOPIC_MADE_AGAIN:
             self._state.shell.notify(
                 Event.TOPIC_MADE_AGAIN,
                 claim,
@@ -192,15 +195,32 @@ class Renewal:
     # -- at most once
 
     def propose(self, claim: LocalClaim, work: ClaimWork, offset_end: int, now_s: float) -> None:
-        """Step 3: announce the batch."""
+        """Step 3: announce the batch, and make sure of its topic."""
         self._state.shell.send_proposal(claim, offset_end, now_s)
-        claim.stage = Active(work, Proposed(offset_end, self._state.patience_s(now_s)))
+        if claim.topic_mark is not None:
+            self._state.shell.identify(claim)
+        claim.stage = Active(work, Proposed(offset_end, self._state.patience_s(now_s), now_s))
         self._state.schedule.plan_next(claim)
 
     def _proposal_seen(self, claim: LocalClaim, row: Claim, now_s: float) -> None:
         """Step 4: the announcement is in the log. Commit if it holds; else announce again later."""
         match claim.stage:
-            case Active(work=work, batch=Proposed(end=end)) if row.proposed_offset == end:
+            case Active(work=work, batch=Proposed(end=end) as batch) if row.proposed_offset == end:
+                claim.stage = Active(work, replace(batch, shown=True))
+                self.commit_if_due(claim, now_s)
+            case _:
+                pass
+
+    def commit_if_due(self, claim: LocalClaim, now_s: float) -> None:
+        """Commit the batch that was announced, once the log shows so, all that was committed before has been
+        handed out (a process that is killed loses what is not), and the topic is known to have been the
+        claim's when it was fetched.
+        """
+        match claim.stage:
+            case Active(work=work, batch=Proposed(end=end, shown=True, since_s=since_s)) if (
+                work.handed >= work.tracker.current
+                and (claim.topic_mark is None or claim.identified_s >= since_s)
+            ):
                 self._commit(claim, Active(work, Committing(end, inf)), end, now_s)
             case _:
                 pass
@@ -225,7 +245,7 @@ class Renewal:
         stage.work.tracker.skip_to(end)
         if hands_out(stage):
             self._state.shell.deliver(claim, end)
-        else:
+        elif stage.work.left is None:
             self._state.shell.notify(
                 Event.UNDELIVERED,
                 claim,
@@ -238,6 +258,12 @@ class Renewal:
         Both frames may be repeated.
         """
         match stage.batch:
+            case Proposed(shown=True) as batch:
+                # It waits for the user, or for the broker to say which topic there is.
+                claim.stage = Active(stage.work, replace(batch, until_s=self._state.patience_s(now_s)))
+                if claim.topic_mark is not None:
+                    self._state.shell.identify(claim)
+                self._state.schedule.plan_next(claim)
             case Proposed(end=end):
                 self.propose(claim, stage.work, end, now_s)
             case Committing(end=end):
@@ -313,6 +339,17 @@ class Renewal:
         else:
             self._state.schedule.plan_next(claim)
 
+    def keeps_back(self, claim: LocalClaim) -> bool:
+        """Return whether the log has committed, or is about to commit, what is not handed out (at most once):
+        only a release gives that to the next owner.
+        """
+        stage = claim.stage
+        return (
+            self._settings.delivery is Delivery.AT_MOST_ONCE
+            and isinstance(stage, Active | Draining)
+            and (isinstance(stage.batch, Committing) or stage.work.handed < stage.work.tracker.current)
+        )
+
     def stop(self, claim: LocalClaim) -> None:
         """Shut the gate for good, and say so if anything may have been handed out until now."""
         match claim.stage:
@@ -329,6 +366,13 @@ class Renewal:
         """Tell the log that a claim which was drained is free, or tell it again, until it shows."""
         self.stop(claim)
         match claim.stage:
+            case Draining(work=work, asks=False) as stage if (
+                self._settings.delivery is Delivery.AT_MOST_ONCE and work.left is None
+            ):
+                # What was committed and not handed out goes back; only the shell knows where that begins.
+                soon_s = now_s + RETRY_INTERVALS * self._state.interval_s
+                claim.stage = replace(stage, asks=True, until_s=soon_s)
+                self._state.schedule.plan_next(claim)
             case Draining() as stage:
                 self.give_back(claim, stage, stage.reason, now_s, cooldown=cools(stage))
             case Releasing() | Declining() as stage:
@@ -506,10 +550,10 @@ class Renewal:
             case Active() | Draining() if isinstance(frame, Heartbeat):
                 if claim.beat_at_s > soon_s:
                     self._plan_beat(claim, soon_s)
-            case Active(work=work, batch=Proposed(end=end, until_s=until_s)) if isinstance(
+            case Active(work=work, batch=Proposed(until_s=until_s, shown=False) as batch) if isinstance(
                 frame, ClaimingMessages
             ):
-                claim.stage = Active(work, Proposed(end, min(until_s, soon_s)))
+                claim.stage = Active(work, replace(batch, until_s=min(until_s, soon_s)))
                 self._state.schedule.plan_next(claim)
             case Releasing() | Declining() if isinstance(frame, ReleasingPartition):
                 self._plan_beat(claim, min(claim.beat_at_s, soon_s))
