@@ -199,7 +199,11 @@ class Checks:
         if isinstance(frame, ReleasingPartition) and frame.instance_id.startswith(RESET_INSTANCE):
             if after.heartbeat_at_s is not None or before is None or before.heartbeat_at_s is None:
                 return  # too late: it was given back before
-            self._reset_moved(ledger, frame, old, new)
+            self._reset_moved(ledger, frame, old, new, after.topic_mark)
+            if after.topic_mark == ledger.made:
+                ledger.verified_of = ledger.made
+            else:
+                ledger.expected = None  # what was decided is of the topic that was deleted
             return
         moved = before is not None and after.topic_mark != before.topic_mark
         if moved and after.topic_mark == ledger.made and ledger.verified_of != ledger.made:
@@ -241,11 +245,11 @@ class Checks:
         for place, ledger in self.ledgers.items():
             if data_place(place).topic == topic:
                 ledger.rewind(0)
-                ledger.made = self.broker.mark(place)
+                ledger.made, ledger.expected = self.broker.mark(place), None
                 ledger.stalled = ledger.position = 0
 
     def _reset_moved(
-        self, ledger: Ledger, frame: ReleasingPartition, old: int | None, new: int | None
+        self, ledger: Ledger, frame: ReleasingPartition, old: int | None, new: int | None, mark: int | None
     ) -> None:
         """A reset gives a partition back: where its decision says, once."""
         key = ClaimKey(frame.group_id, *ledger.place)
@@ -263,7 +267,7 @@ class Checks:
                 f"{frame.instance_id} moves the offset a second time, from {old} to {new}",
             )
         ledger.reset_by, ledger.expected = frame.instance_id, new
-        if new != old:
+        if new != old and (mark == ledger.made or (mark is None and ledger.made == FIRST_MARK)):
             ledger.rewind(new)
 
     def on_pause(self, log: Log, frame: ReleaseGroup) -> None:

@@ -10,6 +10,7 @@ from random import Random
 from holdfast.core.claims.claim_keys import RESET_INSTANCE, ClaimKey
 from holdfast.core.claims.claim_rows import Claim
 from holdfast.core.claims.frames import (
+    UNMARKED,
     ClaimingPartition,
     Frame,
     Heartbeat,
@@ -21,6 +22,7 @@ from holdfast.core.claims.resets import (
     Decisions,
     ResetAbort,
     ResetCommit,
+    final_mark,
     final_offset,
     held_by_reset,
     release,
@@ -84,6 +86,7 @@ class Administrator:
         self.places = list(checks.ledgers)
         self.logs = sorted({self._log(place) for place in self.places})
         self.new: dict[TopicPartition, int] = {}
+        self.marks: dict[str, int] = {}
         self.renewed_s = 0.0
         self.step = Step.PAUSING
         self._last_s: dict[int, float] = {}
@@ -203,21 +206,35 @@ class Administrator:
             return
         self.renewed_s = self.timeline.now_s
         for place in self.places:
-            if self._mine(self._row(place)):
+            row = self._row(place)
+            if row is not None and self._mine(row):
                 self._send(
-                    Heartbeat(self._now(), self.name, "admin", *self._key(place), self._old(place)),
+                    Heartbeat(
+                        self._now(),
+                        self.name,
+                        "admin",
+                        *self._key(place),
+                        self._old(place),
+                        (row.topic_mark or UNMARKED),
+                    ),
                     self._log(place),
                 )
 
     def _do_deciding(self) -> None:
         offsets: dict[str, list[tuple[int, int, int]]] = {}
         for place in self.places:
+            self.marks[data_place(place).topic] = self.broker.mark(place)
             latest = self.broker.latest.get(data_place(place), 0)
             self.new[place] = self.draws.choice((0, self.draws.randint(0, latest), latest))
             offsets.setdefault(place.topic, []).append((place.partition, self._old(place), self.new[place]))
         moves = {topic: tuple(each) for topic, each in offsets.items()}
         commit = ResetCommit(
-            reset_id=self.reset_id, group=self.broker.group, client="admin", at_s=self._now(), offsets=moves
+            reset_id=self.reset_id,
+            group=self.broker.group,
+            client="admin",
+            at_s=self._now(),
+            offsets=moves,
+            topic_marks=self.marks,
         )
         self.timeline.after(self.broker.delay_s() * 2, self._decided, commit)
 
@@ -237,7 +254,16 @@ class Administrator:
                 return
             row = self._row(place)
             assert row is not None
-            self._send(release(self._key(place), row, self.new[place], self._now()), self._log(place))
+            self._send(
+                release(
+                    self._key(place),
+                    row,
+                    self.new[place],
+                    self._now(),
+                    self.marks.get(data_place(place).topic),
+                ),
+                self._log(place),
+            )
         if mine:
             self._again()
         else:
@@ -248,7 +274,10 @@ class Administrator:
         for place in self.places:
             row = self._row(place)
             if row is not None and self._mine(row):
-                self._send(release(self._key(place), row, self._old(place), self._now()), self._log(place))
+                self._send(
+                    release(self._key(place), row, self._old(place), self._now(), row.topic_mark),
+                    self._log(place),
+                )
         self._resume()
         self._enter(Step.OVER)
 
@@ -301,5 +330,6 @@ class Settler:
             decision: Decision | None = self.decisions[reset_id]
             assert decision is not None
             offset = final_offset(decision, key, row)
-            frame = release(key, row, 0 if offset is None else offset, int(node.wall_s()))
+            mark = None if offset is None else final_mark(decision, key, row)
+            frame = release(key, row, 0 if offset is None else offset, int(node.wall_s()), mark)
             node.wire.send(frame, coordination_partition(key.topic, len(node.broker.logs)), -1)

@@ -36,7 +36,7 @@ from holdfast.clients.topics.log_ends import GroupOffsets
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.claims.claim_keys import ClaimKey
-from holdfast.core.claims.claim_rows import Claim, Pause
+from holdfast.core.claims.claim_rows import Claim, Pause, is_of_another
 from holdfast.core.claims.frames import ReleaseGroup, check_id
 from holdfast.core.claims.resets import RESETS_TOPIC, Aim, Scope, data_topic, held_by_reset
 from holdfast.core.kafka.topic_partition import Place
@@ -285,7 +285,8 @@ class GroupAdmin:
         keys = [ClaimKey(move.group, move.topic, move.partition) for move in plan.moves]
         knowledge = Knowledge(
             spots=lambda current: self._offsets.spots(current, plan.aim.at_ms),
-            commit=lambda new: self._offsets.commit(plan.group, new),
+            commit=lambda new, marks: self._offsets.commit(plan.group, new, marks),
+            marks=self._offsets.marks,
         )
         reset = ClaimReset(
             view,
@@ -313,6 +314,7 @@ class GroupAdmin:
         self._offsets.commit(
             plan.group,
             {ClaimKey(move.group, move.topic, move.partition): move.new_offset for move in plan.moves},
+            {},
         )
         return plan.moves
 
@@ -374,9 +376,10 @@ class GroupAdmin:
                 for key, claim in claims.items()
                 if (data_topic(key.topic), key.partition) in places
             }
-        ends = self._offsets.ends((data_topic(key.topic), key.partition) for key in claims)
+        bounds = self._offsets.bounds((data_topic(key.topic), key.partition) for key in claims)
+        marks = self._offsets.marks_there({topic for topic, _ in bounds})
         return positions(
-            group, claims, ends, now_s=view.now_s, stale_after_s=view.stale_after_s, live=view.live
+            group, claims, bounds, marks, now_s=view.now_s, stale_after_s=view.stale_after_s, live=view.live
         )
 
     def _claim_offsets(self, group: str, scope: Scope) -> dict[ClaimKey, int | None]:
@@ -385,7 +388,13 @@ class GroupAdmin:
         claims = self._opened().claims(group)
         topics = claimed_ways({key.topic for key in claims})
         keys = [ClaimKey(group, *place) for place in self._offsets.places(group, scope, topics)]
-        return {key: claims[key].current_offset if key in claims else None for key in keys}
+        marks = self._offsets.marks({data_topic(key.topic) for key in keys})
+        return {
+            key: None
+            if key not in claims or is_of_another(claims[key], marks.get(data_topic(key.topic)))
+            else claims[key].current_offset
+            for key in keys
+        }
 
     # -- parts: the broker's groups
 
@@ -396,7 +405,7 @@ class GroupAdmin:
     def _describe_consumers(self, group: str, places: Collection[Place] | None) -> tuple[Position, ...]:
         owners, committed = self._owners(group), self._broker.committed(group)
         told = sorted(each for each in {*committed, *owners} if places is None or each in places)
-        ends = self._offsets.ends(told)
+        ends = {place: end for place, (_, end) in self._offsets.bounds(told).items()}
         lines = []
         for place in told:
             end, owner, current = ends.get(place), owners.get(place), committed.get(place)

@@ -7,9 +7,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
+import msgspec
+
 from holdfast.clients.groups.records import Position
 from holdfast.core.claims.claim_keys import ClaimKey
-from holdfast.core.claims.claim_rows import Claim
+from holdfast.core.claims.claim_rows import Claim, is_of_another
 from holdfast.core.claims.lanes import lane_named, lane_topics, lowest
 from holdfast.core.claims.staleness import status
 from holdfast.core.kafka.topic_partition import Place
@@ -50,7 +52,8 @@ def _lag(current: int | None, end: int | None) -> int | None:
 def positions(
     group: str,
     claims: Mapping[ClaimKey, Claim],
-    ends: Mapping[Place, int],
+    bounds: Mapping[Place, tuple[int, int]],
+    marks: Mapping[str, int | None],
     *,
     now_s: int,
     stale_after_s: int,
@@ -62,20 +65,32 @@ def positions(
     A lane's offset counts all messages of its partition, so it is the partition that has a lag: behind its
     slowest lane, None while one of them is unknown. Where a group went over from whole partitions to lanes,
     or to another number of them, the claims of before have their lines and no lag.
+
+    *bounds* is where each partition begins and ends, *marks* which topic it is of. A claim whose offset is of
+    a topic that was deleted has none in the one of today, and lags behind by all of it.
     """
 
     teller = _Lines(group, now_s, stale_after_s, live)
     lines: list[Position] = []
     for place, ways in sorted(_by_way(claims).items()):
-        end, latest = ends.get(place), max(ways, key=lambda way: _last_seen_s(ways[way]))
+        begin, end = bounds.get(place, (None, None))
+        latest, mark = max(ways, key=lambda way: _last_seen_s(ways[way])), marks.get(place[0])
         for way, found in sorted(ways.items()):
             counted = end if way == latest else None
+            shown = {lane: _without_offset(claim, mark) for lane, claim in found.items()}
+            is_behind = any(shown[lane] is not found[lane] for lane in found)
             if way.lanes:
-                lines += teller.of_lanes(place, way.lanes, found, end, counted)
+                lag = _lag(begin, counted) if is_behind else None
+                lines += teller.of_lanes(place, way.lanes, shown, end, counted, lag)
             else:
-                claim = found[-1]
-                lines.append(teller.of_claim(place, claim, end, _lag(claim.current_offset, counted), None))
+                at = begin if is_behind else found[-1].current_offset
+                lines.append(teller.of_claim(place, shown[-1], end, _lag(at, counted), None))
     return tuple(lines)
+
+
+def _without_offset(claim: Claim, mark: int | None) -> Claim:
+    """Return *claim*, without its offset if that is known to be of another topic than the one with *mark*."""
+    return msgspec.structs.replace(claim, current_offset=None) if is_of_another(claim, mark) else claim
 
 
 class _Lines(NamedTuple):
@@ -108,10 +123,16 @@ class _Lines(NamedTuple):
         )
 
     def of_lanes(
-        self, place: Place, lanes: int, found: Mapping[int, Claim], end: int | None, counted: int | None
+        self,
+        place: Place,
+        lanes: int,
+        found: Mapping[int, Claim],
+        end: int | None,
+        counted: int | None,
+        lag: int | None,
     ) -> Iterator[Position]:
-        """Yield the line of a partition in lanes, whose lag is up to *counted*, and one for each lane with a
-        claim.
+        """Yield the line of a partition in lanes, whose lag is *lag*, or else up to *counted*, and one for
+        each lane with a claim.
         """
         current = lowest(found[lane].current_offset if lane in found else None for lane in range(lanes))
         yield Position(
@@ -121,7 +142,7 @@ class _Lines(NamedTuple):
             lane=f"all-of-{lanes}",
             current_offset=current,
             log_end_offset=end,
-            lag=_lag(current, counted),
+            lag=_lag(current, counted) if lag is None else lag,
             consumer_id=None,
             host=None,
             client_id=None,

@@ -14,8 +14,8 @@ from holdfast.clients.groups.records import Move, ResetProgress, ResetStep
 from holdfast.clients.groups.view import GroupView
 from holdfast.clock import Clock
 from holdfast.core.claims.claim_keys import RESET_INSTANCE, ClaimKey
-from holdfast.core.claims.claim_rows import Claim
-from holdfast.core.claims.frames import ClaimingPartition, Frame, Heartbeat, ReleaseGroup
+from holdfast.core.claims.claim_rows import Claim, is_of_another
+from holdfast.core.claims.frames import UNMARKED, ClaimingPartition, Frame, Heartbeat, ReleaseGroup
 from holdfast.core.claims.resets import (
     LIMIT_RESET_PARTITIONS,
     Aim,
@@ -23,6 +23,8 @@ from holdfast.core.claims.resets import (
     ResetAbort,
     ResetCommit,
     Spot,
+    data_topic,
+    final_mark,
     held_by_reset,
     release,
     reset_id_of,
@@ -50,8 +52,10 @@ class Knowledge(NamedTuple):
 
     spots: Callable[[Mapping[ClaimKey, int | None]], Mapping[ClaimKey, Spot]]
     """Current offsets (None: unknown) to what new ones are made of."""
-    commit: Callable[[Mapping[ClaimKey, int]], None]
-    """Writes new offsets to `__consumer_offsets` as well."""
+    commit: Callable[[Mapping[ClaimKey, int], Mapping[str, int | None]], None]
+    """Writes new offsets, of the topics with these marks, to `__consumer_offsets` as well."""
+    marks: Callable[[Collection[str]], Mapping[str, int | None]]
+    """Which topics of these names there are (PROTOCOL.md#topics-that-are-made-again)."""
 
 
 class ClaimReset:
@@ -97,9 +101,7 @@ class ClaimReset:
         self._resets.ensure()
         rows = self._view.claims(self._group)
         # The start of a partition without a known offset; asked now, while nothing waits for the answer.
-        self._starts = self._knowledge.spots(
-            {key: rows[key].current_offset if key in rows else None for key in self._keys}
-        )
+        self._starts = self._knowledge.spots(self._current(rows, self._marks()))
         try:
             self._pause()
             self._await_release()
@@ -186,7 +188,14 @@ class ClaimReset:
             return
         self._renewed_at_s, at_s = now_s, self._view.now_s
         frames = [
-            Heartbeat(at_s, self._instance, self._client, *key, self._old(rows[key], key))
+            Heartbeat(
+                at_s,
+                self._instance,
+                self._client,
+                *key,
+                self._old(rows[key], key),
+                rows[key].topic_mark or UNMARKED,
+            )
             for key in self._keys
             if key in rows and self._is_mine(rows[key])
         ]
@@ -198,7 +207,14 @@ class ClaimReset:
         self._view.insist_on_obedience()  # one that does not obey may have come meanwhile
         rows = self._view.claims(self._group)
         old = {key: self._old(rows[key], key) for key in self._keys}
-        spots = self._knowledge.spots(old)
+        marks = self._marks()
+        another = {key for key, offset in self._current(rows, marks).items() if offset is None}
+        spots = self._knowledge.spots({key: None if key in another else at for key, at in old.items()})
+        if self._marks() != marks:
+            raise GroupError(
+                f"reset of group {self._group}: a topic was deleted and made again meanwhile; every partition"
+                " keeps its offset. Try again"
+            )
         offsets: dict[str, list[tuple[int, int, int]]] = {}
         for key in self._keys:
             offsets.setdefault(key.topic, []).append((key.partition, old[key], self._aim.offset(spots[key])))
@@ -208,7 +224,22 @@ class ClaimReset:
             client=self._client,
             at_s=self._view.now_s,
             offsets={topic: tuple(moves) for topic, moves in offsets.items()},
+            topic_marks={topic: mark for topic, mark in marks.items() if mark is not None},
         )
+
+    def _marks(self) -> Mapping[str, int | None]:
+        return self._knowledge.marks({data_topic(key.topic) for key in self._keys})
+
+    def _current(
+        self, rows: Mapping[ClaimKey, Claim], marks: Mapping[str, int | None]
+    ) -> dict[ClaimKey, int | None]:
+        """Return the offset of each partition in the topic that is there; None where there is none."""
+        return {
+            key: None
+            if key not in rows or is_of_another(rows[key], marks.get(data_topic(key.topic)))
+            else rows[key].current_offset
+            for key in self._keys
+        }
 
     def _give_up(self, error: BaseException) -> None:
         """Nothing is decided: give everything back where it was, and let the group go on."""
@@ -219,7 +250,10 @@ class ClaimReset:
             }
             at_s = self._view.now_s
             for some in _chunks(
-                [release(key, claim, self._old(claim, key), at_s) for key, claim in rows.items()]
+                [
+                    release(key, claim, self._old(claim, key), at_s, claim.topic_mark)
+                    for key, claim in rows.items()
+                ]
             ):
                 self._view.send(some)
             self._resume()
@@ -277,7 +311,7 @@ class ClaimReset:
             for partition, _, at in moves
         }
         try:
-            self._knowledge.commit(new)
+            self._knowledge.commit(new, commit.topic_marks)
         except HoldfastError as error:
             logger.info(
                 "offsets of group %(group)s not committed to __consumer_offsets: %(reason)s",
@@ -296,7 +330,12 @@ class ClaimReset:
                 if not mine:
                     break
                 at_s = self._view.now_s
-                self._view.send([release(key, rows[key], new[key], at_s) for key in mine[:LIMIT_FRAMES]])
+                self._view.send(
+                    [
+                        release(key, rows[key], new[key], at_s, final_mark(commit, key, rows[key]))
+                        for key in mine[:LIMIT_FRAMES]
+                    ]
+                )
             except BrokerError as error:
                 if self._clock.monotonic_s() > self._until_s:
                     raise GroupError(

@@ -10,10 +10,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
+from holdfast.clients.topics.identities import is_of_another, metadata_of
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.errors import BrokerError, GroupError
@@ -23,6 +25,8 @@ from holdfast.kafka.codes import COORDINATOR_MOVES, HAS_MEMBERS, code_of, retria
 logger = logging.getLogger(__name__)
 
 _POLL_S = 0.02
+UNKNOWN: Mapping[str, int | None] = MappingProxyType({})
+"""Marks of topics where nobody asked for them."""
 
 
 class CommittedOffsets:
@@ -36,8 +40,12 @@ class CommittedOffsets:
     ) -> None:
         self._settings, self._group, self._timeout_s, self._clock = settings, group, timeout_s, clock
 
-    def committed(self, places: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
-        """Return what is committed of *places*; those where nothing is are left out."""
+    def committed(
+        self, places: Iterable[tuple[str, int]], marks: Mapping[str, int | None] = UNKNOWN
+    ) -> dict[tuple[str, int], int]:
+        """Return what is committed of *places*; those where nothing is are left out, and those whose offset
+        is known to be of another topic than the one with its mark in *marks*.
+        """
         wanted = [TopicPartition(topic, partition) for topic, partition in places]
         if not wanted:
             return {}
@@ -57,15 +65,22 @@ class CommittedOffsets:
         for place in found:
             if place.error is not None:
                 raise self._refused(f"committed offset of {place.topic}/{place.partition}", place.error)
-        return {(place.topic, place.partition): place.offset for place in found if place.offset >= 0}
+        return {
+            (place.topic, place.partition): place.offset
+            for place in found
+            if place.offset >= 0 and not is_of_another(place.metadata, marks.get(place.topic))
+        }
 
-    def commit(self, offsets: Mapping[tuple[str, int], int]) -> None:
-        """Commit *offsets* in one request.
+    def commit(
+        self, offsets: Mapping[tuple[str, int], int], marks: Mapping[str, int | None] = UNKNOWN
+    ) -> None:
+        """Commit *offsets* of the topics with these marks in one request.
 
         GroupError when the group has members: then only they may commit.
         """
         places = [
-            TopicPartition(topic, partition, offset) for (topic, partition), offset in sorted(offsets.items())
+            TopicPartition(topic, partition, offset, metadata_of(marks.get(topic)))
+            for (topic, partition), offset in sorted(offsets.items())
         ]
         if not places:
             return

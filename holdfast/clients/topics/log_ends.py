@@ -9,6 +9,7 @@ from holdfast.clients.topics.committed import CommittedOffsets
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.claims.claim_keys import ClaimKey
+from holdfast.core.claims.frames import topic_mark
 from holdfast.core.claims.resets import Scope, Spot, data_topic
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import TopicError
@@ -30,13 +31,16 @@ class GroupOffsets:
         """
         places = {key: (data_topic(key.topic), key.partition) for key in current}
         wanted = sorted(set(places.values()))
+        marks = self.marks({topic for topic, _ in wanted})
         ends = self._admin.offsets(wanted)
         times = {} if at_ms is None else self._admin.offsets_at(wanted, at_ms)
         untold: dict[str, list[Place]] = {}
         for key, offset in current.items():
             if offset is None:  # a lane begins where its partition stands
                 untold.setdefault(key.group_id, []).append(places[key])
-        committed = {group: self._book(group).committed(sorted(set(each))) for group, each in untold.items()}
+        committed = {
+            group: self._book(group).committed(sorted(set(each)), marks) for group, each in untold.items()
+        }
         spots = {}
         for key, place in places.items():
             offset = current[key]
@@ -45,19 +49,35 @@ class GroupOffsets:
             spots[key] = Spot(offset, *ends[place], times.get(place))
         return spots
 
-    def commit(self, group: str, new: Mapping[ClaimKey, int]) -> None:
-        """Commit offsets to Kafka, all in one request: of lanes, the lowest of each partition."""
+    def marks(self, topics: Collection[str]) -> dict[str, int | None]:
+        """Return the mark of each topic (PROTOCOL.md#topics-that-are-made-again), None where the broker knows
+        no ids; TopicError for one that is not there.
+        """
+        if not topics:
+            return {}
+        return {
+            topic: topic_mark(topic_id) for topic, topic_id in self._admin.topic_ids(topics).topics.items()
+        }
+
+    def commit(self, group: str, new: Mapping[ClaimKey, int], marks: Mapping[str, int | None]) -> None:
+        """Commit offsets of the topics with these marks to Kafka, all in one request: of lanes, the lowest of
+        each partition.
+        """
         lowest: dict[Place, int] = {}
         for key, at in new.items():
             place = (data_topic(key.topic), key.partition)
             lowest[place] = min(at, lowest.get(place, at))
-        self._book(group).commit(lowest)
+        self._book(group).commit(lowest, marks)
 
     def _book(self, group: str) -> CommittedOffsets:
         return CommittedOffsets(self._settings, group, timeout_s=self._timeout_s, clock=self._clock)
 
-    def ends(self, places: Iterable[Place]) -> Mapping[Place, int]:
-        """Return the next offset of those partitions that exist and have a leader."""
+    def marks_there(self, topics: Collection[str]) -> dict[str, int | None]:
+        """Return `marks` of those of *topics* that exist."""
+        return self.marks(self._admin.cluster(topics).topics.keys() & set(topics)) if topics else {}
+
+    def bounds(self, places: Iterable[Place]) -> Mapping[Place, tuple[int, int]]:
+        """Return where those partitions begin, and their next offset, that exist and have a leader."""
         wanted = set(places)
         topics = self._admin.cluster({topic for topic, _ in wanted}).topics
         led = {
@@ -66,7 +86,7 @@ class GroupOffsets:
             for each in state.partitions
             if each.leader is not None
         }
-        return {place: end for place, (_, end) in self._admin.offsets(sorted(wanted & led)).items()}
+        return self._admin.offsets(sorted(wanted & led))
 
     def places(self, group: str, scope: Scope, topics: Collection[str]) -> list[Place]:
         """Return the partitions of *topics* that *scope* means, whether anybody has read them or not.

@@ -19,7 +19,7 @@ import msgspec
 
 from holdfast.core.claims.claim_keys import RESET_INSTANCE, ClaimKey
 from holdfast.core.claims.claim_rows import Claim
-from holdfast.core.claims.frames import ReleasingPartition
+from holdfast.core.claims.frames import UNMARKED, ReleasingPartition
 from holdfast.core.untrusted import UNFIT
 from holdfast.errors import ConfigError, DecodeError
 
@@ -32,10 +32,13 @@ LANE_MARK = "~"
 # -- decisions
 
 
-class ResetCommit(msgspec.Struct, frozen=True, kw_only=True, tag="commit", tag_field="decision"):
+class ResetCommit(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="commit", tag_field="decision"
+):
     """Every partition named starts at its new offset.
 
-    *offsets* is topic -> (partition, old offset, new offset).
+    *offsets* is topic -> (partition, old offset, new offset). *topic_marks* has the mark of each topic of
+    Kafka's whose offsets the new ones are (`topic_mark` of frames.py), as far as it is known.
     """
 
     reset_id: str
@@ -43,6 +46,7 @@ class ResetCommit(msgspec.Struct, frozen=True, kw_only=True, tag="commit", tag_f
     client: str
     at_s: int
     offsets: dict[str, tuple[tuple[int, int, int], ...]]
+    topic_marks: dict[str, int] = msgspec.field(default_factory=dict)
 
     def new_offset(self, key: ClaimKey) -> int | None:
         """Return where *key* starts by this reset; None when it is not part of it."""
@@ -142,12 +146,28 @@ def final_offset(decision: Decision, key: ClaimKey, claim: Claim) -> int | None:
     return claim.current_offset if new is None else new
 
 
-def release(key: ClaimKey, claim: Claim, offset: int, at_s: int) -> ReleasingPartition:
-    """Return the frame by which *claim* is given back in its owner's name: anybody may send it who knows
-    the decision.
+def final_mark(decision: Decision, key: ClaimKey, claim: Claim) -> int | None:
+    """Return which topic `final_offset` is of; None where that is not known."""
+    if isinstance(decision, ResetCommit) and decision.new_offset(key) is not None:
+        return decision.topic_marks.get(data_topic(key.topic))
+    return claim.topic_mark
+
+
+def release(
+    key: ClaimKey, claim: Claim, offset: int, at_s: int, topic_mark: int | None
+) -> ReleasingPartition:
+    """Return the frame by which *claim* is given back in its owner's name, at *offset* of the topic with this
+    mark: anybody may send it who knows the decision.
     """
     return ReleasingPartition(
-        at_s, claim.instance_id, claim.client_id, key.group_id, key.topic, key.partition, offset
+        at_s,
+        claim.instance_id,
+        claim.client_id,
+        key.group_id,
+        key.topic,
+        key.partition,
+        offset,
+        UNMARKED if topic_mark is None else topic_mark,
     )
 
 

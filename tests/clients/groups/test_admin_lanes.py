@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 
+import msgspec
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
@@ -37,7 +38,13 @@ def claim(client: str, offset: int | None, *, beat_s: int | None = 100) -> Claim
 def told(claims: dict[tuple[str, int], Claim], ends: dict[tuple[str, int], int]) -> list[tuple[object, ...]]:
     keyed = {ClaimKey("shop", *place): row for place, row in claims.items()}
     found = positions(
-        "shop", keyed, ends, now_s=101, stale_after_s=6, live=lambda row: row.heartbeat_at_s is not None
+        "shop",
+        keyed,
+        {place: (3, end) for place, end in ends.items()},
+        {"orders": 7},
+        now_s=101,
+        stale_after_s=6,
+        live=lambda row: row.heartbeat_at_s is not None,
     )
     return [
         (each.topic, each.partition, each.lane, each.current_offset, each.lag, each.client_id)
@@ -56,6 +63,18 @@ def test_the_lag_of_a_partition_in_lanes_is_told_once_behind_its_slowest_lane() 
         ("orders", 0, "all-of-2", 30, 20, None),
         ("orders", 0, "0-of-2", 30, None, "m0"),
         ("orders", 0, "1-of-2", 45, None, "m1"),
+    ]
+
+
+def test_an_offset_of_a_topic_that_was_deleted_is_none_and_all_of_the_new_one_is_lag() -> None:
+    old, new = (msgspec.structs.replace(claim("m", 45), topic_mark=mark) for mark in (6, 7))
+    assert told({("orders", 0): old}, {("orders", 0): 50}) == [("orders", 0, None, None, 47, "m")]
+    assert told({("orders", 0): new}, {("orders", 0): 50}) == [("orders", 0, None, 45, 5, "m")]
+    lanes = {(lane_topic("orders", lane, 2), 0): each for lane, each in enumerate((old, new))}
+    assert told(lanes, {("orders", 0): 50}) == [
+        ("orders", 0, "all-of-2", None, 47, None),
+        ("orders", 0, "0-of-2", None, None, "m"),
+        ("orders", 0, "1-of-2", 45, None, "m"),
     ]
 
 

@@ -105,7 +105,7 @@ def test_anybody_who_knows_the_decision_frees_it_in_the_name_of_the_reset(held: 
     for at_s in (150, 1_000_000):
         world = World()
         world.rows = dict(held.rows)
-        after = world.fold(at_s, release(KEY, claim, 0, at_s))
+        after = world.fold(at_s, release(KEY, claim, 0, at_s, None))
         assert (after.heartbeat_at_s, after.released_at_s, after.current_offset) == (None, at_s, 0)
         assert held_by_reset(after) is None
         assert world.fold(at_s + 1, ClaimingPartition(1, "i8", "worker-8", *KEY)).client_id == "worker-8"
@@ -114,7 +114,7 @@ def test_anybody_who_knows_the_decision_frees_it_in_the_name_of_the_reset(held: 
 def test_a_late_heartbeat_of_a_reset_takes_nothing(held: World) -> None:
     """It was under way while another freed the partition: with a new offset, or with a new owner."""
     claim = held.rows["g/orders/0"]
-    freed = held.fold(150, release(KEY, claim, 0, 150), Heartbeat(100, RESET, "admin", *KEY, 40))
+    freed = held.fold(150, release(KEY, claim, 0, 150, None), Heartbeat(100, RESET, "admin", *KEY, 40))
     assert (freed.current_offset, freed.heartbeat_at_s) == (0, None)
     assert freed.anomaly is not None
     assert freed.anomaly.kind is AnomalyKind.FOREIGN_HEARTBEAT

@@ -27,6 +27,7 @@ from holdfast.core.claims.resets import (
     ResetCommit,
     decode_decision,
     encode_decision,
+    final_mark,
     final_offset,
     held_by_reset,
     release,
@@ -208,5 +209,6 @@ def settle(
         )
         for key in sorted(keys):
             offset = final_offset(decision, key, held[key])
-            frames.append(release(key, held[key], start(key) if offset is None else offset, now_s))
+            mark = None if offset is None else final_mark(decision, key, held[key])
+            frames.append(release(key, held[key], start(key) if offset is None else offset, now_s, mark))
     return frames
