@@ -22,6 +22,8 @@ RANGES_TOPIC = "holdfast.ranges"
 LIMIT_AHEAD = 64
 """Blocks beyond the low-water offset, done or not: how far the fastest may be ahead of the slowest."""
 LIMIT_BLOCK_MESSAGES = 100_000
+LIMIT_FORMER_MARKS = 4
+"""Topics that were deleted and that a row remembers."""
 FORGOTTEN_AFTER_MS = 30 * 86_400_000
 """A row without a record for so long is not kept any more."""
 
@@ -103,16 +105,30 @@ class Keep(msgspec.Struct, frozen=True, tag="keep", forbid_unknown_fields=True):
     given: int = -1
 
 
-Wish: TypeAlias = Base | Take | Keep
+class OfTopic(msgspec.Struct, frozen=True, tag="topic", omit_defaults=True):
+    """The row counts offsets of the topic with this *mark*; with *was*, those before were of another, which
+    was deleted, and all of the new topic before *low* is passed. Readers of earlier releases pass it over.
+    """
+
+    mark: int
+    was: int = 0
+    low: int = 0
+
+
+Wish: TypeAlias = Base | Take | Keep | OfTopic
 _WISHES: msgspec.json.Decoder[Wish] = msgspec.json.Decoder(Wish)
 
 
 class RangeRow(NamedTuple):
-    """A row, where its last record that counted lies, and how many counted since the last Base."""
+    """A row, where its last record that counted lies, and how many counted since the last Base; the mark of
+    the topic that it counts offsets of, 0 where nobody said, and of those of that name before.
+    """
 
     row: Ranges
     offset: int
     since_base: int
+    mark: int = 0
+    former: tuple[int, ...] = ()
 
 
 def range_key(group: str, topic: str, partition: int) -> str:
@@ -151,16 +167,30 @@ def fold_range(
     """
     match wish:
         case Base(after=after, row=row):
-            if before is None or before.offset == after or (after >= 0 and after == previous):
+            if before is None:
                 return RangeRow(row, offset, 0)
+            if before.offset == after or (after >= 0 and after == previous):
+                return before._replace(row=row, offset=offset, since_base=0)
             return before
+        case OfTopic():
+            return None if before is None else _of_topic(before, wish, offset)
         case Take():
             changed = None if before is None else _taken(before.row, wish, at_ms, lease_ms)
         case Keep():
             changed = None if before is None else _kept(before.row, wish, at_ms)
     if before is None or changed is None:
         return before
-    return RangeRow(changed, offset, before.since_base + 1)
+    return before._replace(row=changed, offset=offset, since_base=before.since_base + 1)
+
+
+def _of_topic(before: RangeRow, wish: OfTopic, offset: int) -> RangeRow:
+    """Return the row once it is known which topic it is about: of one that was made again, a new one."""
+    if wish.mark in (before.mark, *before.former) or before.mark not in (0, wish.was):
+        return before
+    counted = before._replace(offset=offset, since_base=before.since_base + 1, mark=wish.mark)
+    if not wish.was:
+        return counted
+    return counted._replace(row=Ranges(wish.low), former=(*before.former, wish.was)[-LIMIT_FORMER_MARKS:])
 
 
 def _taken(row: Ranges, wish: Take, at_ms: int, lease_ms: int) -> Ranges | None:
@@ -289,7 +319,7 @@ def shows(row: Ranges, wish: Wish) -> bool:
     >>> shows(Ranges(9), Keep(0, 1, "i", 9)), shows(Ranges(9), Take(0, 9, "a", "i"))
     (True, False)
     """
-    if isinstance(wish, Base):
+    if isinstance(wish, Base | OfTopic):
         return False
     found = row.block(wish.start)
     if found is None:  # all of the block is done, so nothing of it can be handed out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from confluent_kafka import Consumer, KafkaException
 
+from holdfast.clients.topics.identities import TopicIdentities
 from holdfast.clock import Clock
 from holdfast.config import Settings
 from holdfast.core.kafka.topic_partition import Place
@@ -14,7 +15,7 @@ from holdfast.kafka.reading.log_bounds import log_bounds
 SLACK_S = 1.0
 """A request ends by its own deadline; this is for the answer to reach us."""
 POLL_S = 0.02
-NEW_GROUP = "create it, and give the group a new name, since it keeps its place in the old one"
+MADE_AGAIN = "create it, and start the members again: the group begins it at its first message"
 CORRECT_NAME = "create it, or correct its name"
 SAME_GROUP = (
     "create it with `holdfast --set ranges=true topics create --partitions N`, and start the members again; "
@@ -27,6 +28,7 @@ class RangeBroker:
 
     def __init__(self, settings: Settings, *, timeout_s: float, clock: Clock) -> None:
         self.settings, self.timeout_s, self.clock = settings, timeout_s, clock
+        self._identities = TopicIdentities(settings.client(), timeout_s=timeout_s)
 
     def partitions(self, consumer: Consumer, topic: str, cure: str) -> int:
         """Return how many partitions a topic has; TopicError with *cure* where there is no such topic.
@@ -41,11 +43,21 @@ class RangeBroker:
             raise TopicError(f"topic {topic} does not exist at {self.settings.bootstrap_servers}: {cure}")
         return len(listed.partitions)
 
+    def mark(self, topic: str) -> int | None:
+        """Return the mark of the topic that there is (PROTOCOL.md#topics-that-are-made-again), None where the
+        broker knows no ids.
+        """
+        try:
+            return self._identities.marks([topic])[topic]
+        except KafkaException as error:
+            self._identities.close()
+            raise self.error(f"the id of {topic}", error, CORRECT_NAME) from None
+
     def bounds(self, consumer: Consumer, place: Place) -> tuple[int, int]:
         """Return where a partition begins and ends; raises KafkaException."""
         return log_bounds(consumer, place, self.timeout_s, clock=self.clock)
 
-    def error(self, what: str, error: KafkaException, remedy: str = NEW_GROUP) -> BrokerError | TopicError:
+    def error(self, what: str, error: KafkaException, remedy: str = MADE_AGAIN) -> BrokerError | TopicError:
         """Return the error that says what did not work; *remedy* is for a topic that is gone."""
         said = f"{what} at {self.settings.bootstrap_servers}: {error.args[0].str()}"
         if code_of(error) in NO_TOPIC:

@@ -49,7 +49,8 @@ class _Mine:
     """A block of this member, as it stands. Nothing of it is handed out at *until_s* or later.
 
     *begun*: its delivery by this member is counted in *deliveries*; offsets before *given* were in every
-    delivery. *handed_s* is since when the user has it in hand, None while nobody has.
+    delivery. *mark* is that of the topic whose offsets these are. *handed_s* is since when the user has it in
+    hand, None while nobody has.
     """
 
     partition: int
@@ -60,6 +61,7 @@ class _Mine:
     deliveries: int
     given: int
     until_s: float
+    mark: int
     begun: bool = False
     handed_s: float | None = None
     warned: bool = False
@@ -244,10 +246,23 @@ class RangeConsumer:
     def _keep_held(self) -> None:
         if self._mine:
             self._log.catch_up()  # also where the handler takes long: newcomers are to find the rows
+            self._forget_deleted()
         for mine in list(self._mine.values()):
             if self._may_keep(mine):
                 with suppress(ClaimLostError):  # the task that works on it gets the error from `done`
                     self._keep(mine, mine.progress)
+
+    def _forget_deleted(self) -> None:
+        """Let go of blocks of a topic that was deleted: nothing of the one that was made again is done by
+        that.
+        """
+        for key, mine in list(self._mine.items()):
+            if not self._of_this_topic(mine):
+                del self._mine[key]
+
+    def _of_this_topic(self, mine: _Mine) -> bool:
+        mark = self._log.mark(mine.partition)
+        return mine.mark in (0, mark) or mark == 0
 
     def _may_keep(self, mine: _Mine) -> bool:
         """Return whether a block is still kept for its handler; tell of one that takes too long."""
@@ -280,6 +295,7 @@ class RangeConsumer:
     def _next(self) -> RangeBlock | None:
         """Return messages of a block of ours, partitions in turn; None when there are none now."""
         self._log.catch_up()
+        self._forget_deleted()
         partitions = self._log.partitions
         for step in range(len(partitions)):
             partition = partitions[(self._turn + step) % len(partitions)]
@@ -355,6 +371,7 @@ class RangeConsumer:
             block.deliveries,
             block.given,
             self._until(sent_s),
+            self._log.mark(partition),
         )
         self._mine[partition, block.start] = mine
         return mine
@@ -368,7 +385,7 @@ class RangeConsumer:
     def _keep(self, mine: _Mine, progress: int, *, free: bool = False, given: int = -1) -> None:
         """Say how far a block is; ClaimLostError when the log says that it is another's."""
         key = (mine.partition, mine.start)
-        if self._mine.get(key) is not mine:
+        if self._mine.get(key) is not mine or not self._of_this_topic(mine):
             raise self._lost(mine)
         sent_s = self._clock.monotonic_s()
         if not self._log.wish(

@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from math import inf
 from typing import Any
 
 from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, Message, Producer, TopicPartition
@@ -19,6 +20,7 @@ from holdfast.core.groups.java_order import coordinator_partition
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.core.ranges import (
     Base,
+    OfTopic,
     Ranges,
     Wish,
     decode_wish,
@@ -42,6 +44,10 @@ BASE_EVERY = 200
 """Wishes that count between two records at which reading can begin."""
 TRIM_RECORDS = 1_000
 """Records at the beginning that nobody needs any more and that are worth a request to delete them."""
+IDENTIFY_EVERY_S = 1.0
+"""How often the topic's id is looked up: so long may messages of one that was made again be handed out from
+the old offset on, which all come again.
+"""
 COUNT_EVERY_S = 30.0
 """How often partitions are looked for that were added."""
 READ_RECORDS = 1_000
@@ -62,6 +68,8 @@ class RangeLog:
         """By partition of the topic the one of the ranges' log in which its row's records lie."""
         self._homes: dict[int, RangeHome] = {}
         self._homes_count, self._counted_s = 0, 0.0
+        self._mark: int | None = None
+        self._identified_s = -inf
         self._lost: set[int] = set()
         """Homes that are to be read from their beginning again."""
         self._log_lead_ms: int | None = None
@@ -82,6 +90,11 @@ class RangeLog:
         """Return how a partition stands, None until `catch_up` where the log was shortened meanwhile."""
         found = self._homes[self._home_of[partition]].rows.get(partition)
         return None if found is None else found.row
+
+    def mark(self, partition: int) -> int:
+        """Return the mark of the topic that a row counts offsets of, 0 where that is not known now."""
+        found = self._homes[self._home_of[partition]].rows.get(partition)
+        return 0 if found is None else found.mark
 
     def low(self, partition: int) -> int:
         """Return before which offset all of a partition is done; 0 where that is not known now."""
@@ -158,6 +171,7 @@ class RangeLog:
         find whole in it.
         """
         self._see_partitions()
+        self._identify()
         begins, ends = dict[int, int](), dict[Place, int]()
         for number, home in self._homes.items():
             begins[number], end = self._home_bounds(number)
@@ -169,11 +183,55 @@ class RangeLog:
         for partition, number in self._home_of.items():
             home = self._homes[number]
             if partition not in home.rows:
-                self.wish(partition, Base(-1, Ranges(self._messages.begin(partition))))
+                self.wish(partition, Base(-1, Ranges(self._messages.begin(partition, self._mark))))
             elif home.lacks(partition, begins[number]):
                 # A newcomer finds no row, and begins one of its own. Members delete no record that a row
                 # needs: so this is an administrator's doing, or the row was idle for FORGOTTEN_AFTER_MS.
-                self.wish(partition, home.base(partition))
+                self._wish_base(partition, home.base(partition))
+        self._tell_topic()
+
+    def _wish_base(self, partition: int, base: Base) -> bool:
+        """Write a row anew, and after it which topic it is about; return whether it counted."""
+        mark = self.mark(partition)
+        counted = self.wish(partition, base)
+        if mark:
+            self.wish(partition, OfTopic(mark))
+        return counted
+
+    def _identify(self) -> None:
+        """Look, now and then, which topic there is; before the rows are read, so that none of them is of a
+        topic that came after.
+        """
+        if self._clock.monotonic_s() >= self._identified_s + IDENTIFY_EVERY_S:
+            self._mark = self._messages.mark()
+            self._identified_s = self._clock.monotonic_s()
+
+    def _tell_topic(self) -> None:
+        """Have each row know which topic it is about; where it was deleted and made again, the row begins
+        anew.
+        """
+        mark = self._mark
+        if mark is None:
+            return
+        for partition, number in self._home_of.items():
+            row = self._homes[number].rows.get(partition)
+            if row is None or mark in (row.mark, *row.former):
+                continue
+            if not row.mark:
+                self.wish(partition, OfTopic(mark))
+                continue
+            begin = self._messages.begin_again(partition)
+            if self.wish(partition, OfTopic(mark, row.mark, begin)):
+                logger.warning(
+                    "%(topic)s/%(partition)d was deleted and made again: group %(group)s had done all before"
+                    " offset %(low)d of the old topic, and begins the new one at its first message",
+                    {
+                        "topic": self.topic,
+                        "partition": partition,
+                        "group": self._group,
+                        "low": row.row.low,
+                    },
+                )
 
     def _home_bounds(self, number: int) -> tuple[int, int]:
         assert self._reader is not None
@@ -293,7 +351,7 @@ class RangeLog:
             counted
             and row is not None
             and row.since_base >= BASE_EVERY
-            and self.wish(partition, Base(row.offset, row.row))
+            and self._wish_base(partition, Base(row.offset, row.row))
         ):
             self._trim(number)
         return counted
@@ -345,7 +403,7 @@ class RangeLog:
     def commit(self, partition: int) -> None:
         """Commit the low-water offset to Kafka too, best effort."""
         if (row := self.row(partition)) is not None:
-            self._messages.commit(partition, low_water(row))
+            self._messages.commit(partition, low_water(row), self.mark(partition))
 
     def close(self) -> None:
         """Let go of the broker."""

@@ -11,6 +11,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from holdfast.clients.ranges.broker import CORRECT_NAME, POLL_S, RangeBroker
+from holdfast.clients.topics.identities import is_of_another, metadata_of
 from holdfast.core.kafka.unreadable import Unreadable
 from holdfast.errors import BrokerError
 from holdfast.kafka.clients import make_reader, reader_options
@@ -65,9 +66,23 @@ class RangeMessages:
 
     # -- where it begins, ends, and is done
 
-    def begin(self, partition: int) -> int:
-        """Return where a partition without a row begins: the group's offset committed to Kafka, else
-        its first message.
+    def mark(self) -> int | None:
+        """Return which topic there is, by its mark."""
+        return self._broker.mark(self.topic)
+
+    def begin_again(self, partition: int) -> int:
+        """Return where a partition begins whose topic was made again: at its first message."""
+        assert self._consumer is not None
+        self._unreadable.pop(partition, None)
+        self._short.discard(partition)
+        try:
+            return self._broker.bounds(self._consumer, (self.topic, partition))[0]
+        except KafkaException as error:
+            raise self._broker.error(f"the beginning of {self.topic}/{partition}", error) from None
+
+    def begin(self, partition: int, mark: int | None) -> int:
+        """Return where a partition without a row begins in the topic with this mark: at the group's offset
+        committed to Kafka, else at its first message.
         """
         assert self._consumer is not None
         broker, place = self._broker, TopicPartition(self.topic, partition)
@@ -75,7 +90,8 @@ class RangeMessages:
         while True:
             try:
                 earliest, _ = broker.bounds(self._consumer, (self.topic, partition))
-                return max(earliest, self._consumer.committed([place], broker.timeout_s)[0].offset)
+                kept = self._consumer.committed([place], broker.timeout_s)[0]
+                return earliest if is_of_another(kept.metadata, mark) else max(earliest, kept.offset)
             except KafkaException as error:
                 # A broker that has just started makes its topic of committed offsets when first asked for it.
                 if code_of(error) not in COORDINATOR_MOVES or broker.clock.monotonic_s() > until_s:
@@ -100,8 +116,8 @@ class RangeMessages:
             self._short.add(partition)
             logger.warning(
                 "%(topic)s/%(partition)d ends at offset %(end)d, and group %(group)s has done all before"
-                " %(low)d, so it hands out nothing before that: if the topic was made anew, give the group a"
-                " new name",
+                " %(low)d, so it hands out nothing before that: if the topic was made again by a broker"
+                " that knows no ids of topics, give the group a new name",
                 {
                     "topic": self.topic,
                     "partition": partition,
@@ -111,12 +127,14 @@ class RangeMessages:
                 },
             )
 
-    def commit(self, partition: int, low: int) -> None:
-        """Commit the low-water offset to Kafka too, best effort."""
+    def commit(self, partition: int, low: int, mark: int) -> None:
+        """Commit the low-water offset, of the topic with this mark (0: not known), to Kafka too, best
+        effort.
+        """
         assert self._consumer is not None
         try:
             self._consumer.commit(
-                offsets=[TopicPartition(self.topic, partition, low)],
+                offsets=[TopicPartition(self.topic, partition, low, metadata_of(mark or None))],
                 asynchronous=True,
             )
         except KafkaException as error:

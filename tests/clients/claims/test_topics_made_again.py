@@ -8,18 +8,19 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from math import inf
 from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from holdfast import ClaimConsumer
+from holdfast import ClaimConsumer, RangeConsumer
 from holdfast.clients.groups.admin import GroupAdmin
 from holdfast.config import Settings
 from holdfast.core.claims.resets import Aim, Where
 from holdfast.embedded.kafka import EmbeddedKafka
-from holdfast.errors import TopicError
+from holdfast.errors import ClaimLostError, TopicError
 from tests.clients.claims.claiming import LOG_APPEND, scenario, until
 from tests.support.patience import DEADLINE_S
 
@@ -43,6 +44,8 @@ class Shop:
         kafka.create_topic("orders", partitions=2)
         kafka.create_topic("__marshal", partitions=4, config=LOG_APPEND)
         kafka.create_topic("holdfast.groups", partitions=1, config=LOG_APPEND)
+        kafka.create_topic("holdfast.ranges", partitions=1, config=LOG_APPEND)
+        kafka.create_topic("orders.dead", partitions=1)
 
     def produce(self, first: int, count: int) -> None:
         producer = Producer(self.kafka.client_config())
@@ -147,7 +150,7 @@ async def test_where_the_new_topic_begins_is_what_auto_offset_reset_says(shop: S
     shop.make_again()
     shop.produce(100, 8)
     with pytest.raises(
-        TopicError, match="no offset of orders/[01] as it is now, and auto_offset_reset is none"
+        TopicError, match=r"no offset of orders/[01] as it is now, and auto_offset_reset is none"
     ):
         async with shop.consumer("b", auto_offset_reset="none") as consumer:
             await anext(consumer)
@@ -186,8 +189,8 @@ async def test_a_group_is_shown_and_reset_by_the_topic_that_is_there(shop: Shop)
 @pytest.mark.variant
 @scenario
 async def test_what_kafka_has_of_the_old_topic_is_no_offset_of_the_new_one(shop: Shop) -> None:
-    """Where the coordination topic has no row, as in one that was made anew, `__consumer_offsets` counts. What
-    was committed of the old topic may come there late.
+    """Where the coordination topic has no row, as in one that is new, `__consumer_offsets` counts. What was
+    committed of the old topic may come there late.
     """
     group = {"group.id": "billing", "enable.auto.commit": False}
     shop.produce(0, OLD)
@@ -206,3 +209,64 @@ async def test_what_kafka_has_of_the_old_topic_is_no_offset_of_the_new_one(shop:
     shop.produce(100, NEW)
     async with shop.reading("b"):
         await shop.has(100, NEW)
+
+
+def ranges(shop: Shop, client: str) -> RangeConsumer:
+    return RangeConsumer(
+        shop.settings,
+        topic="orders",
+        group="resize",
+        client=client,
+        block_messages=5,
+        dead_letters="orders.dead",
+    )
+
+
+async def work(shop: Shop, consumer: RangeConsumer, first: int, count: int) -> None:
+    """Take blocks until these messages have come."""
+    wanted = set(range(first, first + count))
+    async for block in consumer:
+        shop.taken += [int(record.value() or b"") for record in block.records]
+        await block.done()
+        if wanted <= set(shop.taken):
+            return
+
+
+@pytest.mark.long
+@scenario
+async def test_ranges_begin_the_new_topic_at_its_beginning(shop: Shop) -> None:
+    shop.produce(0, OLD)
+    async with ranges(shop, "a") as consumer:
+        await work(shop, consumer, 0, OLD)
+    shop.make_again()
+    shop.produce(100, NEW)
+    async with ranges(shop, "b") as consumer:
+        await work(shop, consumer, 100, NEW)
+    shop.produce(200, 6)
+    async with ranges(shop, "c") as consumer:
+        await work(shop, consumer, 200, 6)
+    assert len(shop.taken) == OLD + NEW + 6, "each once, and the offsets of the new topic count"
+
+
+@pytest.mark.long
+@scenario
+async def test_members_that_work_on_ranges_notice_the_new_topic(
+    shop: Shop, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A block of the old topic that is done late is none of the new one."""
+    shop.produce(0, OLD)
+    async with ranges(shop, "a") as one, ranges(shop, "b") as other:
+        held = await anext(other)
+        task = asyncio.create_task(work(shop, one, 0, OLD))
+        await until("the rest is done", lambda: len(set(shop.taken)) >= OLD - len(held.records))
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        shop.make_again()
+        shop.produce(100, NEW)
+        for consumer in (one, other):
+            await consumer._do(lambda each=consumer: setattr(each._log, "_identified_s", -inf))
+            await consumer._do(consumer._log.catch_up)
+        with pytest.raises(ClaimLostError):
+            await held.done()
+        await work(shop, one, 100, NEW)
+    assert "was deleted and made again" in caplog.text

@@ -348,7 +348,7 @@ async def test_a_topic_that_is_deleted_and_made_anew_is_not_taken_for_the_old_on
         for _ in range(3):
             await (await anext(consumer)).done()
         broker.delete_topics([field.topic])
-        with pytest.raises(TopicError, match="was deleted: create it, and give the group a new name"):
+        with pytest.raises(TopicError, match="was deleted: create it, and start the members again"):
             await anext(consumer)
     broker.create_topic(field.topic, exact=True)
     try:
