@@ -35,6 +35,7 @@ from holdfast.kafka.codes import NO_TOPIC
 from holdfast.kafka.leader_requests import delete_records
 from holdfast.kafka.librdkafka_log import Quiet, impatient
 from holdfast.kafka.reading.log_reader import LogReader, raise_if_fatal
+from holdfast.kafka.reading.record_times import credible_ms
 from holdfast.kafka.reading.skipper import Skipper
 
 logger = logging.getLogger(__name__)
@@ -68,6 +69,8 @@ class RangeLog:
         """By partition of the topic the one of the ranges' log in which its row's records lie."""
         self._homes: dict[int, RangeHome] = {}
         self._homes_count, self._counted_s = 0, 0.0
+        self._at_ms: dict[int, int] = {}
+        """By home the time of the record that was read last."""
         self._mark: int | None = None
         self._identified_s = -inf
         self._lost: set[int] = set()
@@ -286,7 +289,7 @@ class RangeLog:
             # The Base for which all before this was deleted lies before the end as it is now.
             self._read_on_to(number, self._home_bounds(number)[1])
         home.next = offset + 1
-        at_ms = message.timestamp()[1]
+        at_ms = self._at_ms[number] = credible_ms(message, self._at_ms.get(number, -1), self._clock)
         lead_ms = at_ms - int(self._clock.monotonic_s() * 1_000)
         self._log_lead_ms = lead_ms if self._log_lead_ms is None else max(self._log_lead_ms, lead_ms)
         key, wish = (message.key() or b"").decode(errors="replace"), decode_wish(message.value() or b"")

@@ -7,7 +7,6 @@ import re
 from dataclasses import dataclass
 
 from confluent_kafka import (
-    TIMESTAMP_NOT_AVAILABLE,
     Consumer,
     KafkaError,
     KafkaException,
@@ -24,6 +23,7 @@ from holdfast.kafka.codes import CLOSED_TOPIC, NO_LEADER, code_of
 from holdfast.kafka.frame_sender import Ack, FrameSender
 from holdfast.kafka.reading.log_reader import LogReader
 from holdfast.kafka.reading.log_tail import EndOfLog, following
+from holdfast.kafka.reading.record_times import credible_ms
 from holdfast.kafka.reading.skipper import Skipper
 
 logger = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class GroupLog:
         self._reader: LogReader | None = None
         self._writer: Producer | None = None
         self._sender: FrameSender | None = None
-        self._partition = 0
+        self._partition, self._at_ms = 0, -1
         self._tail: EndOfLog | None = None
         self.last_error: str | None = None
 
@@ -179,9 +179,8 @@ class GroupLog:
         self._sender.go_on()
         out = []
         for message in self._reader.read(timeout_s):
-            kind, at_ms = message.timestamp()
-            at_ms = -1 if kind == TIMESTAMP_NOT_AVAILABLE else at_ms
-            out.append(ReceivedAnnouncement(message.offset() or 0, at_ms, message.value()))
+            self._at_ms = credible_ms(message, self._at_ms, self._clock)
+            out.append(ReceivedAnnouncement(message.offset() or 0, self._at_ms, message.value()))
         return out
 
     def _refuse(self, error: KafkaError) -> None:

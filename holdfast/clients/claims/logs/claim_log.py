@@ -14,7 +14,14 @@ from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
 
-from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, KafkaError, KafkaException, Producer
+from confluent_kafka import (
+    TIMESTAMP_CREATE_TIME,
+    TIMESTAMP_LOG_APPEND_TIME,
+    KafkaError,
+    KafkaException,
+    Message,
+    Producer,
+)
 
 from holdfast.config import Settings
 from holdfast.core.claims.frames import coordination_partition
@@ -91,6 +98,7 @@ class CoordinationLog:
         self.caught_up: set[int] = set()
         self._tails: dict[int, EndOfLog] = {}
         self.last_error: str | None = None
+        self._warned_of_time = False
 
     # -- life
 
@@ -197,8 +205,7 @@ class CoordinationLog:
         assert self._reader is not None
         out = []
         for message in self._reader.read(timeout_s):
-            kind, at_ms = message.timestamp()
-            at = -1 if kind == TIMESTAMP_NOT_AVAILABLE else at_ms
+            at = self._append_ms(message)
             capable = CAPABILITY_HEADER in (message.headers() or ())
             out.append(
                 LogRecord(message.partition() or 0, message.offset() or 0, at, message.value(), capable)
@@ -209,6 +216,23 @@ class CoordinationLog:
             del self._tails[partition]
             self.caught_up.add(partition)
         return out
+
+    def _append_ms(self, message: Message) -> int:
+        """Return when the broker appended a record, -1 where only its sender says when it was: one clock that
+        is wrong must not move the time of all claims (PROTOCOL.md#time).
+        """
+        kind, at_ms = message.timestamp()
+        if kind == TIMESTAMP_LOG_APPEND_TIME:
+            return at_ms
+        if kind == TIMESTAMP_CREATE_TIME and not self._warned_of_time:
+            self._warned_of_time = True
+            logger.warning(
+                "%(topic)s/%(partition)d offset %(offset)d has the time of its sender and not the broker's:"
+                " set message.timestamp.type=LogAppendTime for the topic; until then claims go by the clocks"
+                " of their members",
+                {"topic": self._topic, "partition": message.partition(), "offset": message.offset()},
+            )
+        return -1
 
     @property
     def ends(self) -> dict[int, int]:
