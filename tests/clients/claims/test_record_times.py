@@ -20,6 +20,8 @@ from tests.support.patience import DEADLINE_S
 
 FAR_MS = 4_102_444_800_000
 """The year 2100."""
+AS_SENT = {"message.timestamp.type": "CreateTime", "message.timestamp.after.max.ms": str((1 << 63) - 1)}
+"""As Kafka's own defaults were up to 3.9."""
 
 
 @pytest.fixture
@@ -27,14 +29,18 @@ def kafka() -> Iterator[EmbeddedKafka]:
     with EmbeddedKafka() as kafka:
         kafka.create_topic("orders", partitions=2)
         for topic in ("__marshal", "holdfast.groups", "holdfast.ranges", "orders.dead"):
-            kafka.create_topic(topic, partitions=1, config={"message.timestamp.type": "CreateTime"})
+            kafka.create_topic(topic, partitions=1, config=AS_SENT)
         yield kafka
 
 
 def produce(kafka: EmbeddedKafka, topic: str, value: bytes, *, at_ms: int = 0, **where: Any) -> None:
     producer = Producer(kafka.client_config())
-    producer.produce(topic, value, timestamp=at_ms, **where)
+    refused: list[object] = []
+    producer.produce(
+        topic, value, timestamp=at_ms, on_delivery=lambda error, _: refused.append(error), **where
+    )
     assert producer.flush(DEADLINE_S) == 0
+    assert refused == [None]
 
 
 def consumer(kafka: EmbeddedKafka, client: str, **named: Any) -> ClaimConsumer:
@@ -59,7 +65,7 @@ async def test_one_record_from_the_future_keeps_nobody_from_claiming_what_the_de
     async with consumer(kafka, "a", balanced=balanced) as first:
         await until("all is claimed", lambda: first.load == 2)
         where = coordination_partition("orders", 1)
-        stray = Heartbeat(1_700_000_000, "x", "stranger", "others", "orders", 0, 5)
+        stray = Heartbeat(1_700_000_000, "x", "stranger", "billing", "orders", 9, 5)
         produce(kafka, "__marshal", encode(stray), at_ms=FAR_MS, partition=where)
         beat = encode_announcement(Beat(group_id="billing", member_id="nobody", generation=1))
         produce(kafka, "holdfast.groups", beat, at_ms=FAR_MS, key=b"billing", partition=0)
