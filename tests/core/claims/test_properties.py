@@ -261,10 +261,14 @@ def judged(facts: list[Fact], frame: Frame, now_s: int) -> list[tuple[str, str]]
 
 
 def told_by(facts: list[Fact], frame: Heartbeat | ReleasingPartition) -> tuple[str, str]:
-    """Return what the offset of a frame that counts comes to: it never goes back."""
-    known = offset_of(latest(facts, "told"))
+    """Return what the offset of a frame that counts comes to: it never goes back, but for what a release
+    gives back of the last batch.
+    """
+    known, begin = offset_of(latest(facts, "told")), batch_begin_by(facts)
     if frame.current_offset < 0:
         return ("odd", "negative-offset")
+    if isinstance(frame, ReleasingPartition) and begin is not None and frame.current_offset >= begin:
+        return ("told", "")
     return ("told", "") if known is None or frame.current_offset >= known else ("odd", "backward-offset")
 
 
@@ -279,6 +283,20 @@ def announced_by(facts: list[Fact]) -> int | None:
             end = cast(ClaimingMessages, fact.frame).proposed_current_offset
             later = [offset_of(told) for told in facts[len(facts) - back :] if told.verb == "told"]
             return None if any(offset is not None and offset >= end for offset in later) else end
+    return None
+
+
+def batch_begin_by(facts: list[Fact]) -> int | None:
+    """Return where the offset was before the heartbeat that moved it last, if that committed a batch and the
+    claim is with the same owner since.
+    """
+    for at in reversed(range(len(facts))):
+        fact, before = facts[at], offset_of(latest(facts[:at], "told"))
+        if fact.verb in ("took", "released"):
+            return None
+        if fact.verb == "told" and offset_of(fact) != before:
+            end, offset = announced_by(facts[:at]), offset_of(fact)
+            return before if end is not None and offset is not None and offset >= end else None
     return None
 
 
@@ -303,6 +321,7 @@ def claim_by_oracle(log: Log) -> Claim | None:
         announced_by(facts),
         heard.frame.time_s,
         fenced,
+        batch_begin=batch_begin_by(facts),
     )
     if not odds:
         return claim

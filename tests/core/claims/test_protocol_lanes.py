@@ -12,6 +12,7 @@ from holdfast.core.ranges import (
     Base,
     Block,
     Keep,
+    OfTopic,
     RangeRow,
     Ranges,
     Take,
@@ -67,6 +68,7 @@ def test_each_line_of_the_table_of_ranges_is_a_rule_of_the_fold() -> None:
         "`keep`",
         "`keep` with *free*",
         "`keep` with *given*",
+        "`topic`",
     ]
     row = Ranges(0, (OPEN,))
     assert after(None, Base(99, row)) == row
@@ -100,4 +102,15 @@ def test_each_line_of_the_table_of_ranges_is_a_rule_of_the_fold() -> None:
     assert freed is not None
     assert freed.blocks[0].at_ms == -1
     assert after(freed, Keep(0, 3, "ia", 5)) is None
+    unmarked, marked = RangeRow(row, 5, 0), RangeRow(row, 5, 0, mark=7, former=(6,))
+    told = fold_range(unmarked, OfTopic(7), 6, 1, 1_000)
+    assert told == RangeRow(row, 6, 1, mark=7), "whose offsets these are was not known"
+    assert fold_range(marked, OfTopic(8), 6, 1, 1_000) is marked
+    begun = RangeRow(Ranges(4), 6, 1, mark=8, former=(6, 7))
+    assert fold_range(marked, OfTopic(8, was=7, low=4), 6, 1, 1_000) == begun
+    assert fold_range(begun, OfTopic(8, was=7, low=9), 7, 1, 1_000) is begun, "another said so before"
+    assert fold_range(begun, OfTopic(7, was=8), 7, 1, 1_000) is begun, "that topic was deleted"
+    assert fold_range(begun, OfTopic(9, was=7), 7, 1, 1_000) is begun
+    based = fold_range(begun, Base(6, Ranges(5)), 7, 1, 1_000)
+    assert based == RangeRow(Ranges(5), 7, 0, mark=8, former=(6, 7))
     assert after(row, Keep(0, 3, "ia", 10)) == Ranges(10)

@@ -218,6 +218,7 @@ EFFECT_FIELDS = (
     "proposed_offset",
     "frame_time_s",
     "fenced",
+    "batch_begin",
 )
 
 
@@ -255,6 +256,11 @@ def guarded_after(effects: str, before: Claim | None, frame: Frame) -> Claim | N
                 case "cleared at or below":
                     announced = after.proposed_offset
                     changes[field] = None if announced is None or announced <= number_in(frame) else announced
+                case "where a batch is cleared":
+                    announced = after.proposed_offset
+                    if number_in(frame) != after.current_offset:
+                        committed = announced is not None and announced <= number_in(frame)
+                        changes[field] = after.current_offset if committed else None
                 case "+ replaced":
                     kept = [each for each in after.fenced if each != frame.instance_id]
                     changes[field] = tuple(
@@ -337,6 +343,34 @@ def test_offsets_of_another_topic_do_what_the_page_says() -> None:
             moved = after.topic_mark != mark
             assert after.proposed_offset is None or not moved, "what was announced of the old topic is void"
             assert after.former_marks == ((*before.former_marks, mark) if moved else before.former_marks)
+
+
+def test_what_is_given_back_at_most_once_is_as_far_as_the_page_says() -> None:
+    for row in table("Release of", "Names", "Offset after", "Anomaly"):
+        for sender in senders(row["Release of"]):
+            before = held(heartbeat_at_s=NOW_S - 5, current_offset=30, proposed_offset=40)
+            state, rows = rows_of("group/topic/3", before)
+            fold_guarded(rows, frame_of("Heartbeat", "owner", 40), AT_MS)
+            assert state["group/topic/3"].batch_begin == 30
+            fold_guarded(rows, frame_of("Heartbeat", "owner", 40), AT_MS)  # a renewal
+            fold_guarded(rows, frame_of("ReleasingPartition", sender, int(row["Names"])), AT_MS)
+            after = state["group/topic/3"]
+            assert after.current_offset == int(row["Offset after"]), row
+            kind = "" if after.anomaly is None else after.anomaly.kind.value
+            assert kind == row["Anomaly"], row
+            assert after.heartbeat_at_s is not None or after.batch_begin is None
+
+
+def test_a_batch_can_be_given_back_once_and_by_its_owner_alone() -> None:
+    committed = held(heartbeat_at_s=NOW_S - 5, current_offset=40, batch_begin=30)
+    for changed in (
+        frame_of("Heartbeat", "owner", 41),
+        frame_of("Heartbeat", "new instance", 40),
+        frame_of("ReleasingPartition", "owner", 40),
+    ):
+        state, rows = rows_of("group/topic/3", committed)
+        fold_guarded(rows, changed, AT_MS)
+        assert state["group/topic/3"].batch_begin is None, changed
 
 
 def test_a_row_holds_the_fields_that_the_page_lists() -> None:
