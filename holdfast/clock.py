@@ -4,11 +4,13 @@ an argument or takes a `Clock`.
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
-from typing import Protocol
+from typing import Any, Protocol
 
 
 class Clock(Protocol):
@@ -19,16 +21,32 @@ class Clock(Protocol):
         ...
 
     def monotonic_s(self) -> float:
-        """Return a clock for durations and deadlines, in seconds; never goes back."""
+        """Return a clock for durations and deadlines, in seconds; never goes back, and goes on while the
+        machine is asleep.
+        """
         ...
 
 
+def sleepless(system: Any) -> Callable[[], float]:
+    """Return the monotonic clock of *system*, the module `time`, that goes on while the machine is asleep.
+
+    `time.monotonic` stands still then on Linux and macOS: a laptop that was closed for an hour would take its
+    leases and claims for held.
+    """
+    if hasattr(system, "CLOCK_BOOTTIME"):  # Linux
+        return partial(system.clock_gettime, system.CLOCK_BOOTTIME)
+    if sys.platform == "darwin":  # there, unlike on Linux, it counts sleep
+        return partial(system.clock_gettime, system.CLOCK_MONOTONIC)
+    found: Callable[[], float] = system.monotonic
+    return found
+
+
 class SystemClock:
-    """The machine's own clocks. *processor_s* is what this process has used of its processors, in seconds,
-    *thread_s* what this thread has.
+    """The machine's own clocks. *monotonic_s* goes on while the machine is asleep, *processor_s* is what this
+    process has used of its processors, in seconds, *thread_s* what this thread has.
     """
 
-    monotonic_s = staticmethod(time.monotonic)
+    monotonic_s = staticmethod(sleepless(time))
     processor_s = staticmethod(time.process_time)
     thread_s = staticmethod(time.thread_time)
 

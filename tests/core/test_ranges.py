@@ -19,6 +19,7 @@ from holdfast.core.ranges import (
     Block,
     Horizon,
     Keep,
+    OfTopic,
     RangeRow,
     Ranges,
     Take,
@@ -247,7 +248,7 @@ def faulty(change: Callable[[Block, Wish], Block]) -> Fold:
 
     def fold(before: RangeRow | None, wish: Wish, offset: int, at_ms: int, lease_ms: int) -> RangeRow | None:
         found = fold_range(before, wish, offset, at_ms, lease_ms)
-        if found is None or found is before or isinstance(wish, Base):
+        if found is None or found is before or isinstance(wish, Base | OfTopic):
             return found
         blocks = tuple(change(each, wish) if each.start == wish.start else each for each in found.row.blocks)
         return found._replace(row=Ranges(found.row.low, blocks))

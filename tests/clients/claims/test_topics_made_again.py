@@ -264,7 +264,7 @@ async def test_members_that_work_on_ranges_notice_the_new_topic(
         shop.make_again()
         shop.produce(100, NEW)
         for consumer in (one, other):
-            await consumer._do(lambda each=consumer: setattr(each._log, "_identified_s", -inf))
+            consumer._log._identified_s = -inf
             await consumer._do(consumer._log.catch_up)
         with pytest.raises(ClaimLostError):
             await held.done()
