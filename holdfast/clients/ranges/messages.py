@@ -13,9 +13,9 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 from holdfast.clients.ranges.broker import CORRECT_NAME, POLL_S, RangeBroker
 from holdfast.clients.topics.identities import is_of_another, metadata_of
 from holdfast.core.kafka.unreadable import Unreadable
-from holdfast.errors import BrokerError
+from holdfast.errors import BrokerError, TopicError
 from holdfast.kafka.clients import make_reader, reader_options
-from holdfast.kafka.codes import COORDINATOR_MOVES, code_of, is_end
+from holdfast.kafka.codes import COORDINATOR_MOVES, NO_TOPIC, code_of, is_end
 from holdfast.kafka.librdkafka_log import Quiet, impatient
 from holdfast.kafka.reading.skipper import Skipper
 
@@ -76,7 +76,7 @@ class RangeMessages:
         self._unreadable.pop(partition, None)
         self._short.discard(partition)
         try:
-            return self._broker.bounds(self._consumer, (self.topic, partition))[0]
+            return self._bounds(partition)[0]
         except KafkaException as error:
             raise self._broker.error(f"the beginning of {self.topic}/{partition}", error) from None
 
@@ -89,7 +89,7 @@ class RangeMessages:
         until_s = broker.clock.monotonic_s() + broker.timeout_s
         while True:
             try:
-                earliest, _ = broker.bounds(self._consumer, (self.topic, partition))
+                earliest, _ = self._bounds(partition)
                 kept = self._consumer.committed([place], broker.timeout_s)[0]
                 return earliest if is_of_another(kept.metadata, mark) else max(earliest, kept.offset)
             except KafkaException as error:
@@ -102,11 +102,31 @@ class RangeMessages:
         """Return the end of a partition, of which all before *low* is done."""
         assert self._consumer is not None
         try:
-            _, end = self._broker.bounds(self._consumer, (self.topic, partition))
+            _, end = self._bounds(partition)
         except KafkaException as error:
             raise self._broker.error(f"the end of {self.topic}/{partition}", error) from None
         self._compare(partition, low, end)
         return end
+
+    def _bounds(self, partition: int) -> tuple[int, int]:
+        """Return where a partition begins and ends; raises KafkaException.
+
+        A client that was asked before the topic was made again does not know its partitions at first.
+        """
+        assert self._consumer is not None
+        broker, until_s = self._broker, self._broker.clock.monotonic_s() + self._broker.timeout_s
+        while True:
+            try:
+                return broker.bounds(self._consumer, (self.topic, partition))
+            except KafkaException as error:
+                if code_of(error) not in NO_TOPIC or broker.clock.monotonic_s() > until_s:
+                    raise
+                try:
+                    if self.partitions() <= partition:
+                        raise
+                except TopicError:
+                    raise error from None  # it is gone, which its caller tells
+            self._consumer.poll(POLL_S)
 
     def _compare(self, partition: int, low: int, end: int) -> None:
         """Report once that a log ends before what is done of it: it is not the log that the row is about."""

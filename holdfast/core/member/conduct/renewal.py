@@ -373,6 +373,8 @@ class Renewal:
                 soon_s = now_s + RETRY_INTERVALS * self._state.interval_s
                 claim.stage = replace(stage, asks=True, until_s=soon_s)
                 self._state.schedule.plan_next(claim)
+            case Draining(work=work, asks=True) as stage if work.left is None and now_s < stage.until_s:
+                pass  # the shell is about to answer
             case Draining() as stage:
                 self.give_back(claim, stage, stage.reason, now_s, cooldown=cools(stage))
             case Releasing() | Declining() as stage:
