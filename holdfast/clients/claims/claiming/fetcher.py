@@ -408,8 +408,8 @@ class ClaimFetcher:
             return
         self._hopeless.add(place)
         lost = (
-            "; if this comes again the log is shorter than the group's offset, as after its topic was made"
-            " anew. To begin with what there is: holdfast groups reset-offsets %(group)s --to-earliest"
+            "; if this comes again the log is shorter than the group's offset, as after a broker lost records"
+            " of it. To begin with what there is: holdfast groups reset-offsets %(group)s --to-earliest"
             " --topic %(topic)s:%(partition)d --execute"
         )
         logger.warning(
