@@ -205,8 +205,11 @@ class Checks:
             else:
                 ledger.expected = None  # what was decided is of the topic that was deleted
             return
-        moved = before is not None and after.topic_mark != before.topic_mark
-        if moved and after.topic_mark == ledger.made and ledger.verified_of != ledger.made:
+        before_mark, mark = None if before is None else before.topic_mark, after.topic_mark
+        if before_mark is not None and mark is not None and mark != before_mark:
+            if mark < before_mark:
+                text = f"{frame.instance_id} moves it back to an offset of a topic that was deleted"
+                raise self.trace.fail(OFFSET, ledger.place, text)
             old = None  # the first word about the topic that was made again
         if new == old:
             return

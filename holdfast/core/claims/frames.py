@@ -31,6 +31,10 @@ UNMARKED = 1
 """The version of a frame that does not say which topic its offset is of: the Go library's, and earlier ones
 of ours.
 """
+GIVES_BACK = 0
+"""The version of a release that gives back part of a batch (at most once), where the topic has no mark: a
+release without either moves no offset back.
+"""
 LIMIT_MARK = 2**31
 """Marks are from 2 to below this: a reader whose integers have 32 bits reads them too."""
 LIMIT_FRAME_BYTES = 4096

@@ -225,7 +225,11 @@ def _released(claim: Claim, frame: ReleasingPartition, now_s: int) -> Claim:
         not _of_another_topic(claim, frame)
         and claim.current_offset is not None
         and frame.current_offset < claim.current_offset
-        and not (claim.batch_begin is not None and claim.batch_begin <= frame.current_offset)
+        and not (
+            claim.batch_begin is not None
+            and claim.batch_begin <= frame.current_offset
+            and frame.version != UNMARKED  # which moves nothing, whatever it names
+        )
         and not frame.instance_id.startswith(RESET_INSTANCE)
     ):
         anomaly = AnomalyKind.BACKWARD_OFFSET

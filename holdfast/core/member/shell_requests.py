@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from holdfast.core.claims.frames import (
+    GIVES_BACK,
     UNMARKED,
     ClaimingMessages,
     ClaimingPartition,
@@ -141,7 +142,7 @@ class ShellRequests:
         )
         return self._send(claim, frame, now_s)
 
-    def send_release(self, claim: LocalClaim, offset: int, now_s: float) -> int:
+    def send_release(self, claim: LocalClaim, offset: int, now_s: float, *, gives_back: bool = False) -> int:
         client_id, instance_id = self._me
         frame = ReleasingPartition(
             self._frame_s(now_s),
@@ -150,7 +151,7 @@ class ShellRequests:
             self._settings.group_id,
             *claim.place,
             offset,
-            claim.topic_mark or UNMARKED,
+            claim.topic_mark or (GIVES_BACK if gives_back else UNMARKED),
         )
         return self._send(claim, frame, now_s)
 

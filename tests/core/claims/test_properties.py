@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 
 from holdfast.core.claims.claim_rows import Anomaly, AnomalyKind, Claim, GuardedRow
 from holdfast.core.claims.frames import (
+    GIVES_BACK,
+    UNMARKED,
     ClaimingMessages,
     ClaimingPartition,
     Frame,
@@ -79,7 +81,8 @@ def logs(draw: st.DrawFn) -> Log:
             frame = ClaimingPartition(time_s, instance, client, "g", "t", partition)
         else:
             moved = cast(type[Heartbeat] | type[ReleasingPartition] | type[ClaimingMessages], kind)
-            frame = moved(time_s, instance, client, "g", "t", partition, offset)
+            version = GIVES_BACK if kind is ReleasingPartition and time_s % 2 else UNMARKED
+            frame = moved(time_s, instance, client, "g", "t", partition, offset, version)
         log.append((frame, now_s * 1000 + 500 if number >= stamped_from else -1))
     return log
 
@@ -267,7 +270,8 @@ def told_by(facts: list[Fact], frame: Heartbeat | ReleasingPartition) -> tuple[s
     known, begin = offset_of(latest(facts, "told")), batch_begin_by(facts)
     if frame.current_offset < 0:
         return ("odd", "negative-offset")
-    if isinstance(frame, ReleasingPartition) and begin is not None and frame.current_offset >= begin:
+    gives_back = isinstance(frame, ReleasingPartition) and frame.version == GIVES_BACK
+    if gives_back and begin is not None and frame.current_offset >= begin:
         return ("told", "")
     return ("told", "") if known is None or frame.current_offset >= known else ("odd", "backward-offset")
 

@@ -346,14 +346,15 @@ def test_offsets_of_another_topic_do_what_the_page_says() -> None:
 
 
 def test_what_is_given_back_at_most_once_is_as_far_as_the_page_says() -> None:
-    for row in table("Release of", "Names", "Offset after", "Anomaly"):
+    for row in table("Release of", "Names", "Version", "Offset after", "Anomaly"):
         for sender in senders(row["Release of"]):
             before = held(heartbeat_at_s=NOW_S - 5, current_offset=30, proposed_offset=40)
             state, rows = rows_of("group/topic/3", before)
             fold_guarded(rows, frame_of("Heartbeat", "owner", 40), AT_MS)
             assert state["group/topic/3"].batch_begin == 30
             fold_guarded(rows, frame_of("Heartbeat", "owner", 40), AT_MS)  # a renewal
-            fold_guarded(rows, frame_of("ReleasingPartition", sender, int(row["Names"])), AT_MS)
+            release = frame_of("ReleasingPartition", sender, int(row["Names"]))
+            fold_guarded(rows, msgspec.structs.replace(release, version=int(row["Version"])), AT_MS)
             after = state["group/topic/3"]
             assert after.current_offset == int(row["Offset after"]), row
             kind = "" if after.anomaly is None else after.anomaly.kind.value

@@ -31,6 +31,7 @@ from holdfast.core.member.claim.stages import (
     cools,
     hands_out,
     reason_of,
+    work_of,
 )
 from holdfast.core.member.claim.velocity import ClaimVerdict
 from holdfast.core.member.conduct.health import HealthCheck
@@ -410,7 +411,9 @@ class Renewal:
     def _send_release(self, claim: LocalClaim, stage: Releasing | Declining, now_s: float) -> None:
         claim.stage = replace(stage, releases=stage.releases + 1)
         self._plan_beat(claim, self._state.patience_s(now_s))
-        self._state.shell.send_release(claim, max(stage.offset, 0), now_s)
+        work = work_of(stage)
+        gives_back = work is not None and work.left is not None
+        self._state.shell.send_release(claim, max(stage.offset, 0), now_s, gives_back=gives_back)
 
     def _give_back_unstarted(
         self, claim: LocalClaim, stage: Won, reason: ReleaseReason, now_s: float
