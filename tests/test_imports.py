@@ -91,7 +91,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "quarantine": frozenset({"topics"}),
         "claims": frozenset({"topics"}),
         "groups": frozenset({"claims", "topics"}),
-        "ranges": frozenset({"claims"}),
+        "ranges": frozenset({"claims", "topics"}),
     },
     "embedded": {
         "settings": frozenset(),

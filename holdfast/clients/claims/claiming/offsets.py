@@ -61,7 +61,7 @@ class Watermarks(NamedTuple):
     topic_mark: int | None = None
 
 
-class Identity(NamedTuple):
+class TopicIdentity(NamedTuple):
     """Which topic of its name there was at *asked_s* of the monotonic clock, or later: None where the broker
     knows no ids.
     """
@@ -103,7 +103,7 @@ class OffsetFetcher:
         self._wanted: dict[tuple[str, int], bool] = {}
         self._count_wanted: tuple[str, ...] = ()
         self._identity_wanted: set[str] = set()
-        self._identified: deque[Identity] = deque()
+        self._identified: deque[TopicIdentity] = deque()
         self._found: deque[Watermarks] = deque()
         self._counted: dict[str, int] = {}
         self._closing = False
@@ -140,7 +140,7 @@ class OffsetFetcher:
             self._identity_wanted.add(topic)
             self._wake()
 
-    def identities(self) -> list[Identity]:
+    def identities(self) -> list[TopicIdentity]:
         """Return which topics were identified since."""
         with self._changed:
             found = list(self._identified)
@@ -255,7 +255,7 @@ class OffsetFetcher:
                 self._identity_wanted |= topics
             return False
         with self._changed:
-            self._identified += [Identity(topic, mark, asked_s) for topic, mark in marks.items()]
+            self._identified += [TopicIdentity(topic, mark, asked_s) for topic, mark in marks.items()]
         return True
 
     def _failed(self, what: str, cause: KafkaError) -> None:
