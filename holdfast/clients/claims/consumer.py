@@ -42,8 +42,9 @@ class ClaimConsumer(ConsumerBase):
 
     Leaving the block gives all claims back, after what is in flight was committed or *drain_s* is over; say
     `terminate(release=False)` before that to keep them for a restart of the same client. At most once, what
-    the log has committed is still handed out to a task that goes on to iterate, as long; who breaks out of
-    the loop instead loses it, and an event (`undelivered`) says what it was. An error ends the iteration:
+    the log has committed is still handed out to a task that goes on to iterate, as long; what nobody takes
+    goes to the next owner. A process that is killed loses at most *at_most_once_messages* of each partition,
+    and an event (`undelivered`) says what was lost with a claim. An error ends the iteration:
     InstanceConflictError when a newer process runs under the same client id, ClockSkewError, TopicError,
     BrokerError.
     """
