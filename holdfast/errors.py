@@ -25,6 +25,7 @@ HoldfastError
 │   ├── ChoicesError         recorded choices do not fit: one is missing, malformed, or of other sources
 │   └── GlobalsError         a global table cannot be read as of the position that was recorded
 ├── FencedError              a newer owner of this partition exists; this one must stop writing
+├── InstanceFencedError      another worker has joined the group with this one's instance_id
 ├── ClaimError               a claim client cannot do what was asked
 │   ├── ClaimLostError       the message's claim is not held any more: another member may get the message too
 │   ├── CommitError          an offset that was never delivered was to be committed
@@ -234,6 +235,10 @@ class GlobalsError(StateError):
 
 class FencedError(HoldfastError):
     """A newer owner of this partition exists; this one must stop writing."""
+
+
+class InstanceFencedError(HoldfastError):
+    """Another worker has joined the group with this one's instance_id; this one ends."""
 
 
 class ClaimError(HoldfastError):
