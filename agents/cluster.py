@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from holdfast.agents import descriptors
 from holdfast.clients.topics.admin import Admin
 from holdfast.clients.topics.application import require_topics
 from holdfast.clients.topics.specs import topic_names
-from holdfast.clients.topics.types import TopicFinding
+from holdfast.clients.topics.types import ClusterIds, TopicFinding
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.declared.retention import landed_topics
@@ -42,6 +42,8 @@ class Survey:
     partitions: Mapping[str, int]
     versions: Mapping[str, tuple[int, ...]]
     """Of each processor the versions that have a changelog, ascending."""
+    topics: ClusterIds
+    """The topics that its tables are made of and lie in, as they were then."""
 
 
 def survey(settings: Settings, processors: Sequence[Processor[Any, Any]]) -> Survey:
@@ -90,7 +92,14 @@ def survey(settings: Settings, processors: Sequence[Processor[Any, Any]]) -> Sur
         )
     ) is not None:
         logger.warning("%(problem)s", {"problem": short})
-    return Survey(environment, partitions, versions)
+    return Survey(environment, partitions, versions, admin.topic_ids(logs_of(processors, settings.app)))
+
+
+def logs_of(processors: Iterable[Processor[Any, Any]], app: str) -> set[str]:
+    """Return the topics that tables are folded from, and those that keep them: each is another log when it
+    is made again.
+    """
+    return {topic for each in processors for topic in (*each.logs(app), each.changelog(app))}
 
 
 def tell(findings: Sequence[TopicFinding]) -> None:

@@ -9,13 +9,16 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from confluent_kafka import Message
+from msgspec.structs import replace as replace_fields
 from rocksdict import WriteOptions
 
 from holdfast.clock import system_clock
+from holdfast.core.engine.commit_notes import Sent, shortened
 from holdfast.core.engine.declared.processor import Emit, Processor
 from holdfast.core.engine.fold.folding import Changes, Folder
 from holdfast.core.engine.merge.choices import (
@@ -24,6 +27,7 @@ from holdfast.core.engine.merge.choices import (
     decode_choice,
     encode_choice,
     event_ms_of,
+    globals_of,
 )
 from holdfast.core.engine.merge.global_copies import WorkerGlobals
 from holdfast.core.engine.merge.handing_over import barrier_at
@@ -41,15 +45,16 @@ from holdfast.core.engine.state.codec import APPLIED, NOTHING_APPLIED, key_in_ta
 from holdfast.core.engine.state.evolution import ROW_TYPES, decode_row_types, encode_row_types, evolved
 from holdfast.core.engine.state.handover import HANDOVER, HANDOVER_FORMAT, Handover, encode_handover
 from holdfast.core.engine.state.lost_heads import LOST_HEADS, LostHeads, encode_lost_heads
-from holdfast.core.engine.state.passing_refusals import refusal_note
+from holdfast.core.engine.state.passing_refusals import REFUSALS, refusal_note
+from holdfast.core.engine.state.recovery import RECOVERY, Recovery, encode_recovery
 from holdfast.core.engine.state.source_ids import SOURCE_IDS, SourceIds, decode_source_ids, encode_source_ids
 from holdfast.core.kafka.topic_partition import Place
-from holdfast.errors import ChangelogError, ConfigError, OutOfRangeError, TopicError
+from holdfast.errors import ChangelogError, ChoicesError, ConfigError, OutOfRangeError, TopicError
 from holdfast.kafka.transactions.transactional_producer import ProducerFactory
 from holdfast.tables.changelog import ChangelogPart, ChangelogWriter
 from holdfast.tables.pins import PinnedState
 from holdfast.tables.rocks import Budget
-from holdfast.tables.store import PartitionStore, StoreStamp
+from holdfast.tables.store import WRITE_ROWS, PartitionStore, StoreStamp
 
 logger = logging.getLogger(__name__)
 
@@ -143,6 +148,8 @@ class Partition:
         self._writer: ChangelogWriter | None = None
         self.sources: SourceIds | None = None
         """The ids that the sources have now, where they were asked for; set before `activate`."""
+        self.out: Mapping[str, str] = {}
+        """The ids that the topics have now that results and refused records are sent to, by name."""
         self._due: dict[bytes, bytes] = {}
         """Notes of what is new here, by key, which the next transaction has to write."""
         self._lost = False
@@ -150,6 +157,8 @@ class Partition:
         self.recorded: list[bytes] = []
         """Choices that are written and not yet obeyed, those of several sources: from `marker.choices` on."""
         self._handover: Handover | None = None
+        self._recovered: Recovery | None = None
+        """The note of its recovery, moved behind the barrier of that."""
         self._barrier: Choice | None = None
         """The choice of the handover, which the next transaction has to record."""
         self.head_of: Callable[[Place], int] = lambda place: 0
@@ -352,6 +361,7 @@ class Partition:
         self._check_migrated()
         self.role, marker, cache_rows = PartitionRole.ACTIVE, self._store.marker, self._env.cache_rows
         handover = (self._handover or self._store.handover) if self.processor.hands_over else None
+        recovery = self._recovered or self._store.recovery
         if isinstance(marker, VectorMarker):
             self._folder = MergingFolder(
                 self.processor,
@@ -360,6 +370,7 @@ class Partition:
                 cache_rows=cache_rows,
                 views=self.views,
                 handover=handover,
+                recovery=recovery,
             )
             return
         self._folder = Folder(
@@ -370,6 +381,7 @@ class Partition:
             event_ms=event_ms_of(marker),
             cache_rows=cache_rows,
             handover=handover,
+            recovery=recovery,
         )
 
     def _compare_sources(self) -> None:
@@ -378,6 +390,12 @@ class Partition:
         if now is None or now == noted:
             return
         folded = [topic for topic, offset in self.offsets.items() if offset != NOTHING_APPLIED]
+        if noted is not None and (other := noted.other_logs(now, self._obeyed())):
+            raise ChoicesError(
+                f"topic {other[0]} was deleted and made again (its id was {noted.topics[other[0]]}, is"
+                f" {now.topics[other[0]]}), and {self.processor.table} partition {self.partition} was folded"
+                " by what the old one held: run `holdfast reset`, or give the processor another name"
+            )
         if noted is not None and (other := noted.other_logs(now, folded)):
             topic, processor = other[0], self.processor
             raise TopicError(
@@ -387,6 +405,20 @@ class Partition:
                 " builds the table from the new log, or run `holdfast reset`"
             )
         self._due[SOURCE_IDS] = encode_source_ids(now)
+
+    def _obeyed(self) -> list[str]:
+        """Return the topics besides the sources that its state is a function of: that of its choices, once it
+        has obeyed one, and those of globals that it has looked into.
+        """
+        position = self._store.marker
+        if not isinstance(position, VectorMarker) or not position.choices:
+            return []
+        seen = [
+            table.topic
+            for table, vector in zip(self.processor.reads, globals_of(position), strict=False)
+            if any(offset != NOTHING_APPLIED for offset in vector)
+        ]
+        return [self.choices_topic, *seen]
 
     def _compare_types(self) -> None:
         """Have the next transaction note the types of rows, where they are not those that are noted."""
@@ -409,7 +441,7 @@ class Partition:
         """Stop folding: drop the fold's state; what is committed stays. The writer is closed before."""
         assert self._writer is None, "close the writer first"
         self.role, self._folder, self.recorded, self.standing = PartitionRole.STANDBY, None, [], None
-        self._handover = self._barrier = None  # another may come past it meanwhile
+        self._handover = self._recovered = self._barrier = None  # another may come past it meanwhile
         self.note_source_ends({}, UNKNOWN)
 
     def lose(self) -> None:
@@ -512,6 +544,107 @@ class Partition:
         self._handover = stood
         if self._barrier is not None:
             self.recorded.append(encode_choice(self._barrier))
+
+    # -- a changelog that has lost its records
+
+    @property
+    def is_blank(self) -> bool:
+        """Return whether its changelog holds no position at all, not even that of a beginning."""
+        return self._store.get(APPLIED) is None
+
+    @property
+    def cut_at(self) -> int:
+        """Return the changelog offset before which records of this state are gone; 0 for none."""
+        first, recovery = self._store.read_from, self._store.recovery
+        return 0 if first <= (0 if recovery is None else recovery.log_start) else first
+
+    @property
+    def changelog_id(self) -> str:
+        """Return the id that Kafka gave its changelog."""
+        return self._env.changelog_ids.get(self.changelog, "")
+
+    @property
+    def has_base(self) -> bool:
+        """Return whether it began with rows that no source has."""
+        return self._store.get(BASE) is not None
+
+    def reads_from(self, offset: int) -> None:
+        """Note that its changelog is read from *offset* on, since nothing is left before."""
+        self._store.reads_from(offset)
+
+    def lost_before(self) -> tuple[int, ...] | None:
+        """Return the last offsets of a state that this worker had, whose changelog was another topic; None
+        without one, or where its sources were other logs.
+        """
+        if (before := self._store.before) is None:
+            return None
+        folded, now = decode_source_ids(before.sources), self.sources
+        found = offsets_of(self._positions.decode(before.marker))
+        if counted(found) == NOTHING_APPLIED:
+            return None
+        if now is not None and folded is not None and folded.other_logs(now, self.processor.topics):
+            return None
+        return found
+
+    def sent(self, topic: str) -> Sent:
+        """Return up to where it has folded a source and sent its results, in this state or one before."""
+        at, marker, recovery = self.processor.topics.index(topic), self._store.marker, self._store.recovery
+        applied, choices = offsets_of(marker)[at], choices_of(marker)
+        if recovery is not None:
+            applied, choices = max(applied, recovery.applied[at]), max(choices, recovery.choices)
+        return Sent(applied, choices, shortened(self.changelog_id))
+
+    async def begin_again(
+        self,
+        recovery: Recovery,
+        timeout_s: float,
+        *,
+        emptied: bool,
+        notes: Sequence[tuple[bytes, bytes]] = (),
+    ) -> None:
+        """Write up to where its results were sent before; *emptied*, with the position of the beginning, and
+        a tombstone for all that its changelog still holds. Follow with a restore. It is fenced and restored.
+        """
+        assert self._writer is not None, "fence first"
+        marker = self._positions.encode(self._positions.start if emptied else self._store.marker)
+        last = ChangelogPart([*notes, (RECOVERY, encode_recovery(recovery)), (APPLIED, marker)], [])
+
+        def parts() -> Iterator[ChangelogPart]:
+            keys = self._left() if emptied else iter(())
+            while some := [(key, None) for key in islice(keys, WRITE_ROWS)]:
+                yield ChangelogPart(some, [])
+            yield last
+
+        await self._writer.write_parts(parts, timeout_s)
+
+    def _left(self) -> Iterator[bytes]:
+        """Yield every key that the changelog holds, but for the position."""
+        store = self._store
+        yield from (
+            key for key in (HANDOVER, LOST_HEADS, ROW_TYPES, SOURCE_IDS) if store.get(key) is not None
+        )
+        yield from (key for key, _ in store.scan(REFUSALS))
+        yield from (key for key, _ in store.everything())
+
+    def learn_recovery(self) -> None:
+        """Have the choice recorded at which its results were sent before, of several sources, until it has
+        come past that; before `activate` and behind the reading of choices.
+        """
+        recovery, position = self._store.recovery, self._store.marker
+        if recovery is None or not isinstance(position, VectorMarker):
+            return
+        if not recovery.covers(position.applied, position.choices) or set(recovery.applied) == {
+            NOTHING_APPLIED
+        }:
+            return
+        stood = Handover(HANDOVER_FORMAT, recovery.applied, recovery.choices)
+        if self._barrier is not None:
+            return  # that of the handover, whose place all versions come through, comes first
+        moved, barrier = barrier_at(stood, position, [*map(decode_choice, self.recorded)])
+        self._recovered = replace_fields(recovery, applied=moved.applied, choices=moved.choices)
+        if barrier is not None:
+            self._barrier = barrier
+            self.recorded.append(encode_choice(barrier))
 
     def _note_of_heads(self, changes: AnyChanges) -> Iterator[tuple[bytes, bytes]]:
         before, now = offsets_of(self._store.marker), offsets_of(changes.marker)

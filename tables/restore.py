@@ -177,6 +177,7 @@ class _Reader:
         low, _ = self.consumer.get_watermark_offsets(
             TopicPartition(part.changelog, part.partition), timeout=_OLD_END_TIMEOUT_S
         )
+        part.reads_from(low)
         place = TopicPartition(part.changelog, part.partition, low)
         self.consumer.incremental_unassign([TopicPartition(part.changelog, part.partition)])
         self.consumer.incremental_assign([place])

@@ -22,6 +22,8 @@ from holdfast.core.engine.state.codec import (
 )
 from holdfast.core.engine.state.handover import HANDOVER, Handover, decode_handover
 from holdfast.core.engine.state.lost_heads import LOST_HEADS, LostHeads, decode_lost_heads
+from holdfast.core.engine.state.recovery import RECOVERY, Recovery, decode_recovery
+from holdfast.core.engine.state.source_ids import SOURCE_IDS
 from holdfast.core.engine.state.timers import Timer
 from holdfast.errors import ChangelogError, RottenStoreError, StateError, StoreError
 from holdfast.tables.aside import scratch_of, set_aside
@@ -56,6 +58,14 @@ _CLOSED = META + b"closed"
 """The changelog offset of a store that was closed in good order, until it is opened again; an older
 version does not take it back then.
 """
+_READ_FROM = META + b"read-from"
+"""The changelog offset at which the reading of this store began, where that is not the first: what lay before
+is gone.
+"""
+_BEFORE = META + b"before"
+"""Position and ids of the sources in the store that this one replaces, whose changelog was another topic: it
+had folded so much, whatever the new one holds.
+"""
 _ROTTEN = META + b"rotten"
 """Why the store is not to be believed, when somebody found out and could not set it aside at once."""
 
@@ -76,6 +86,15 @@ class StoreStamp(msgspec.Struct, frozen=True, kw_only=True):
     cluster_id: str
     changelog_id: str
     format: int = STORE_FORMAT
+
+
+class LostState(msgspec.Struct, frozen=True, array_like=True):
+    """The last position that a store knows of a state whose changelog is gone, and the ids of its sources,
+    both as stored.
+    """
+
+    marker: bytes
+    sources: bytes | None
 
 
 class PartitionStore:
@@ -110,6 +129,12 @@ class PartitionStore:
         """What was deleted of the sources before this table began."""
         self.handover: Handover | None = None
         """Up to where it is silent; None where it was not declared so."""
+        self.recovery: Recovery | None = None
+        """How it began again after its changelog had lost its records; None where it never did."""
+        self.read_from = 0
+        """The changelog offset at which its reading began."""
+        self.before: LostState | None = None
+        """What is known of a state before this one, whose changelog was another topic."""
         self.on_rotten: Callable[[str], None] = lambda cause: None
         """Called once, by whichever thread finds out."""
         self._open()
@@ -140,7 +165,9 @@ class PartitionStore:
             ) from error
         self.marker: Position
         self.marker, self.changelog_next, self._whole_at = self._positions.start, 0, 0
-        self.lost_heads, self.handover = {}, None
+        self.lost_heads, self.handover, self.recovery, self.read_from = {}, None, None, 0
+        if self.before is not None:
+            self._db[_BEFORE] = msgspec.msgpack.encode(self.before)
 
     def _unfit(self) -> str | None:
         """Open the store found on disk; return why it must not be used, or None when it is open and fits."""
@@ -169,8 +196,14 @@ class PartitionStore:
                 self._whole_at = int(self._db.get(_PIECES) or 0)
                 self.lost_heads = decode_lost_heads(self._db.get(LOST_HEADS))
                 self.handover = decode_handover(self._db.get(HANDOVER))
+                self.recovery = decode_recovery(self._db.get(RECOVERY))
+                self.read_from = int(self._db.get(_READ_FROM) or 0)
+                before = self._db.get(_BEFORE)
+                self.before = None if before is None else msgspec.msgpack.decode(before, type=LostState)
                 return None
             cause = f"it belongs to {found}"
+            if marker and msgspec.structs.replace(found, changelog_id=self.stamp.changelog_id) == self.stamp:
+                self.before = LostState(marker, self._db.get(SOURCE_IDS))
         except (msgspec.DecodeError, StateError, ValueError) as error:
             cause = f"it is corrupt or of a newer format: {error}"
         except Exception as error:  # noqa: BLE001  RocksDB tells corruption by plain exceptions
@@ -217,8 +250,16 @@ class PartitionStore:
         )
         self.rotten = None
 
+    def reads_from(self, offset: int) -> None:
+        """Note that the changelog is read from *offset* on, into this empty store: nothing is left before."""
+        if offset:
+            self._db[_READ_FROM] = b"%d" % offset
+            self.read_from = offset
+
     def rebuild(self, cause: str) -> None:
         """Set the store aside and start an empty one in its place."""
+        if self.before is None and self.rotten is None and (marker := self._db.get(APPLIED)):
+            self.before = LostState(marker, self._db.get(SOURCE_IDS))
         self._shut()
         self._set_aside(cause)
         self._unlogged = False
@@ -414,7 +455,7 @@ class PartitionStore:
             for key, value in notes.items():
                 batch.put(key, value)
             self._db.write(batch, options)
-            self._note(ordered[:3])  # there is no more bookkeeping than this among a transaction's rows
+            self._note(ordered[:5])  # there is no more bookkeeping than this among a transaction's rows
         except ChangelogError:
             raise  # what is to be written is at fault, and not the store
         except Exception as error:
@@ -434,6 +475,8 @@ class PartitionStore:
                 self.lost_heads = decode_lost_heads(value)
             elif key == HANDOVER:
                 self.handover = decode_handover(value)
+            elif key == RECOVERY:
+                self.recovery = decode_recovery(value)
 
     def _order_timers(self) -> None:
         """Put the timers in order of time if an older version wrote them last."""

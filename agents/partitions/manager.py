@@ -21,6 +21,7 @@ from holdfast.agents.partitions.batches.merging_intake import MergingIntake
 from holdfast.agents.partitions.batches.runner import Runner
 from holdfast.agents.partitions.gate import FoldGate
 from holdfast.agents.partitions.held.announcer import Announcer
+from holdfast.agents.partitions.held.committing import CommitNotes
 from holdfast.agents.partitions.held.holdings import Holdings
 from holdfast.agents.partitions.membership import Membership
 from holdfast.agents.partitions.ownership.adoption import Adoption
@@ -30,6 +31,7 @@ from holdfast.agents.partitions.readiness import Readiness
 from holdfast.agents.partitions.types import FoldEvent, FoldLimits, GroupClient, Held
 from holdfast.agents.partitions.upkeep.skipping import Skipping
 from holdfast.agents.partitions.upkeep.source_ends import SourceEnds
+from holdfast.agents.partitions.upkeep.topic_watch import TopicWatch
 from holdfast.agents.partitions.upkeep.trimming import Trimming
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
@@ -105,6 +107,7 @@ class PartitionManager:
         settings, clock = self.settings, self._clock
         self.holdings = Holdings(self.processors)
         self.announcer = Announcer(settings, self.thread, clock=clock)
+        self.commit_notes = CommitNotes(self._group, self.holdings)
         self.membership = Membership(
             session_s=settings.session_timeout_s, rebalance_s=settings.rebalance_timeout_s, clock=clock
         )
@@ -129,6 +132,7 @@ class PartitionManager:
             membership=self.membership,
             readiness=self.readiness,
             skipping=self.skipping,
+            notes=self.commit_notes,
             metrics=self.metrics,
             clock=clock,
         )
@@ -153,6 +157,7 @@ class PartitionManager:
             name: ServedGlobal(table, self.globals) for name, table in self.globals.reads.items()
         }
         self.trimming = Trimming(settings, self.processors, self.thread, gate=gate, holdings=holdings)
+        self.topics = TopicWatch(settings, self.processors, self.thread, self)
         self.upgrading = Upgrading(
             settings,
             self.processors,

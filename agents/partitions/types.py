@@ -5,7 +5,7 @@ of the others.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -85,6 +85,10 @@ class GroupClient(Protocol):
 
     def discard(self, message: object) -> None:
         """Forget a message that nobody will acknowledge."""
+        ...
+
+    async def committed_notes(self, places: Collection[Place]) -> Mapping[Place, str]:
+        """Return the metadata that the group has committed with the offsets of *places*."""
         ...
 
     def awaited(self) -> Sequence[str]:

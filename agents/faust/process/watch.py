@@ -122,6 +122,10 @@ class ManagerService(Service):
         await self.manager.upgrading.run()
 
     @Service.task
+    async def _watch_topics(self) -> None:
+        await self.manager.topics.run(self.manager.cluster.topics)
+
+    @Service.task
     async def _trim_internal(self) -> None:
         await self.manager.trimming.run()
 

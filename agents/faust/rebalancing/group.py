@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, cast
 
 import faust
@@ -10,6 +10,9 @@ import faust
 from holdfast.agents.faust.process.watch import STUCK_EXIT_CODE, exit_within
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.kafka.topic_partition import Place
+from holdfast.errors import BrokerError
+from holdfast.tables import lived
 
 
 class FaustGroup:
@@ -35,6 +38,22 @@ class FaustGroup:
     def discard(self, message: Any) -> None:
         """Forget a message that nobody will acknowledge."""
         cast(Any, self._app.consumer).discard(message)
+
+    async def committed_notes(self, places: Collection[Place]) -> Mapping[Place, str]:
+        """Return the metadata that the group has committed with the offsets of *places*; BrokerError without
+        an answer within a request's time.
+        """
+        timeout_s = self._settings.request_timeout_s
+        try:
+            found: Mapping[Place, str] = await lived.wait_for(
+                cast(Any, self._app.consumer).committed_notes(places), timeout_s
+            )
+        except TimeoutError as error:
+            raise BrokerError(
+                f"what group {self._settings.app} has committed: no answer within {timeout_s:g} s; check the"
+                " broker"
+            ) from error
+        return found
 
     def awaited(self) -> list[str]:
         """Return the topics that this worker reads and that were not there when the group shared out

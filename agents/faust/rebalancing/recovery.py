@@ -20,6 +20,7 @@ from mode import Service
 from holdfast.agents.faust.declared.stock_tables import StockTable, StockTables
 from holdfast.agents.partitions.manager import PartitionManager
 from holdfast.agents.partitions.types import AssignmentPlan
+from holdfast.agents.partitions.upkeep.topic_watch import more_partitions
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.errors import ConfigError, HoldfastError, TopicError
 from holdfast.tables import lived
@@ -73,12 +74,11 @@ def require_known(
     it had *partitions*.
     """
     topics = (*processor.topics, processor.changelog(app))
-    if added := sorted({tp.topic for tp in assigned if tp.topic in topics and tp.partition >= partitions}):
-        raise TopicError(
-            f"{', '.join(added)} had {partitions} partitions when this worker started, and has more now: the"
-            f" table of processor {processor.name} does not fit any more; run `holdfast topics check`, which"
-            " tells what to do"
-        )
+    added = [tp for tp in assigned if tp.topic in topics and tp.partition >= partitions]
+    if added:
+        topic = min(tp.topic for tp in added)
+        count = 1 + max(tp.partition for tp in added if tp.topic == topic)
+        raise TopicError(more_partitions(topic, partitions, count, processor))
 
 
 class FencedRecovery(recovery.Recovery):

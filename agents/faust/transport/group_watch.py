@@ -27,15 +27,17 @@ from holdfast.kafka.codes import NOT_A_MEMBER
 logger = logging.getLogger(__name__)
 
 LOOK_S = 0.1
+TAKEN_S = 1.0
+"""How long aiokafka's attempt to join again lasts where that is not to be: the worker is ending."""
 
 
-class _HeartbeatResponse(Response):
+class _HeartbeatResponse(Response):  # type: ignore[misc]
     API_KEY = 12
     API_VERSION = 3
     SCHEMA = Schema(("throttle_time_ms", Int32), ("error_code", Int16))
 
 
-class _HeartbeatStruct(RequestStruct):
+class _HeartbeatStruct(RequestStruct):  # type: ignore[misc]
     API_KEY = 12
     API_VERSION = 3
     RESPONSE_TYPE = _HeartbeatResponse
@@ -47,7 +49,7 @@ class _HeartbeatStruct(RequestStruct):
     )
 
 
-class StaticHeartbeat(Request[_HeartbeatStruct]):
+class StaticHeartbeat(Request[_HeartbeatStruct]):  # type: ignore[misc]
     """The heartbeat of a static member. aiokafka's does not name the instance, so that the broker cannot say
     that another process has its place: to it the member is unknown, as after a session that ran out.
     """
@@ -122,7 +124,8 @@ def watch_group(coordinator: Any, manager: PartitionManager) -> None:
             return answer
         if place.is_static and not coordinator.member_id and await place.is_taken():
             _leave_place(manager)
-            raise AioKafkaError("another process has this member's place")
+            await asyncio.sleep(TAKEN_S)
+            raise AioKafkaError("another worker has this member's place")
         manager.membership.joining()
         looking = asyncio.ensure_future(_look(manager.membership))
         try:
@@ -158,9 +161,9 @@ def _leave_place(manager: PartitionManager) -> None:
     settings = manager.settings
     manager.crash_soon(
         InstanceFencedError(
-            f"another process has joined group {settings.app} with instance_id {settings.instance_id}, and has"
-            " this worker's place there; this one ends. Give each worker an instance_id of its own, or leave"
-            " it unset"
+            f"another worker has joined group {settings.app} with this one's instance_id,"
+            f" {settings.instance_id}, and has its place there; this one ends. Give each worker an instance_id"
+            " of its own, or leave it unset"
         )
     )
 
@@ -188,6 +191,9 @@ def _cure(error: BaseException | None) -> str:
 def _note(membership: Membership, request: Any, answer: Any, sent_s: float, term: int) -> None:
     codes = _codes(request, answer)
     if codes & NOT_A_MEMBER:
+        if KafkaError.FENCED_INSTANCE_ID in codes:
+            membership.refused(term)
+            return
         if not membership.refused(term):
             return  # of an answer before this one
         logger.warning(

@@ -98,14 +98,18 @@ class GroupThread(driver.AIOKafkaConsumerThread):
         that is stuck.
         """
 
-    async def _commit(self, offsets: Mapping[TP, int]) -> bool:
+    async def _commit(self, offsets: Mapping[TP, int], notes: Mapping[TP, str] | None = None) -> bool:
         # Committed offsets are advice for lag tools; the position is in the state. Faust looks for "already
         # rebalanced" in a text where a line break stands between the words, so a commit that crosses a
         # rebalance would crash the worker.
         try:
             consumer = self._ensure_consumer()
             await consumer.commit(
-                {AioTP(*tp): offset for tp, offset in offsets.items() if tp in self.assignment()}
+                {
+                    AioTP(*tp): (offset, (notes or {}).get(tp, ""))
+                    for tp, offset in offsets.items()
+                    if tp in self.assignment()
+                }
             )
         except CommitFailedError:
             return False
@@ -133,6 +137,12 @@ class GroupThread(driver.AIOKafkaConsumerThread):
         """Return where the group stopped in *tps*; 0, the beginning, where it never committed."""
         consumer = self._ensure_consumer()
         return {(tp.topic, tp.partition): await consumer.committed(AioTP(*tp)) or 0 for tp in tps}
+
+    async def committed_notes(self, places: Iterable[Place]) -> dict[Place, str]:
+        """Return the metadata that the group has committed with the offsets of *places*."""
+        coordinator = self._ensure_consumer()._coordinator
+        found = await coordinator.fetch_committed_offsets([AioTP(*place) for place in places])
+        return {(tp.topic, tp.partition): str(each.metadata or "") for tp, each in found.items()}
 
     async def readable(self, offsets: Mapping[Place, int]) -> dict[Place, int]:
         """Return *offsets*, moved to the beginning of logs that do not reach back so far."""
@@ -185,6 +195,8 @@ class BatchConsumer(driver.Consumer):
         """
         self._folded: set[TP] = set()
         """Source partitions that this worker folds."""
+        self._noted: dict[TP, str] = {}
+        """What was committed last beside the offsets of what is folded."""
         self._agents_next: dict[TP, int] = {}
         """Where agents go on in partitions that are folded too."""
         self._failed = False
@@ -198,6 +210,27 @@ class BatchConsumer(driver.Consumer):
         if self._failed or not await self.app.tables.stock.written() or self._failed:
             return False
         return await super()._commit_offsets(offsets, start_new_transaction)
+
+    async def _commit(self, offsets: Mapping[TP, int]) -> bool:
+        notes = {tp: self._note(tp) for tp in offsets if tp in self._folded}
+        done: bool = await self._thread.call_thread(self._thread._commit, offsets, notes)
+        if done:
+            self._noted |= notes
+        return done
+
+    def _note(self, tp: TP) -> str:
+        return self.manager.commit_notes.of((tp.topic, tp.partition))
+
+    def _should_commit(self, tp: TP, offset: int) -> bool:
+        # A tick moves a table and no source.
+        return super()._should_commit(tp, offset) or (
+            tp in self._folded and bool(offset) and self._note(tp) != self._noted.get(tp)
+        )
+
+    async def committed_notes(self, places: Iterable[Place]) -> dict[Place, str]:
+        """Return the metadata that the group has committed with the offsets of *places*."""
+        found: dict[Place, str] = await self._thread.call_thread(self._thread.committed_notes, [*places])
+        return found
 
     def ack(self, message: Any) -> bool:
         if not message.tp.topic.endswith(BATCHES):

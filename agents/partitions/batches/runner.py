@@ -382,8 +382,8 @@ class Runner:
         """Count records refused in a row, by transactions of which none was accepted."""
         refused, part = changes.refused, self.part
         self._let_on()
-        if not changes.records:
-            return  # a tick, which is no record
+        if not changes.records or self._limits.quarantine_topic in changes.repeated:
+            return  # a tick, which is no record; or refused before
         met = ("wake", "tick", "close")  # at a record that was folded all the same
         if len({(each.topic, each.offset) for each in refused if each.stage not in met}) < changes.records:
             self._refused = 0
@@ -408,8 +408,8 @@ class Runner:
 
     async def _write(self, changes: AnyChanges) -> None:
         refused = changes.refused
-        if not refused:
-            await self._commit(changes, [])
+        if not refused or self._limits.quarantine_topic in changes.repeated:
+            await self._commit(changes, [])  # the quarantine has them
             return
         topic, processor, partition = (
             self._limits.quarantine_topic,

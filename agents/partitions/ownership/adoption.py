@@ -5,22 +5,26 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, Protocol, TypeAlias
 
 from holdfast.agents.metrics import Metrics
 from holdfast.agents.partitions.batches.runner import Owned, Runner
 from holdfast.agents.partitions.gate import FoldGate
+from holdfast.agents.partitions.held.committing import CommitNotes
 from holdfast.agents.partitions.held.holdings import Holdings
 from holdfast.agents.partitions.membership import Membership
 from holdfast.agents.partitions.ownership.beginnings import all_of, begin
 from holdfast.agents.partitions.ownership.handovers import learn_handovers
+from holdfast.agents.partitions.ownership.recovering import recover, require_whole_vector
 from holdfast.agents.partitions.ownership.source_logs import learn_sources
 from holdfast.agents.partitions.readiness import Readiness
 from holdfast.agents.partitions.types import NOT_IN_GROUP, AssignmentPlan, Held, RunInThread
 from holdfast.agents.partitions.upkeep.skipping import Skipping
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
+from holdfast.core.engine.commit_notes import CommitNote
+from holdfast.core.kafka.topic_partition import Place
 from holdfast.tables.partition import Partition
 from holdfast.tables.recorded import read_choices
 from holdfast.tables.restore import RestoreInterrupted, StandbyFollower, restore
@@ -64,9 +68,11 @@ class Adoption:
         membership: Membership,
         readiness: Readiness,
         skipping: Skipping,
+        notes: CommitNotes,
         metrics: Metrics,
         clock: Clock = system_clock,
     ) -> None:
+        self._notes = notes
         self._settings, self._opener, self._thread, self._clock = settings, opener, thread, clock
         self._gate, self._holdings, self._membership = gate, holdings, membership
         self._readiness, self._skipping, self._metrics = readiness, skipping, metrics
@@ -197,13 +203,23 @@ class Adoption:
             for part in fresh
         )
         records = await self._read(fresh)
+        await self._thread(learn_sources, settings, fresh)
+        notes = await self._group_notes(fresh)
+        for part in fresh:
+            require_whole_vector(part, notes)
+        records += await recover(fresh, notes, self._read, self._thread, settings)
         records += await begin(fresh, self._read, settings.commit_timeout_s)
         await self._thread(read_choices, *self._reading(fresh))
         await self._thread(learn_handovers, settings, fresh)
-        await self._thread(learn_sources, settings, fresh)
+        for part in fresh:
+            part.learn_recovery()
         await self._skipping.refresh()
         await asyncio.gather(*(self._thread(self._activate, part) for part in fresh))
         return records
+
+    async def _group_notes(self, fresh: list[Partition]) -> Mapping[Place, CommitNote]:
+        """Return what the group has noted of the sources of *fresh*."""
+        return await self._notes.read({place for part in fresh for place in part.places})
 
     async def _read(self, parts: list[Partition]) -> int:
         """Read the changelogs of *parts* to their ends; return how many records that took."""

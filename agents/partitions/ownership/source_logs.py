@@ -9,18 +9,28 @@ from collections.abc import Sequence
 from holdfast.clients.topics.admin import Admin
 from holdfast.config import Settings
 from holdfast.core.engine.state.source_ids import SOURCE_IDS_FORMAT, SourceIds
+from holdfast.errors import TopicError
 from holdfast.tables.partition import Partition
 
 
 def learn_sources(settings: Settings, parts: Sequence[Partition]) -> None:
-    """Tell each of *parts* the ids that its sources have now; its `activate` holds them against those that it
-    has folded.
+    """Tell each of *parts* the ids that the topics have now which it is a function of; its `activate` holds
+    them against those that it has folded. So with the topics that it sends to.
 
     Blocks; raises BrokerError without an answer, TopicError for a source that is not there.
     """
     if not parts:
         return
-    found = Admin(settings).topic_ids({topic for part in parts for topic in part.processor.topics})
+    logs = {part: part.processor.logs(settings.app) for part in parts}
+    outs = {part: {*map(str, part.processor.emits), settings.quarantine_topic} for part in parts}
+    asked = {topic for part in parts for topic in (*logs[part], *outs[part])}
+    found = Admin(settings).topic_ids(asked, there_only=True)
     for part in parts:
-        told = {topic: found.topics[topic] for topic in part.processor.topics}
-        part.sources = SourceIds(SOURCE_IDS_FORMAT, found.cluster_id, told)
+        if missing := [topic for topic in logs[part] if topic not in found.topics]:
+            raise TopicError(
+                f"topic {missing[0]}, which {part.processor.table} is folded from, is not there; run"
+                " `holdfast topics check`"
+            )
+        ids = {topic: found.topics[topic] for topic in logs[part]}
+        part.sources = SourceIds(SOURCE_IDS_FORMAT, found.cluster_id, ids)
+        part.out = {topic: found.topics[topic] for topic in outs[part] if topic in found.topics}

@@ -47,12 +47,21 @@ def worker(
     ] = 1,
     port: Annotated[int | None, typer.Option(help="As --set web_port=PORT.")] = None,
     data_dir: Annotated[str | None, typer.Option(help="As --set data_dir=FOLDER.")] = None,
+    accept_partial: Annotated[
+        bool,
+        typer.Option(
+            "--accept-partial",
+            help="Go on with tables whose changelog and sources have lost records, as far as they are left.",
+        ),
+    ] = False,
     level: Annotated[LogLevel, typer.Option("--loglevel", "-l")] = LogLevel.INFO,
 ) -> None:
     chosen = globals_of(context)
     chosen.flags |= {
         name: value for name, value in (("web_port", port), ("data_dir", data_dir)) if value is not None
     }
+    if accept_partial:
+        chosen.flags["accept_partial"] = True
     settings = chosen.settings()
     file = find_file(chosen.config, os.environ, Path.cwd())
     made = launches(

@@ -203,19 +203,25 @@ class Admin:
 
         return self._persist(ask) if asked else {}
 
-    def topic_ids(self, names: Iterable[str]) -> ClusterIds:
+    def topic_ids(self, names: Iterable[str], *, there_only: bool = False) -> ClusterIds:
         """Return the ids of the cluster and of these topics: one that is deleted and made again under its
-        name has another. TopicError for one that is not there.
+        name has another. TopicError for one that is not there, unless those that are *there_only* are asked
+        for.
         """
-        asked = sorted(names)
+        wanted = sorted(names)
 
         def ask(metadata: Any, wait_s: float) -> ClusterIds:
+            asked = [name for name in wanted if not there_only or name in metadata.topics]
+            if not asked:
+                return ClusterIds(metadata.cluster_id or "", {})
             futures = self._client.describe_topics(TopicCollection(asked), request_timeout=wait_s)
-            told = {
+            found = {
                 name: self._result(future, f"the id of {name}", wait_s) for name, future in futures.items()
             }
             return ClusterIds(
-                metadata.cluster_id or "", {name: str(each.topic_id) for name, each in told.items()}
+                metadata.cluster_id or "",
+                {name: str(each.topic_id) for name, each in found.items()},
+                {name: len(each.partitions) for name, each in found.items()},
             )
 
         return self._persist(ask)

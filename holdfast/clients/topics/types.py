@@ -104,10 +104,11 @@ class TopicState:
 
 @dataclass(frozen=True, slots=True)
 class ClusterIds:
-    """Kafka's ids of a cluster, and of topics in it by name."""
+    """Kafka's ids of a cluster, and of topics in it by name, with their numbers of partitions."""
 
     cluster_id: str
     topics: Mapping[str, str]
+    partitions: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

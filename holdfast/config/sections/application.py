@@ -42,6 +42,11 @@ class ApplicationSettings(Section):
         low=0,
         high=31_536_000,
     )
+    accept_partial: bool = setting(
+        False,
+        "a worker goes on with a table whose changelog and sources have lost records, as far as they are left"
+        " (`holdfast worker --accept-partial`)",
+    )
     standbys: int = setting(1, "standby replicas of each table partition", low=0, high=100)
     replication_factor: int = setting(1, "replicas of each topic that holdfast creates", low=1, high=100)
     coordination_topic: str = setting("__marshal", "coordination topic: claims and heartbeats")

@@ -27,6 +27,12 @@ class TimeoutSettings(Section):
     stall_timeout_s: float = setting(
         60.0, "a worker without progress for this long exits", low=1, high=86_400
     )
+    metadata_interval_s: float = setting(
+        30.0,
+        "how often a worker looks whether a topic has got more partitions or was made again",
+        low=1,
+        high=300,
+    )
     later_timeout_s: float = setting(
         600.0,
         "a worker or replay ends when what a fold needs (errors.Later) is away for this long",

@@ -250,6 +250,7 @@ PRIVATE: dict[str, set[str]] = {
         "_acked",
         "_acked_index",
         "_client",
+        "_commit",
         "_committed_offset",
         "_coordinator",
         "_create_worker_consumer",
@@ -267,6 +268,7 @@ PRIVATE: dict[str, set[str]] = {
     "agents/faust/transport/group_watch.py": {
         "_closing",
         "_coordination_task",
+        "_group_instance_id",
         "_push_error_to_user",
         "_send_req",
     },

@@ -34,6 +34,8 @@ class Coordinator:
     """aiokafka's, as far as it is wrapped: its answers are prepared, and take *takes_ms* each."""
 
     def __init__(self, clock: ManualClock) -> None:
+        self.group_id, self.generation, self.member_id = "app", 3, "me"
+        self._group_instance_id: str | None = None
         self._clock, self._closing = clock, asyncio.get_running_loop().create_future()
         self.answers: list[Any] = []
         self.takes_ms = 0

@@ -5,6 +5,7 @@ generation is joined.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -37,6 +38,9 @@ class Alone:
     async def rejoin(self) -> None: ...
 
     def discard(self, message: object) -> None: ...
+
+    async def committed_notes(self, places: Collection[tuple[str, int]]) -> dict[tuple[str, int], str]:
+        return {}
 
     def awaited(self) -> list[str]:
         return []

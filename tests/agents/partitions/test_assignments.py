@@ -26,6 +26,7 @@ class Part:
     """A partition that notes what is done with it."""
 
     fenced_in, restored_records, is_to_begin = True, 0, False
+    places: tuple[tuple[str, int], ...] = ()
 
     def __init__(self, worker: Worker, held: Held) -> None:
         self.processor, self.partition = SimpleNamespace(name=held[0]), held[1]
@@ -55,6 +56,8 @@ class Part:
 
     def mend(self) -> None: ...
 
+    def learn_recovery(self) -> None: ...
+
     def close(self) -> None:
         assert self.worker.holdings.lookup(self.processor.name, self.partition) is None, (
             "it can still be asked"
@@ -78,9 +81,12 @@ class Worker:
         monkeypatch.setattr(module, "read_choices", self._read_choices)
         monkeypatch.setattr(module, "learn_handovers", self._learn_handovers)
         monkeypatch.setattr(module, "learn_sources", lambda *_: None)
+        monkeypatch.setattr(module, "recover", self._no_recovery)
+        monkeypatch.setattr(module, "require_whole_vector", lambda *_: None)
         follower = SimpleNamespace(follow=self._follow, close=lambda: None, failure=None)
         monkeypatch.setattr(module, "StandbyFollower", lambda *_: follower)
         held: Any = SimpleNamespace(adopt=self.terms.append)
+        notes: Any = SimpleNamespace(read=self._no_notes)
         noting: Any = SimpleNamespace(refresh=self._refresh)
         readiness: Any = SimpleNamespace(why="")
         self.adoption = Adoption(
@@ -92,9 +98,16 @@ class Worker:
             membership=held,
             readiness=readiness,
             skipping=noting,
+            notes=notes,
             metrics=Metrics("shop"),
             clock=ManualClock(),
         )
+
+    async def _no_notes(self, places: Any) -> dict[Any, Any]:
+        return {}
+
+    async def _no_recovery(self, *_: Any) -> int:
+        return 0
 
     def thread(self, call: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
         async def run() -> Any:

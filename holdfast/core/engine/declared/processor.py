@@ -484,6 +484,13 @@ class Processor(Generic[E, R]):
         """
         return f"{app}-{self.name}-choices{''.join(f'.v{each.version}' for each in self.internal)}"
 
+    def logs(self, app: str) -> tuple[str, ...]:
+        """Return every topic that its rows are a function of: sources, choices, and those of the globals that
+        it reads.
+        """
+        choices = () if self.on is None else (self.choices(app),)
+        return (*self.topics, *choices, *dict.fromkeys(each.topic for each in self.reads))
+
     @property
     def writes_alone(self) -> bool:
         """Return whether no other version writes to a topic that this one writes to: it emits to internal

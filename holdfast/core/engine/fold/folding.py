@@ -37,6 +37,7 @@ from holdfast.core.engine.state.codec import (
     encode_marker,
 )
 from holdfast.core.engine.state.handover import Handover
+from holdfast.core.engine.state.recovery import Recovery
 from holdfast.core.engine.state.rows import JournaledRows, Store
 
 __all__ = [
@@ -87,12 +88,21 @@ class Folder(SteppingFolder[R, Batch, Changes]):
         limit_bytes: int = LIMIT_BYTES,
         trace: Callable[[Transition[R]], None] | None = None,
         handover: Handover | None = None,
+        recovery: Recovery | None = None,
     ) -> None:
         assert event_ms is not None or not processor.has_event_time or applied == NOTHING_APPLIED, (
             "a position has event time"
         )
         super().__init__(
-            processor, store, stream_ms, cache_rows, limit_bytes, trace, event_ms=event_ms, handover=handover
+            processor,
+            store,
+            stream_ms,
+            cache_rows,
+            limit_bytes,
+            trace,
+            event_ms=event_ms,
+            handover=handover,
+            recovery=recovery,
         )
         self.applied, self._lineage = applied, processor.lineage
         self._takes, self._plain = tuple(processor.inputs), len(processor.inputs) == len(processor.columns)
@@ -108,12 +118,12 @@ class Folder(SteppingFolder[R, Batch, Changes]):
         )
 
     def _fresh(self, batches: Iterable[Batch], taken: list[Batch]) -> Iterator[Batch]:
-        applied, upto = self.applied, NOTHING_APPLIED if self._handover is None else self._handover.applied[0]
+        applied, upto = self.applied, NOTHING_APPLIED
         for batch in batches:
             if (rest := batch.after(applied)).offsets:
                 if not taken:
-                    self._silent = rest.offsets[0] <= upto
-                if cut := self._silent and rest.offsets[-1] > upto:
+                    upto = self._begin_at(rest.offsets[0])
+                if cut := upto != NOTHING_APPLIED and rest.offsets[-1] > upto:
                     rest = rest.slice(0, bisect_right(rest.offsets, upto))
                 if rest.offsets:
                     applied = rest.offsets[-1]
@@ -121,6 +131,15 @@ class Folder(SteppingFolder[R, Batch, Changes]):
                     yield rest
                 if cut:
                     return  # the next transaction is heard
+
+    def _begin_at(self, first: int) -> int:
+        """Note what becomes of the emits of a transaction that begins with offset *first*; return the last
+        offset of which that is equally true, NOTHING_APPLIED where it is of all.
+        """
+        silent = NOTHING_APPLIED if self._handover is None else self._handover.applied[0]
+        repeated = NOTHING_APPLIED if self._recovery is None else self._recovery.applied[0]
+        self._silent, self._repeats = first <= silent, first <= repeated
+        return min((upto for upto in (silent, repeated) if first <= upto), default=NOTHING_APPLIED)
 
     def _fast_step(self, batch: Batch) -> int:
         if self.processor.stateless:
@@ -169,7 +188,14 @@ class Folder(SteppingFolder[R, Batch, Changes]):
 
     def _finished(self, taken: list[Batch], records: int, puts: list[tuple[bytes, bytes | None]]) -> Changes:
         marker = self._marker(_offset_of(taken, records))
-        return Changes(marker=marker, records=records, puts=puts, emits=self._heard(), refused=self._refused)
+        return Changes(
+            marker=marker,
+            records=records,
+            puts=puts,
+            emits=self._heard(),
+            refused=self._refused,
+            repeated=self._repeated(),
+        )
 
 
 def _decoded(decode: Callable[..., Any], inputs: list[Any]) -> tuple[Any]:

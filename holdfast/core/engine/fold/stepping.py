@@ -32,6 +32,7 @@ from holdfast.core.engine.state.codec import (
     wake_key,
 )
 from holdfast.core.engine.state.handover import Handover
+from holdfast.core.engine.state.recovery import Recovery
 from holdfast.core.engine.state.rows import LIMIT_KEY_BYTES, CanonicalRows, JournaledRows, Rows, Store
 from holdfast.core.engine.state.timers import NEVER, TimerTable, timers_in
 from holdfast.errors import FoldError, Later, StoppedError, UnknownSchemaError
@@ -117,6 +118,8 @@ class Written(ABC):
     puts: list[tuple[bytes, bytes | None]] = field(default_factory=list)
     emits: list[Emit] = field(default_factory=list)
     refused: list[Refused] = field(default_factory=list)
+    repeated: frozenset[str] = frozenset()
+    """Topics that have already what is made here: it was folded before, by a state that was lost."""
 
     def stored(self) -> Iterator[tuple[bytes, bytes | None]]:
         """Yield every (key, value) of the changelog's part of the transaction, the marker last."""
@@ -183,7 +186,8 @@ class SteppingFolder(ABC, Generic[R, P, C]):
     timers.
 
     With *trace*, every transaction is folded record by record and each change of a row is told. With
-    *handover*, a transaction ends there, and those up to it are silent.
+    *handover*, a transaction ends there, and those up to it are silent; so with *recovery*, of which internal
+    topics too get nothing a second time.
     """
 
     def __init__(
@@ -197,9 +201,11 @@ class SteppingFolder(ABC, Generic[R, P, C]):
         ticks: TimerTable | None = None,
         event_ms: int | None = None,
         handover: Handover | None = None,
+        recovery: Recovery | None = None,
     ) -> None:
         self.processor = processor
         self._handover, self._silent = handover, False
+        self._recovery, self._repeats = recovery, False
         self._between = frozenset(str(topic) for topic in processor.emits if isinstance(topic, Internal))
         self.stream_ms = self._before_ms = stream_ms
         self.event_ms = self._before_event_ms = -NEVER if event_ms is None else event_ms
@@ -330,8 +336,17 @@ class SteppingFolder(ABC, Generic[R, P, C]):
             self._most_records = min(STEP_RECORDS, 2 * self._most_records)
 
     def _heard(self) -> list[Emit]:
-        """Return what the transaction emits: where it is silent, only what goes to internal topics."""
-        return [each for each in self._emits if each.topic in self._between] if self._silent else self._emits
+        """Return what the transaction emits: where it is silent, only what goes to internal topics; where it
+        was folded before, only what its topics have lost.
+        """
+        emits = self._emits
+        if repeated := self._repeated():
+            emits = [each for each in emits if each.topic not in repeated]
+        return [each for each in emits if each.topic in self._between] if self._silent else emits
+
+    def _repeated(self) -> frozenset[str]:
+        """Return the topics that have what the transaction makes."""
+        return frozenset(self._recovery.topics) if self._recovery and self._repeats else frozenset()
 
     @abstractmethod
     def unchanged(self) -> C:

@@ -42,7 +42,8 @@ from holdfast.core.engine.merge.choices import (
 from holdfast.core.engine.merge.merging import Portion, Stretch
 from holdfast.core.engine.state.codec import APPLIED, TICK
 from holdfast.core.engine.state.global_rows import GlobalTables, GlobalViews
-from holdfast.core.engine.state.handover import Handover
+from holdfast.core.engine.state.handover import HANDOVER_FORMAT, Handover
+from holdfast.core.engine.state.recovery import Recovery
 from holdfast.core.engine.state.rows import JournaledRows, Store
 from holdfast.core.engine.state.timers import TimerTable, timers_in
 from holdfast.errors import ChangelogError
@@ -105,6 +106,7 @@ class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
         trace: Callable[[Transition[R]], None] | None = None,
         views: GlobalViews | None = None,
         handover: Handover | None = None,
+        recovery: Recovery | None = None,
     ) -> None:
         start = start_of(processor)
         self.marker = start if marker is None else marker
@@ -122,7 +124,16 @@ class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
         ticks = None if self._on_tick is None else self._ticks  # without: a fold that sets one is refused
         event_ms = event_ms_of(self.marker)
         super().__init__(
-            processor, store, self.marker.stream_ms, cache_rows, limit_bytes, trace, ticks, event_ms, handover
+            processor,
+            store,
+            self.marker.stream_ms,
+            cache_rows,
+            limit_bytes,
+            trace,
+            ticks,
+            event_ms,
+            handover,
+            recovery,
         )
         self._folds = processor.folds
         self._calls = tuple(
@@ -190,34 +201,45 @@ class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
             puts=puts,
             emits=self._heard(),
             refused=self._refused,
+            repeated=self._repeated(),
             choices=self._choices,
         )
 
     def _fresh(self, batches: Iterable[Stretch], taken: list[Stretch]) -> Iterator[Stretch]:
-        self._input_failure = None
+        self._input_failure, self._silent, self._repeats = None, False, False
+        found, recovery = iter(batches), self._recovery
+        if self._handover is not None:
+            found = self._alike(found, self._handover, partial(setattr, self, "_silent"))
+        if recovery is not None:
+            upto = Handover(HANDOVER_FORMAT, recovery.applied, recovery.choices)
+            found = self._alike(found, upto, partial(setattr, self, "_repeats"))
         try:
-            for stretch in batches if self._handover is None else self._alike(batches, self._handover):
+            for stretch in found:
                 taken.append(stretch)
                 yield stretch
         except Exception as error:
             self._input_failure = error
             raise
 
-    def _alike(self, stretches: Iterable[Stretch], handover: Handover) -> Iterator[Stretch]:
-        """Yield *stretches* as long as they are silent, or heard, as the first is that may emit: then another
-        transaction begins.
+    @staticmethod
+    def _alike(
+        stretches: Iterable[Stretch], handover: Handover, note: Callable[[bool], object]
+    ) -> Iterator[Stretch]:
+        """Yield *stretches* as long as they lie up to *handover*, or behind it, as the first does that may
+        emit, and *note* which: then another transaction begins.
         """
-        self._silent, is_known = False, False
+        is_silent, is_known = False, False
         for stretch in stretches:
             if stretch.choice is not None and stretch.choice.tick_ms is None:
                 yield stretch  # it emits nothing
                 continue
             silent, first = beginning_upto(stretch, handover)
             if not is_known:
-                self._silent, is_known = silent, True
-            if silent is self._silent:
+                is_silent, is_known = silent, True
+                note(silent)
+            if silent is is_silent:
                 yield first
-            if first is not stretch or silent is not self._silent:
+            if first is not stretch or silent is not is_silent:
                 return
 
     # -- at full speed

@@ -33,6 +33,7 @@ from holdfast.core.engine.state.evolution import ROW_TYPES, decode_row_types
 from holdfast.core.engine.state.handover import HANDOVER, decode_handover
 from holdfast.core.engine.state.lost_heads import LOST_HEADS, decode_lost_heads
 from holdfast.core.engine.state.passing_refusals import is_refusal_note, refusals_in
+from holdfast.core.engine.state.recovery import RECOVERY, decode_recovery
 from holdfast.core.engine.state.source_ids import SOURCE_IDS, decode_source_ids
 from holdfast.core.kafka.record_batch import NO_PRODUCER, ControlType, RecordBatch, control_of
 from holdfast.errors import ChangelogError
@@ -321,6 +322,7 @@ _NOTES: dict[bytes, tuple[str, Callable[[bytes], object]]] = {
     BASE: ("the base", decode_base),
     HANDOVER: ("the handover", decode_handover),
     LOST_HEADS: ("lost heads", decode_lost_heads),
+    RECOVERY: ("the recovery", decode_recovery),
     ROW_TYPES: ("row types", decode_row_types),
     SOURCE_IDS: ("the sources' ids", decode_source_ids),
 }

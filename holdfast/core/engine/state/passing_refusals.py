@@ -12,7 +12,8 @@ from collections.abc import Iterable
 from holdfast.core.engine.state.codec import META
 from holdfast.errors import ChangelogError
 
-_NOTE = META + b"refused "
+REFUSALS = META + b"refused "
+"""With this the keys of all such notes begin."""
 _VALUE = b"\x01"
 
 
@@ -22,12 +23,12 @@ def refusal_note(topic: str, offset: int) -> tuple[bytes, bytes]:
     >>> refusals_in([refusal_note("orders", 7)[0], b"something else"])
     frozenset({('orders', 7)})
     """
-    return b"%s%s %d" % (_NOTE, topic.encode(), offset), _VALUE
+    return b"%s%s %d" % (REFUSALS, topic.encode(), offset), _VALUE
 
 
 def is_refusal_note(key: bytes) -> bool:
     """Return whether *key* is that of such a note; it may be malformed."""
-    return key.startswith(_NOTE)
+    return key.startswith(REFUSALS)
 
 
 def refusals_in(keys: Iterable[bytes]) -> frozenset[tuple[str, int]]:
@@ -38,7 +39,7 @@ def refusals_in(keys: Iterable[bytes]) -> frozenset[tuple[str, int]]:
 
 
 def _read(key: bytes) -> tuple[str, int]:
-    topic, _, offset = key.removeprefix(_NOTE).decode(errors="replace").partition(" ")
+    topic, _, offset = key.removeprefix(REFUSALS).decode(errors="replace").partition(" ")
     if not topic or not offset.isascii() or not offset.isdecimal():
         raise ChangelogError(f"the note of a refusal is malformed ({key[:200]!r}): no worker wrote it")
     return topic, int(offset)

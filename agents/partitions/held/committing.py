@@ -1,0 +1,70 @@
+"""What is committed beside the offsets of a worker's sources: up to where each table has folded and sent, so
+that a table that has to be folded a second time sends nothing twice.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping
+
+from holdfast.agents.partitions.held.holdings import Holdings
+from holdfast.agents.partitions.types import GroupClient
+from holdfast.core.engine.commit_notes import (
+    CommitNote,
+    Sent,
+    decode_commit_note,
+    encode_commit_note,
+    shortened,
+)
+from holdfast.core.kafka.topic_partition import Place
+
+logger = logging.getLogger(__name__)
+
+
+class CommitNotes:
+    """The notes of what a worker holds, and those that it found. Lives on the event loop."""
+
+    def __init__(self, group: GroupClient, holdings: Holdings) -> None:
+        self._group, self._holdings = group, holdings
+        self._found: dict[Place, CommitNote] = {}
+        self._told = False
+
+    async def read(self, places: Collection[Place]) -> Mapping[Place, CommitNote]:
+        """Return what the group has noted of *places*, as far as it is holdfast's."""
+        if not places:
+            return {}
+        texts = await self._group.committed_notes(places)
+        found = {place: note for place, text in texts.items() if (note := decode_commit_note(text))}
+        for place in places:
+            self._found.pop(place, None)
+        self._found |= found
+        return found
+
+    def of(self, place: Place) -> str:
+        """Return what is to be committed beside the offset of *place*: nothing where no table folds it.
+
+        Tables that others fold from it, in other versions, keep what was noted of them.
+        """
+        owned = [each.part for each in self._holdings.owners(place) if each.part.sources is not None]
+        if not owned:
+            return ""
+        topic = place[0]
+        assert owned[0].sources is not None
+        topic_id = owned[0].sources.topics[topic]
+        before = self._found.get(place)
+        kept = {} if before is None or before.topic != topic_id else before.tables
+        own = {part.processor.table: part.sent(topic) for part in owned}
+        out = {name: shortened(found) for part in owned for name, found in part.out.items()}
+        choices: tuple[tuple[dict[str, Sent], dict[str, str]], ...] = (({**kept, **own}, out), (own, out))
+        for tables, sent_to in choices:
+            note = CommitNote(topic=topic_id, tables=tables, out=sent_to)
+            if (text := encode_commit_note(note)) is not None:
+                return text
+        if not self._told:
+            self._told = True
+            logger.warning(
+                "%(topic)s: too many tables and topics to note with its committed offset; if a changelog"
+                " loses its records, results are sent a second time",
+                {"topic": topic},
+            )
+        return ""
