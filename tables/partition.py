@@ -18,7 +18,7 @@ from msgspec.structs import replace as replace_fields
 from rocksdict import WriteOptions
 
 from holdfast.clock import system_clock
-from holdfast.core.engine.commit_notes import Sent, shortened
+from holdfast.core.engine.commit_notes import TableSent, shortened
 from holdfast.core.engine.declared.processor import Emit, Processor
 from holdfast.core.engine.fold.folding import Changes, Folder
 from holdfast.core.engine.merge.choices import (
@@ -586,13 +586,13 @@ class Partition:
             return None
         return found
 
-    def sent(self, topic: str) -> Sent:
+    def sent(self, topic: str) -> TableSent:
         """Return up to where it has folded a source and sent its results, in this state or one before."""
         at, marker, recovery = self.processor.topics.index(topic), self._store.marker, self._store.recovery
         applied, choices = offsets_of(marker)[at], choices_of(marker)
         if recovery is not None:
             applied, choices = max(applied, recovery.applied[at]), max(choices, recovery.choices)
-        return Sent(applied, choices, shortened(self.changelog_id))
+        return TableSent(applied, choices, shortened(self.changelog_id))
 
     async def begin_again(
         self,

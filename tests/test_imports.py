@@ -327,6 +327,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
     },
     "core.engine": {
         "batches": frozenset(),
+        "commit_notes": frozenset(),
         "emits": frozenset(),
         "linger": frozenset(),
         "query_wire": frozenset(),

@@ -162,8 +162,8 @@ def _leave_place(manager: PartitionManager) -> None:
     manager.crash_soon(
         InstanceFencedError(
             f"another worker has joined group {settings.app} with this one's instance_id,"
-            f" {settings.instance_id}, and has its place there; this one ends. Give each worker an instance_id"
-            " of its own, or leave it unset"
+            f" {settings.instance_id}, and has its place there; this one ends. Give each worker an"
+            " instance_id of its own, or leave it unset"
         )
     )
 

@@ -98,7 +98,11 @@ class GroupThread(driver.AIOKafkaConsumerThread):
         that is stuck.
         """
 
-    async def _commit(self, offsets: Mapping[TP, int], notes: Mapping[TP, str] | None = None) -> bool:
+    async def _commit(self, offsets: Mapping[TP, int]) -> bool:
+        return await self.commit_noted(offsets, {})
+
+    async def commit_noted(self, offsets: Mapping[TP, int], notes: Mapping[TP, str]) -> bool:
+        """Commit *offsets*, and *notes* beside them; return whether the group took them."""
         # Committed offsets are advice for lag tools; the position is in the state. Faust looks for "already
         # rebalanced" in a text where a line break stands between the words, so a commit that crosses a
         # rebalance would crash the worker.
@@ -106,7 +110,7 @@ class GroupThread(driver.AIOKafkaConsumerThread):
             consumer = self._ensure_consumer()
             await consumer.commit(
                 {
-                    AioTP(*tp): (offset, (notes or {}).get(tp, ""))
+                    AioTP(*tp): (offset, notes.get(tp, ""))
                     for tp, offset in offsets.items()
                     if tp in self.assignment()
                 }
@@ -213,7 +217,7 @@ class BatchConsumer(driver.Consumer):
 
     async def _commit(self, offsets: Mapping[TP, int]) -> bool:
         notes = {tp: self._note(tp) for tp in offsets if tp in self._folded}
-        done: bool = await self._thread.call_thread(self._thread._commit, offsets, notes)
+        done: bool = await self._thread.call_thread(self._thread.commit_noted, offsets, notes)
         if done:
             self._noted |= notes
         return done

@@ -11,7 +11,6 @@ from holdfast.agents.partitions.held.holdings import Holdings
 from holdfast.agents.partitions.types import GroupClient
 from holdfast.core.engine.commit_notes import (
     CommitNote,
-    Sent,
     decode_commit_note,
     encode_commit_note,
     shortened,
@@ -55,9 +54,8 @@ class CommitNotes:
         kept = {} if before is None or before.topic != topic_id else before.tables
         own = {part.processor.table: part.sent(topic) for part in owned}
         out = {name: shortened(found) for part in owned for name, found in part.out.items()}
-        choices: tuple[tuple[dict[str, Sent], dict[str, str]], ...] = (({**kept, **own}, out), (own, out))
-        for tables, sent_to in choices:
-            note = CommitNote(topic=topic_id, tables=tables, out=sent_to)
+        for tables in ({**kept, **own}, own):
+            note = CommitNote(topic=topic_id, tables=tables, out=out)
             if (text := encode_commit_note(note)) is not None:
                 return text
         if not self._told:

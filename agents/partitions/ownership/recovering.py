@@ -16,7 +16,7 @@ from holdfast.agents.partitions.ownership.beginnings import all_of
 from holdfast.agents.partitions.types import RunInThread
 from holdfast.clients.topics.admin import Admin
 from holdfast.config import Settings
-from holdfast.core.engine.commit_notes import CommitNote, Sent, shortened
+from holdfast.core.engine.commit_notes import CommitNote, TableSent, shortened
 from holdfast.core.engine.merge.positions import choices_of, counted, offsets_of
 from holdfast.core.engine.state.codec import NOTHING_APPLIED
 from holdfast.core.engine.state.lost_heads import LOST_HEADS, encode_lost_heads
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SentBefore:
+class SentResults:
     """Up to where a table sent its results, by its group: the last offset of each source, the number of the
     next choice, and the topics that still have them. *is_current* tells that its changelog was this one.
     """
@@ -100,7 +100,7 @@ def needs_a_look(part: Partition, notes: Mapping[Place, CommitNote]) -> bool:
     return sent is not None and _is_behind(part, sent)
 
 
-def _is_behind(part: Partition, sent: SentBefore) -> bool:
+def _is_behind(part: Partition, sent: SentResults) -> bool:
     here = part.position
     known = [part.sent(topic).applied for topic in part.processor.topics]
     return any(now < then for now, then in zip(known, sent.applied, strict=True)) or (
@@ -108,12 +108,12 @@ def _is_behind(part: Partition, sent: SentBefore) -> bool:
     )
 
 
-def sent_before(part: Partition, notes: Mapping[Place, CommitNote]) -> SentBefore | None:
+def sent_before(part: Partition, notes: Mapping[Place, CommitNote]) -> SentResults | None:
     """Return what the group knows of *part*; None where it knows nothing of it, or of other logs of the same
     names.
     """
     ids = {} if part.sources is None else part.sources.topics
-    told: list[Sent | None] = []
+    told: list[TableSent | None] = []
     out: dict[str, str] = {}
     for place in part.places:
         note = notes.get(place)
@@ -125,7 +125,7 @@ def sent_before(part: Partition, notes: Mapping[Place, CommitNote]) -> SentBefor
     known = [each for each in told if each is not None]
     if not known:
         return None
-    return SentBefore(
+    return SentResults(
         applied=tuple(NOTHING_APPLIED if each is None else each.applied for each in told),
         choices=max(each.choices for each in known),
         topics=tuple(sorted(topic for topic, now in part.out.items() if out.get(topic) == shortened(now))),
@@ -134,7 +134,7 @@ def sent_before(part: Partition, notes: Mapping[Place, CommitNote]) -> SentBefor
 
 
 def how_to_begin(
-    part: Partition, sent: SentBefore | None, firsts: Mapping[Place, int], *, partly: bool
+    part: Partition, sent: SentResults | None, firsts: Mapping[Place, int], *, partly: bool
 ) -> Begin | None:
     """Return how *part* begins again, None where nothing is missing. *firsts* is where its sources begin.
 
@@ -152,7 +152,7 @@ def how_to_begin(
 
 
 def _begin_blank(
-    part: Partition, sent: SentBefore | None, firsts: Mapping[Place, int], *, partly: bool
+    part: Partition, sent: SentResults | None, firsts: Mapping[Place, int], *, partly: bool
 ) -> Begin | None:
     before = None if sent is not None and sent.is_current else part.lost_before()
     cut = part.cut_at
@@ -169,7 +169,7 @@ def _begin_blank(
         return Begin(recovery=Recovery(RECOVERY_FORMAT, cut, start), emptied=True)
     if before is not None:
         applied = tuple(map(max, sent.applied, before))
-        sent = SentBefore(applied=applied, choices=sent.choices, topics=sent.topics, is_current=False)
+        sent = SentResults(applied=applied, choices=sent.choices, topics=sent.topics, is_current=False)
     if counted(sent.applied) == NOTHING_APPLIED and not cut:
         return None
     if (lost := _lost_to(part, sent, firsts)) and not partly:
@@ -178,10 +178,10 @@ def _begin_blank(
 
 
 def _begin_cut(
-    part: Partition, sent: SentBefore | None, firsts: Mapping[Place, int], *, partly: bool
+    part: Partition, sent: SentResults | None, firsts: Mapping[Place, int], *, partly: bool
 ) -> Begin:
     position = part.position
-    here = SentBefore(
+    here = SentResults(
         applied=offsets_of(position),
         choices=choices_of(position),
         topics=tuple(sorted(part.out)),
@@ -190,7 +190,7 @@ def _begin_cut(
     if sent is not None:
         applied = tuple(map(max, sent.applied, here.applied))
         choices = max(sent.choices, here.choices)
-        here = SentBefore(applied=applied, choices=choices, topics=sent.topics, is_current=True)
+        here = SentResults(applied=applied, choices=choices, topics=sent.topics, is_current=True)
     lost = _lost_to(part, here, firsts)
     if not lost and not part.has_base:
         return Begin(recovery=_recovery(part, here), emptied=True)
@@ -205,7 +205,7 @@ def _begin_cut(
     return Begin(recovery=_recovery(part, here), emptied=False, lost={**part.partial, **heads})
 
 
-def _lost_to(part: Partition, sent: SentBefore, firsts: Mapping[Place, int]) -> dict[str, int]:
+def _lost_to(part: Partition, sent: SentResults, firsts: Mapping[Place, int]) -> dict[str, int]:
     """Return the sources that do not have all that the table was folded from, with their first offsets. A
     step has no rows: it needs no more than what it has not sent.
     """
@@ -217,7 +217,7 @@ def _lost_to(part: Partition, sent: SentBefore, firsts: Mapping[Place, int]) -> 
     }
 
 
-def _recovery(part: Partition, sent: SentBefore) -> Recovery:
+def _recovery(part: Partition, sent: SentResults) -> Recovery:
     return Recovery(RECOVERY_FORMAT, part.cut_at, sent.applied, sent.choices, sent.topics)
 
 

@@ -13,6 +13,7 @@ from msgspec import structs
 
 from holdfast.clients.groups.broker import BrokerGroups
 from holdfast.clients.topics.admin import Admin
+from holdfast.clients.topics.committed import CommittedOffsets
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.fold.folding import Changes
@@ -25,6 +26,7 @@ from holdfast.core.engine.state.base import BASE, encode_base
 from holdfast.core.engine.state.codec import APPLIED, NOTHING_APPLIED
 from holdfast.core.engine.state.evolution import ROW_TYPES, encode_row_types, evolved
 from holdfast.core.engine.state.passing_refusals import is_refusal_note, refusals_in
+from holdfast.core.engine.state.recovery import RECOVERY, decode_recovery, encode_recovery
 from holdfast.errors import ChangelogError, ConfigError
 from holdfast.kafka.requests.raw_log import RawLog
 from holdfast.pipeline.bootstrap.fencing import TRANSACTION_S, fenced_writer
@@ -89,6 +91,7 @@ class Mender:
         base = self._base(partition)
         if base is None:
             puts: dict[bytes, bytes | None] = dict.fromkeys(found.row_keys())
+            puts |= _heard_again(found)
             return self._step(partition, found, puts, self._positions.start, "emptied")
         # What the base had lost, as what it was written, and where the version before stood: no replay tells
         # that again.
@@ -147,7 +150,7 @@ class Mender:
         if not self._processor.stateless:
             notes[ROW_TYPES] = encode_row_types(evolved(None, self._processor))
         lasts = dict(zip(self._processor.topics, offsets_of(marker), strict=True))
-        return {key: value for key, value in notes.items() if is_folded(key, lasts)}
+        return {key: value for key, value in notes.items() if is_folded(key, lasts)} | _heard_again(found)
 
     def _completed(
         self, partition: int, mending: Mending, marker: Position, found: ForeignRecords
@@ -253,7 +256,23 @@ class Mender:
             )
             if step.changes is not None:
                 await writer.write(step.changes, [], TRANSACTION_S)
+                if rebuild or applied is not None:
+                    await asyncio.to_thread(self._forget_sent, partition)
             return step
+
+    def _forget_sent(self, partition: int) -> None:
+        """Commit the sources' offsets of a partition without what is noted beside them: up to where tables
+        had sent results. What is folded from the new position on is to be sent.
+        """
+        settings = self._settings
+        group = CommittedOffsets(settings, settings.app, timeout_s=settings.request_timeout_s)
+        group.commit(group.committed([(topic, partition) for topic in self._processor.topics]))
+
+
+def _heard_again(found: ForeignRecords) -> dict[bytes, bytes]:
+    """Return the note of a recovery, if there is one, without the topics that got nothing a second time."""
+    recovery = decode_recovery(found.notes().get(RECOVERY))
+    return {} if recovery is None else {RECOVERY: encode_recovery(structs.replace(recovery, topics=()))}
 
 
 def is_folded(note: bytes, lasts: Mapping[str, int]) -> bool:

@@ -21,10 +21,14 @@ from holdfast.clients.groups.broker import BrokerGroups
 from holdfast.clients.topics.admin import Admin
 from holdfast.clients.topics.application import plan_topics
 from holdfast.clients.topics.checks import check_processors
+from holdfast.clients.topics.committed import CommittedOffsets
 from holdfast.clients.topics.resetting import ResetTopics, reset_topics
 from holdfast.clients.topics.types import CreateTopic, Processors, TopicRole, TopicSpec
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.fold.folding import Changes
+from holdfast.core.engine.merge.choices import VectorMarker
+from holdfast.core.engine.merge.merging_folder import MergedChanges
 from holdfast.core.engine.merge.positions import stored_format
 from holdfast.core.engine.state.codec import Marker
 from holdfast.errors import ConfigError, GroupError, StoreError, TopicError
@@ -215,6 +219,38 @@ class ApplicationReset:
     def _create(self) -> None:
         settings, processors, admin = self._settings, self._processors, self._admin
         admin.apply(plan_topics(settings, processors, partitions=None, alter=False, admin=admin))
+        asyncio.run(self._begin_tables())
+        if self._has_agents:
+            self._forget_sent()
+
+    async def _begin_tables(self) -> None:
+        """Write the position of its beginning to each changelog: stores on other machines, and the group, may
+        know of a table that had sent results, and a changelog without any position would be one that has
+        lost its records.
+        """
+        from holdfast.pipeline.bootstrap.fencing import fenced_writer
+
+        for processor in self._processors:
+            start, counts = stored_format(processor).start, self._admin.partition_counts()
+            changes: Changes | MergedChanges = (
+                MergedChanges(marker=start, records=0)
+                if isinstance(start, VectorMarker)
+                else Changes(marker=start, records=0)
+            )
+            for partition in range(counts.get(processor.changelog(self._settings.app), 0)):
+                async with fenced_writer(processor, self._settings, partition) as writer:
+                    await writer.write(changes, [], FENCE_S)
+
+    def _forget_sent(self) -> None:
+        """Commit the offsets of the sources that are folded again without what is noted beside them: up to
+        where the tables had sent results.
+        """
+        group = CommittedOffsets(
+            self._settings, self._settings.app, timeout_s=self._settings.request_timeout_s
+        )
+        topics = {topic for each in self._processors for topic in each.topics}
+        places = [(topic, at) for topic in sorted(topics) for at in range(self._counts.get(topic, 0))]
+        group.commit(group.committed(places))
 
     def _places(self) -> Iterator[tuple[Processor[Any, Any], dict[int, dict[str, int]]]]:
         """Yield, by processor, the first offset of each source of the partitions that a table does not begin

@@ -22,7 +22,7 @@ ID_CHARACTERS = 8
 """How much of a topic's id is kept of topics that results go to: enough to tell one from the next."""
 
 
-class Sent(msgspec.Struct, frozen=True, array_like=True):
+class TableSent(msgspec.Struct, frozen=True, array_like=True):
     """Up to where a table has folded one source and sent its results: the last offset, -1 for none, and the
     number of the next choice, 0 of one source. *changelog* is the beginning of its changelog's id.
     """
@@ -39,7 +39,7 @@ class CommitNote(msgspec.Struct, frozen=True, kw_only=True):
 
     holdfast: int = COMMIT_NOTE_FORMAT
     topic: str
-    tables: dict[str, Sent]
+    tables: dict[str, TableSent]
     out: dict[str, str] = {}
 
 
@@ -50,7 +50,7 @@ _decode = msgspec.json.Decoder(CommitNote).decode
 def encode_commit_note(note: CommitNote) -> str | None:
     """Return the metadata of a commit; None where it takes more than brokers keep.
 
-    >>> encode_commit_note(CommitNote(topic="a", tables={"totals.v1": Sent(7)}, out={"big": "x"}))
+    >>> encode_commit_note(CommitNote(topic="a", tables={"totals.v1": TableSent(7)}, out={"big": "x"}))
     '{"holdfast":1,"out":{"big":"x"},"tables":{"totals.v1":[7,0,""]},"topic":"a"}'
     """
     found = _encode(note)
