@@ -1,0 +1,176 @@
+"""A changelog that is emptied, or deleted and made again, while its sources are whole: the table comes back,
+and nothing that was sent is sent a second time. Where that cannot be, the worker does not begin.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+
+from holdfast.clients.groups.broker import BrokerGroups
+from holdfast.clients.topics.admin import Admin
+from holdfast.clients.topics.application import create_topics
+from holdfast.config import Settings
+from holdfast.embedded.kafka import EmbeddedKafka
+from holdfast.errors import GroupError
+from holdfast.pipeline.replay import ReplayOptions
+from holdfast.pipeline.verify.table import verify
+from tests.agents import lossy_shop
+from tests.agents.fleet import environment_of
+from tests.support.harness import TIMES, Worker, module_command, wait_for
+from tests.support.patience import DEADLINE_S
+from tests.support.proof import read_topic
+
+pytestmark = [pytest.mark.process, pytest.mark.long]
+
+RESULTS = {"totals": "big", "both": "joined", "ears": "heard"}
+
+
+class Shop:
+    """The application on a broker of its own, with one worker."""
+
+    def __init__(self, kafka: EmbeddedKafka, folder: Path) -> None:
+        self.kafka, self.folder = kafka, folder
+        config = {key: str(value) for key, value in kafka.client_config().items()}
+        self.settings = Settings(app="shop", kafka=config, data_dir=folder / "data", metadata_interval_s=1)
+        self.admin = Admin(self.settings)
+        for topic in (lossy_shop.ORDERS, lossy_shop.CUSTOMERS):
+            kafka.create_topic(topic, config={"message.timestamp.type": "LogAppendTime"})
+        self.create()
+        self._producer = Producer(kafka.client_config())
+        self.sent = Counter[str]()
+        environment = {
+            **environment_of(self.settings),
+            **{f"HOLDFAST_{key.upper()}": str(value) for key, value in TIMES.items()},
+        }
+        self.worker = Worker("w1", folder, environment, module_command("tests.agents.lossy_shop"))
+
+    def create(self) -> None:
+        create_topics(self.settings, lossy_shop.processors(), partitions=1)
+
+    def changelog(self, name: str) -> str:
+        (found,) = [
+            each.changelog(self.settings.app) for each in lossy_shop.processors() if each.name == name
+        ]
+        return found
+
+    def write(self, topic: str, words: Iterable[str]) -> None:
+        for word in words:
+            self._producer.produce(topic, word.encode(), key=word.encode())
+            self.sent[topic] += 1
+        assert self._producer.flush(DEADLINE_S) == 0
+
+    def run(self, worker: Worker | None = None, **more: str) -> Worker:
+        """Start a worker, and return it when every table has folded all of its sources."""
+        found = (worker or self.worker).start(**more).wait_ready()
+        self.run_on(found)
+        return found
+
+    def run_on(self, worker: Worker | None = None) -> None:
+        """Return when every table has folded all of its sources."""
+        found = worker or self.worker
+        orders, customers = self.sent[lossy_shop.ORDERS], self.sent[lossy_shop.CUSTOMERS]
+        wanted = {"totals": orders - 1, "both": orders + customers - 1, "shouts": orders - 1}
+
+        def folded() -> bool:
+            applied = {name: at for (name, _), at in found.applied().items()}
+            wanted["ears"] = max((at for at, _ in self.read("shouts.v1")), default=-1)
+            return all(applied.get(name, -1) >= at for name, at in wanted.items())
+
+        wait_for("all is folded", folded, DEADLINE_S, found.tail)
+
+    def read(self, topic: str) -> list[tuple[int, bytes | None]]:
+        """Return offsets and values of what is in *topic*."""
+        messages = read_topic(self.kafka, topic)[0]  # type: ignore[arg-type]
+        return [(each.offset() or 0, each.value()) for each in messages]
+
+    def results(self) -> dict[str, Counter[bytes | None]]:
+        """Return what was sent, by topic, how often; with the internal topic and the quarantine."""
+        topics = [*RESULTS.values(), "shouts.v1"]
+        found = {topic: Counter(value for _, value in self.read(topic)) for topic in topics}
+        quarantined = [at for at, _ in self.read(self.settings.quarantine_topic)]
+        return {**found, "quarantined": Counter({b"": len(quarantined)})}
+
+    def rows(self, table: str) -> str:
+        """Return the rows of a table as its worker tells them."""
+        status, page = self.worker.ask(f"/tables/{table}/scan?limit=1000")
+        assert status == 200, page
+        return page
+
+    def remake(self, *names: str) -> None:
+        """Delete the changelogs of these processors and make them again."""
+        self.admin.delete([self.changelog(name) for name in names])
+        self.create()
+
+    def empty(self, topic: str, upto: int | None = None) -> None:
+        """Delete the records of *topic*, or those before an offset."""
+        (_, end) = self.admin.offsets([(topic, 0)])[topic, 0]
+        self.admin.delete_before({(topic, 0): end if upto is None else upto})
+
+    def forget_group(self) -> None:
+        """Lose what the group has committed."""
+        groups = BrokerGroups(self.settings, timeout_s=DEADLINE_S)
+        wait_for("an empty group", lambda: _is_empty(groups), DEADLINE_S)
+        groups.delete("shop")
+
+    def close(self) -> None:
+        self.worker.close()
+
+
+def _is_empty(groups: BrokerGroups) -> bool:
+    try:
+        groups.require_stopped("shop")
+    except GroupError:
+        return False
+    return True
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Iterator[Shop]:
+    with EmbeddedKafka() as kafka, closing(Shop(kafka, tmp_path)) as shop:
+        yield shop
+
+
+ALL = tuple(each.name for each in lossy_shop.processors())
+
+
+def folded_once(shop: Shop) -> dict[str, Counter[bytes | None]]:
+    """Have a worker fold some records, and stop; return what it sent."""
+    shop.write("orders", [f"o{at % 7}" for at in range(30)] + ["bad"])
+    shop.write("customers", [f"c{at % 5}" for at in range(20)])
+    shop.write("orders", [f"o{at % 3}" for at in range(10)])
+    shop.run().stop()
+    sent = shop.results()
+    assert sent["big"].total() == sent["heard"].total() == 40
+    assert sent["joined"].total() == 61
+    assert sent["quarantined"].total() == 2
+    return sent
+
+
+@pytest.mark.parametrize("wiped", [False, True])
+@pytest.mark.parametrize("lose", ["made again", "emptied"])
+def test_what_was_sent_is_not_sent_again(shop: Shop, lose: str, wiped: bool) -> None:
+    sent = folded_once(shop)
+    if lose == "made again":
+        shop.remake(*ALL)
+    else:
+        for name in ALL:
+            shop.empty(shop.changelog(name))
+    if wiped:
+        shop.worker.wipe()
+    shop.run()
+    assert shop.results() == sent
+    shop.write("orders", ["new"] * 3)
+    shop.run_on()
+    now = shop.results()
+    assert now["big"] - sent["big"] == Counter([b"new 1", b"new 2", b"new 3"])
+    assert now["joined"] - sent["joined"] == Counter([b"new 1", b"new 2", b"new 3"])
+    assert now["heard"] - sent["heard"] == Counter([b"NEW 1", b"NEW 2", b"NEW 3"])
+    shop.worker.stop()
+    for each in lossy_shop.processors():
+        assert verify(each, shop.settings, ReplayOptions(engine="local")).equal, each.name
