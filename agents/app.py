@@ -106,7 +106,7 @@ class App(FaustParts):
             pages=self.page_resources,
             console=self._open_console() if self.settings.console_on_workers else None,
         )
-        services: list[Any] = [web, ManagerService(self.manager)]
+        services: list[Any] = [web, ManagerService(self.manager, web.doors)]
         if self.settings.outbox_harvest:
             # Here, since SQLAlchemy is a third of what a worker imports, and most have no outbox.
             from holdfast.agents.services.harvester import HarvesterService

@@ -8,6 +8,8 @@ says so.
 from __future__ import annotations
 
 import logging
+import socket
+import ssl
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from importlib import metadata
@@ -136,6 +138,10 @@ class WebService(Service):
             self._stack = stack.pop_all()
         self._mounted.append(application)
         self._application.add_subapp(ROOT, application)
+
+    def doors(self) -> tuple[Sequence[socket.socket], ssl.SSLContext | None]:
+        """Return the sockets that it listens on, and the TLS of what they accept."""
+        return ((), None) if self._port is None else self._port.doors
 
     async def on_stop(self) -> None:
         port, self._port = self._port, None

@@ -14,7 +14,7 @@ import logging
 import socket
 import ssl
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -256,6 +256,11 @@ class WebPort:
             raise
         self._door = door
 
+    @property
+    def doors(self) -> tuple[Sequence[socket.socket], ssl.SSLContext | None]:
+        """Return the sockets that it listens on, and the TLS of what they accept."""
+        return (() if self._door is None else self._door.sockets), self._tls
+
     async def close(self) -> None:
         """Accept no more, and end what was accepted: requests that are being answered have SHUTDOWN_S."""
         door, self._door = self._door, None
@@ -299,6 +304,10 @@ class _Door:
         sockets, self._sockets = self._sockets, []
         for each in sockets:
             each.close()
+
+    @property
+    def sockets(self) -> Sequence[socket.socket]:
+        return tuple(self._sockets)
 
     async def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()

@@ -98,7 +98,7 @@ class Shop:
 
     def rows(self, table: str) -> str:
         """Return the rows of a table as its worker tells them."""
-        status, page = self.worker.ask(f"/tables/{table}/scan?limit=1000")
+        status, page = self.worker.ask(f"/tables/{table}/0/scan")
         assert status == 200, page
         return page
 
@@ -174,3 +174,98 @@ def test_what_was_sent_is_not_sent_again(shop: Shop, lose: str, wiped: bool) -> 
     shop.worker.stop()
     for each in lossy_shop.processors():
         assert verify(each, shop.settings, ReplayOptions(engine="local")).equal, each.name
+
+
+@pytest.mark.variant
+def test_a_part_that_is_left_is_no_table(shop: Shop) -> None:
+    sent = folded_once(shop)
+    rows = None
+    for name in ALL:
+        (_, end) = shop.admin.offsets([(shop.changelog(name), 0)])[shop.changelog(name), 0]
+        shop.empty(shop.changelog(name), end - 2)
+    shop.worker.wipe()
+    shop.run()
+    assert shop.results() == sent
+    rows = shop.rows("totals")
+    shop.worker.stop()
+    for each in lossy_shop.processors():
+        assert verify(each, shop.settings, ReplayOptions(engine="local")).equal, each.name
+    shop.worker.wipe()  # what is left of the log before is no reason a second time
+    shop.run()
+    assert shop.rows("totals") == rows
+    assert not shop.worker.said("had lost records")
+
+
+@pytest.mark.variant
+def test_a_worker_that_dies_while_it_folds_again_leaves_the_note(shop: Shop) -> None:
+    sent = folded_once(shop)
+    shop.remake(*ALL)
+    shop.worker.wipe()
+    shop.worker.start().wait_said("had lost records", DEADLINE_S)
+    shop.worker.kill()
+    shop.worker.wipe()
+    shop.run()
+    assert shop.results() == sent
+    shop.worker.stop()
+    shop.remake("both", "shouts")
+    shop.worker.wipe()
+    shop.run()
+    assert shop.results() == sent, "a second loss, of some"
+
+
+@pytest.mark.variant
+@pytest.mark.parametrize("store", [True, False])
+def test_a_source_that_was_cut_too_is_no_table_unless_that_is_accepted(shop: Shop, store: bool) -> None:
+    sent = folded_once(shop)
+    shop.remake("totals")
+    shop.empty("orders", 5)
+    if not store:
+        shop.worker.wipe()
+    shop.worker.start()
+    assert shop.worker.wait_exit(DEADLINE_S) == 1
+    (line,) = shop.worker.said("orders begins at offset 5.*--accept-partial.*holdfast reset")[-1:]
+    assert "totals.v1 partition 0" in line
+    assert "Restore the changelog" in line
+    shop.worker.start(HOLDFAST_ACCEPT_PARTIAL="true").wait_ready()
+    shop.run_on()
+    assert shop.results() == sent
+    assert "partial" in shop.worker.ask("/tables")[1]
+
+
+@pytest.mark.variant
+def test_without_a_committed_position_nobody_guesses(shop: Shop) -> None:
+    folded_once(shop)
+    shop.remake("totals")
+    shop.forget_group()
+    for _ in range(2):  # the store that knows it was set aside by the first
+        shop.worker.start()
+        assert shop.worker.wait_exit(DEADLINE_S) == 1
+        assert shop.worker.said("no committed position.*--accept-partial.*holdfast reset")
+    shop.run(HOLDFAST_ACCEPT_PARTIAL="true")
+    assert shop.results()["big"].total() == 80, "all is sent again, as it was accepted"
+
+
+@pytest.mark.variant
+def test_a_topic_of_results_that_was_made_again_too_gets_all_of_them(shop: Shop) -> None:
+    sent = folded_once(shop)
+    shop.remake("totals")
+    shop.admin.delete(["big"])
+    shop.create()
+    shop.worker.wipe()
+    shop.run()
+    assert shop.results() == sent
+
+
+@pytest.mark.variant
+def test_a_source_of_the_same_name_is_another(shop: Shop) -> None:
+    folded_once(shop)
+    shop.admin.delete([*map(shop.changelog, ALL), "orders", "customers", "shouts.v1", "shop-both-choices"])
+    shop.sent.clear()
+    for topic in ("orders", "customers"):
+        shop.kafka.create_topic(topic, config={"message.timestamp.type": "LogAppendTime"})
+    shop.create()
+    before = shop.results()
+    shop.write("orders", ["fresh"] * 50)
+    shop.run()
+    now = shop.results()
+    assert (now["big"] - before["big"]).total() == 50, "what the other log's position says counts for nothing"

@@ -5,16 +5,14 @@ after everything else.
 from __future__ import annotations
 
 import asyncio
-import faulthandler
 import logging
 import os
-import sys
 import threading
-from contextlib import suppress
 from typing import Any
 
 from mode import Service
 
+from holdfast.agents.faust.process.loop_watch import STUCK_EXIT_CODE, TICK_S, Doors, LoopWatch
 from holdfast.agents.faust.process.outages import outages
 from holdfast.agents.partitions.manager import PartitionManager
 from holdfast.agents.partitions.upkeep.checker import StoreChecker
@@ -24,9 +22,7 @@ from holdfast.tables import lived
 
 logger = logging.getLogger(__name__)
 
-TICK_S = 0.5
 PROBE_EVERY_S, NOTE_EVERY_S, TOUCH_EVERY_S = 5.0, 1.0, 600.0
-STUCK_EXIT_CODE = 70
 
 
 class ManagerService(Service):
@@ -35,40 +31,27 @@ class ManagerService(Service):
     The watch ends a worker that cannot make progress: records in hand that are not committed, or an
     assignment that does not become ready, for longer than `stall_timeout_s`. Its supervisor starts another; a
     silent worker helps nobody. A fold that never returns stops the event loop and with it the watch, so a
-    thread watches the watch.
+    thread watches the loop. *doors* are those of the web port.
     """
 
-    def __init__(self, manager: PartitionManager, **kwargs: Any) -> None:
+    def __init__(self, manager: PartitionManager, doors: Doors = lambda: ((), None), **kwargs: Any) -> None:
         self.manager = manager
+        settings = manager.settings
+        self._loop_watch = LoopWatch(
+            limit_s=settings.fold_limit_s, stall_s=settings.stall_timeout_s, doors=doors
+        )
         self._restored = 0
         self._checker = StoreChecker(manager)
-        self._ticked, self._ended = threading.Event(), threading.Event()
         super().__init__(**kwargs)
 
     async def on_start(self) -> None:
         await self.manager.start()
-        threading.Thread(target=self._watch_the_watch, name="holdfast-watch", daemon=True).start()
+        self._loop_watch.start()
 
     async def on_stop(self) -> None:
-        self._ended.set()
+        self._loop_watch.end()
         self._checker.close()
         await self.manager.close()
-
-    def _watch_the_watch(self) -> None:
-        # Own ticks are counted, not the clock: in a process that was frozen both stood still.
-        limit, missed = self.manager.settings.stall_timeout_s / TICK_S, 0
-        while not self._ended.wait(TICK_S):
-            missed = 0 if self._ticked.is_set() else missed + 1
-            self._ticked.clear()
-            if missed > limit:
-                logger.critical(
-                    "the event loop has stood still for %(stood_s).0f s: a fold that does not return? "
-                    "leaving",
-                    {"stood_s": missed * TICK_S},
-                )
-                with suppress(Exception):  # the supervisor's next attempt matters more than this one's trace
-                    faulthandler.dump_traceback(sys.__stderr__ or 2)
-                os._exit(STUCK_EXIT_CODE)
 
     @Service.task
     async def _watch(self) -> None:
@@ -76,7 +59,7 @@ class ManagerService(Service):
         probed_s = noted_s = touched_s = ticked_s = system_clock.monotonic_s()
         while not self.should_stop:
             await asyncio.sleep(TICK_S / 2)
-            self._ticked.set()
+            self._loop_watch.tick()
             now_s = system_clock.monotonic_s()
             if (
                 now_s - ticked_s > lived.MOST_S
@@ -159,3 +142,6 @@ def exit_within(seconds: float, code: int) -> None:
     timer = threading.Timer(seconds, end)
     timer.daemon = True
     timer.start()
+
+
+__all__ = ["STUCK_EXIT_CODE", "ManagerService", "exit_within"]

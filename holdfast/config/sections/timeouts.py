@@ -27,6 +27,13 @@ class TimeoutSettings(Section):
     stall_timeout_s: float = setting(
         60.0, "a worker without progress for this long exits", low=1, high=86_400
     )
+    fold_limit_s: float = setting(
+        10.0,
+        "a fold that has not returned after this time is logged with its record and its stack, and the worker"
+        " is not ready",
+        low=1,
+        high=86_400,
+    )
     metadata_interval_s: float = setting(
         30.0,
         "how often a worker looks whether a topic has got more partitions or was made again",
