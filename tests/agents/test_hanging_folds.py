@@ -37,7 +37,7 @@ def hanging(kafka: EmbeddedKafka, folder: Path, how: str, place: str, **settings
     config = {key: str(value) for key, value in kafka.client_config().items()}
     found = Settings(app="shop", kafka=config, data_dir=folder / "data")
     for topic in (hanging_shop.ORDERS, hanging_shop.CUSTOMERS):
-        kafka.create_topic(topic, config={"message.timestamp.type": "LogAppendTime"})
+        kafka.create_topic(topic, config={"message.timestamp.type": "CreateTime"})
     environment = {
         **environment_of(found),
         **{f"HOLDFAST_{key.upper()}": str(value) for key, value in TIMES.items()},
@@ -53,10 +53,10 @@ def hanging(kafka: EmbeddedKafka, folder: Path, how: str, place: str, **settings
     worker.wait_ready()
     producer = Producer(kafka.client_config(**{"linger.ms": 50}))
     first = [f"w{at}" for at in range(BEFORE - 1)] + ["timer"]
-    for words in first, ["hang", *["behind"] * 5]:  # those of a later time, for the timer
+    for at_ms, words in ((1_000, first), (2_000, ["hang", *["behind"] * 5])):
         for word in words:
-            producer.produce(hanging_shop.ORDERS, word.encode())
-        assert producer.flush(DEADLINE_S) == 0
+            producer.produce(hanging_shop.ORDERS, word.encode(), timestamp=at_ms)
+    assert producer.flush(DEADLINE_S) == 0
     return worker
 
 
@@ -90,6 +90,7 @@ def test_it_is_named_with_its_record_and_ends_when_asked(
 def test_code_that_keeps_pythons_lock_is_ended_by_the_kernel(kafka: EmbeddedKafka, tmp_path: Path) -> None:
     limits = {"stall_timeout_s": "2", "commit_timeout_s": "2", "rebalance_timeout_s": "10"}
     worker = hanging(kafka, tmp_path, "lock", "fold", **limits)
+    wait_for("a process that stands", lambda: worker.ask("/health/live", 1)[0] == 0, DEADLINE_S)
     worker.signal(signal.SIGINT)
     assert worker.wait_exit(DEADLINE_S) == -signal.SIGPROF
     assert wait_for("the stack", lambda: worker.said(r"hanging_shop\.py.*in hang"), DEADLINE_S)

@@ -18,6 +18,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from functools import partial
 from types import FrameType
 from typing import Any, TypeAlias
@@ -149,32 +150,33 @@ class LoopWatch:
 
     def _tell(self, stood_s: float) -> None:
         frame = self._frame()
-        with suppress(Exception):  # the frame may have ended while it was read: then there is less to say
-            found: FoldNow | None = fold_now(frame)
-            what = f"a fold does not return ({found})" if found is not None else "the event loop stands still"
-            self.why = f"{what}, for more than {stood_s:.0f} s"
-            logger.critical(
-                "%(why)s; it ends the worker after %(stall_s).0f s. It stands at:\n%(stack)s",
-                {
-                    "why": self.why,
-                    "stall_s": self._stall_s,
-                    "stack": stack_of(frame),
-                    "processor": None if found is None else found.processor,
-                    "topic": None if found is None else found.topic,
-                    "partition": None if found is None else found.partition,
-                    "offset": None if found is None else found.offset,
-                },
-            )
+        found = self._fold_now(frame)
+        what = "the event loop stands still" if found is None else f"a fold does not return ({found})"
+        self.why = f"{what}, for more than {stood_s:.0f} s"
+        logger.critical(
+            "%(why)s; it ends the worker after %(stall_s).0f s. It stands at:\n%(stack)s",
+            {
+                "why": self.why,
+                "stall_s": self._stall_s,
+                "stack": stack_of(frame),
+                **({} if found is None else asdict(found)),
+            },
+        )
+
+    @staticmethod
+    def _fold_now(frame: FrameType | None) -> FoldNow | None:
+        try:
+            return fold_now(frame)
+        except Exception as error:  # noqa: BLE001  the call may have ended while it was read: there is less to say then
+            logger.info("the record that is folded is not known: %(error)r", {"error": error})
+            return None
 
     def _over(self) -> None:
         logger.warning("the event loop goes on")
         self.why = None
 
     def _leave(self, why: str) -> None:
-        frame = self._frame()
-        found: FoldNow | None = None
-        with suppress(Exception):  # the supervisor's next attempt matters more than this one's words
-            found = fold_now(frame)
+        found = self._fold_now(self._frame())
         logger.critical(
             "%(why)s: %(what)s; leaving",
             {"why": why, "what": "a fold that does not return?" if found is None else f"a fold ({found})"},
