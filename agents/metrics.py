@@ -77,6 +77,8 @@ class PartitionMetrics:
         "barriers",
         "emitted",
         "emitted_to",
+        "looked_at",
+        "misplaced",
         "quarantined",
         "records",
         "restored_records",
@@ -94,6 +96,7 @@ class PartitionMetrics:
             self.restored_records
         ) = 0
         self.store_checks = self.rotten = self.barriers = self.ticks = self.waits = 0
+        self.looked_at = self.misplaced = 0
         self.emitted_to: Counter[str] = Counter()
         """Records emitted by topic, which are those that the processor declares."""
 
@@ -166,6 +169,16 @@ class Metrics:
             await asyncio.sleep(STALL_PROBE_S)
             self.loop_stall_s.observe(max(0.0, self._clock.monotonic_s() - due_s))
 
+    def misplaced(self) -> dict[str, tuple[int, int]]:
+        """Return, by table, how many row keys lie where its route would not look for them, and of how many:
+        of those that were looked at here.
+        """
+        found: dict[str, tuple[int, int]] = {}
+        for (table, _), counts in self._partitions.items():
+            wrong, of = found.get(table, (0, 0))
+            found[table] = wrong + counts.misplaced, of + counts.looked_at
+        return {table: (wrong, of) for table, (wrong, of) in found.items() if wrong}
+
     # -- what a scrape shows
 
     def counters(self) -> Iterator[Metric]:
@@ -189,6 +202,12 @@ class Metrics:
             ),
             ("ticks", "Readings of the clock that were written down for timers", "ticks"),
             ("store_checks", "Stores compared with their changelog and found equal", "store_checks"),
+            ("keys_looked_at", "Row keys of which it was looked whether queries find them", "looked_at"),
+            (
+                "misplaced_keys",
+                "Row keys looked at that the table's route would look for in another partition",
+                "misplaced",
+            ),
             ("rotten_stores", "Stores found damaged, or not equal to their changelog, and rebuilt", "rotten"),
         ):
             family = CounterMetricFamily(f"holdfast_{name}", text, labels=("table", "partition"))

@@ -69,6 +69,7 @@ class PartitionManager:
         self._loop = asyncio.get_running_loop()
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="holdfast")
         self._crashed = False
+        self._told_misplaced = set[str]()
         self._announced_partial: frozenset[Held] | None = None
         self._watches: set[asyncio.Task[None]] = set()
         self._make_flow()
@@ -419,6 +420,17 @@ class PartitionManager:
         ends = self.feed.ends()
         for owned in self.holdings.owned.values():
             owned.part.note_source_ends(ends, self._clock.now_ms())
+        for table, (wrong, of) in self.metrics.misplaced().items():
+            if table not in self._told_misplaced:
+                self._told_misplaced.add(table)
+                logger.warning(
+                    "%(wrong)d of the first %(of)d row keys of %(table)s that were looked at lie in"
+                    " partitions where its route does not look for them: queries by key do not find these rows. Have"
+                    " producers place records as the route does (by_key: murmur2, librdkafka's"
+                    " partitioner=murmur2_random), or declare the route that they use, or none, and all"
+                    " partitions are asked",
+                    {"wrong": wrong, "of": of, "table": table},
+                )
         if self._announced_partial not in (None, self._partial()):
             self.watch(self.announce())
 

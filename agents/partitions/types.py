@@ -203,6 +203,10 @@ class RunnerHost(Protocol):
         """Return the lock of the partition that has a long turn."""
         ...
 
+    def partitions(self, table: str) -> int:
+        """Return how many partitions a table has."""
+        ...
+
     def owns(self, part: Partition, epoch: int) -> bool:
         """Return whether what was fetched in *epoch* may still be folded into *part*."""
         ...

@@ -240,8 +240,10 @@ class _Health:
     async def ready(self, request: web.Request) -> web.Response:
         cause = self._serving.unready()
         if cause is None:
-            partial = self._partial()
-            return respond(request, {"status": "ready", **({"partial": partial} if partial else {})})
+            notes = {"partial": self._partial(), "misplaced": self._misplaced()}
+            return respond(
+                request, {"status": "ready", **{name: found for name, found in notes.items() if found}}
+            )
         return respond(
             request, {"status": "unready", "cause": cause}, status=503, headers={"Retry-After": "1"}
         )
@@ -255,6 +257,13 @@ class _Health:
             for table in sorted(self._serving.tables())
             for partition in range(self._serving.partitions(table))
             if (replica := self._serving.lookup(table, partition)) is not None and (lost := replica.partial)
+        ]
+
+    def _misplaced(self) -> list[str]:
+        """Return of which tables queries by key do not find all rows: producers place them elsewhere."""
+        return [
+            f"{wrong} of {of} row keys of {table} that were looked at lie where its route does not look"
+            for table, (wrong, of) in sorted(self._metrics.misplaced().items())
         ]
 
     async def metrics(self, request: web.Request) -> web.Response:

@@ -16,6 +16,7 @@ from confluent_kafka import KafkaError
 
 from holdfast.agents.partitions.batches.intake import Intake
 from holdfast.agents.partitions.batches.merging_intake import MergingIntake
+from holdfast.agents.partitions.batches.placing import Placing
 from holdfast.agents.partitions.batches.traced_batches import TracedBatches
 from holdfast.agents.partitions.types import NOT_IN_GROUP, FoldEvent, FoldLimits, RunnerHost
 from holdfast.clients.quarantine.copies import QUARANTINE_COPY_BYTES, quarantine_record
@@ -87,6 +88,8 @@ class Runner:
         self._host, self.part, self._intake, self._limits, self._clock = host, part, intake, limits, clock
         self._counts = host.metrics.partition(part.processor.name, part.partition)
         self._traced = TracedBatches(part, clock)
+        name = part.processor.name
+        self._placing = Placing(part.processor, part.partition, lambda: host.partitions(name), self._counts)
         self.job: asyncio.Task[Any] | None = None
         self._failed = False
         self._refused, self._poisoned, self._reported = 0, "", ""
@@ -264,6 +267,7 @@ class Runner:
             quarantined=len(changes.refused),
             seconds=self._clock.monotonic_s() - folded_s,
         )
+        self._placing.look(changes.puts)
         if isinstance(changes, MergedChanges) and changes.choices:
             self._counts.decided(changes.choices)
         return True

@@ -148,6 +148,12 @@ def get(
         )
     if answer.value is None:
         note(f"{processor} has no row {key!r} (as of {_as_of(answer, ', ')})")
+        if answer.routed:
+            note(
+                f"partition {answer.partition} alone was asked, where the table's route puts this key; if"
+                " producers place records by another partitioner, the row lies elsewhere: `holdfast tables"
+                f" scan {processor} {key}` asks all partitions"
+            )
         raise typer.Exit(1)
     output = output_of(context)
     show([_row(answer, output)], ROWS, output)

@@ -50,6 +50,8 @@ class Answer(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     less one. *partial* tells that records of a source were deleted before this version of the table began,
     and are not reflected (of several partitions, in one of them). *version* is the processor's; 0 for a
     global table. *role* "earlier" is what a version has left that nobody folds any more: it does not move.
+    *routed* tells that there is no row where the table's route looks for it, the only partition that was
+    asked: a producer that places records otherwise may have put it in another, which a scan shows.
     """
 
     key: str
@@ -62,6 +64,7 @@ class Answer(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     as_of: Mapping[str, int] = {}
     version: int = 0
     partial: bool = False
+    routed: bool = False
 
 
 class ReadTerms:

@@ -250,7 +250,9 @@ class TableClient:
         terms.check(by_partition)
         answers = await _all(self._rows(found, each, wanted, terms) for each, wanted in by_partition.items())
         merged = first_found(answers)
-        return {key: merged[key] for key in keys} if anywhere else merged
+        if not anywhere:
+            return {key: _routed_miss(answer) for key, answer in merged.items()}
+        return {key: merged[key] for key in keys}
 
     # -- rows in order
 
@@ -634,3 +636,8 @@ async def _all(questions: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         raise
+
+
+def _routed_miss(answer: Answer[Any]) -> Answer[Any]:
+    """Return *answer*, which the only partition gave that the route names; where it is no row, it says so."""
+    return answer if answer.value is not None else msgspec.structs.replace(answer, routed=True)
