@@ -425,7 +425,8 @@ class PartitionManager:
                 self._told_misplaced.add(table)
                 logger.warning(
                     "%(wrong)d of the first %(of)d row keys of %(table)s that were looked at lie in"
-                    " partitions where its route does not look for them: queries by key do not find these rows. Have"
+                    " partitions where its route does not look for them: queries by key do not find these"
+                    " rows. Have"
                     " producers place records as the route does (by_key: murmur2, librdkafka's"
                     " partitioner=murmur2_random), or declare the route that they use, or none, and all"
                     " partitions are asked",

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewPartitions  # type: ignore[attr-defined]
 
 from holdfast.clients.groups.broker import BrokerGroups
 from holdfast.clients.topics.admin import Admin
@@ -44,7 +45,7 @@ class Shop:
         self.create()
         self._producer = Producer(kafka.client_config())
         self.sent = Counter[str]()
-        environment = {
+        self.environment = environment = {
             **environment_of(self.settings),
             **{f"HOLDFAST_{key.upper()}": str(value) for key, value in TIMES.items()},
         }
@@ -269,3 +270,41 @@ def test_a_source_of_the_same_name_is_another(shop: Shop) -> None:
     shop.run()
     now = shop.results()
     assert (now["big"] - before["big"]).total() == 50, "what the other log's position says counts for nothing"
+
+
+@pytest.mark.variant
+def test_a_source_that_grows_ends_its_workers_with_the_cure(shop: Shop) -> None:
+    shop.write("orders", ["a", "b"])
+    shop.run()
+    admin = AdminClient(shop.kafka.client_config())
+    for done in admin.create_partitions([NewPartitions("orders", 3)]).values():
+        done.result(DEADLINE_S)
+    assert shop.worker.wait_exit(DEADLINE_S) == 1
+    assert shop.worker.said(
+        "topic orders had 1 partitions when this worker started, and has 3 now.*version=2"
+    )
+
+
+@pytest.mark.variant
+@pytest.mark.parametrize("topic", ["customers", "shop-totals.v1-changelog", "shop-both-choices"])
+def test_a_topic_that_is_made_again_below_a_worker_ends_it(shop: Shop, topic: str) -> None:
+    shop.write("orders", ["a", "b"])
+    shop.run()
+    shop.admin.delete([topic])
+    shop.kafka.create_topic(topic, config={"cleanup.policy": "compact" if "log" in topic else "delete"})
+    assert shop.worker.wait_exit(DEADLINE_S) == 1
+    assert shop.worker.said(f"topic {topic} was deleted and made again")
+
+
+@pytest.mark.variant
+def test_of_two_workers_with_one_instance_id_the_first_ends(shop: Shop) -> None:
+    shop.run(HOLDFAST_INSTANCE_ID="same")
+    second = Worker("w2", shop.folder, shop.environment, module_command("tests.agents.lossy_shop"))
+    with closing(second):
+        second.start(HOLDFAST_INSTANCE_ID="same")
+        assert shop.worker.wait_exit(DEADLINE_S) == 1
+        assert shop.worker.said(r"leaving: another worker has joined group shop.*instance_id, same,")
+        second.wait_ready()
+        shop.write("orders", ["a", "b"])
+        shop.run_on(second)
+        second.stop()

@@ -202,9 +202,9 @@ class LoopWatch:
             ready = selector.select(wait_s)
         for key, _ in ready:
             with suppress(OSError):
-                door = key.fileobj
-                assert isinstance(door, socket.socket)
-                connection, _ = door.accept()
+                listening = key.fileobj
+                assert isinstance(listening, socket.socket)
+                connection, _ = listening.accept()
                 with connection:
                     connection.settimeout(ANSWER_S)
                     if tls is None:

@@ -17,6 +17,8 @@ from holdfast.agents.faust.transport import group_watch
 from holdfast.agents.faust.transport.group_watch import watch_group
 from holdfast.agents.partitions.membership import Membership
 from holdfast.clock import ManualClock
+from holdfast.config import Settings
+from holdfast.errors import InstanceFencedError
 from tests.support.patience import DEADLINE_S
 
 SESSION_S, REBALANCE_S = 6.0, 30.0
@@ -70,7 +72,11 @@ class Group:
         monkeypatch.setattr(group_watch, "system_clock", self.clock)
         watch_group(
             self.coordinator,
-            SimpleNamespace(membership=self.membership, crash_soon=self.crashes.append),  # type: ignore[arg-type]
+            SimpleNamespace(  # type: ignore[arg-type]
+                membership=self.membership,
+                crash_soon=self.crashes.append,
+                settings=Settings(app="app", instance_id="same"),
+            ),
         )
 
     async def ask(self, request: object, reply: Any, takes_ms: int = 0) -> None:
@@ -261,3 +267,91 @@ def test_a_coordinator_that_is_closed_ends_nothing(monkeypatch: pytest.MonkeyPat
         assert not group.crashes
 
     asyncio.run(closed())
+
+
+class StaticGroup(Group):
+    """A group whose member is a static one."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(monkeypatch)
+        self.coordinator._group_instance_id = "same.1"
+        monkeypatch.setattr(group_watch, "TAKEN_S", 0.0)
+
+    def forget(self) -> None:
+        """Do what aiokafka does when a request was refused."""
+        self.coordinator.generation, self.coordinator.member_id = -1, ""
+
+    def ended_for_the_setting(self) -> bool:
+        return [type(each) for each in self.crashes] == [InstanceFencedError] and (
+            "instance_id, same;" in str(self.crashes[0]) or "instance_id, same, " in str(self.crashes[0])
+        )
+
+
+@pytest.mark.parametrize("request_", [HEARTBEAT, SYNC])
+def test_a_static_member_whose_place_another_has_ends_and_names_the_setting(
+    monkeypatch: pytest.MonkeyPatch, request_: object
+) -> None:
+    async def fenced() -> None:
+        group = StaticGroup(monkeypatch)
+        await group.assigned()
+        await group.ask(request_, answer(82))
+        assert group.ended_for_the_setting()
+        group.coordinator._push_error_to_user(KafkaError("82"))
+        group.coordinator.fails.set()
+        await asyncio.wait([group.coordinator._coordination_task])
+        await asyncio.sleep(0)
+        assert len(group.crashes) == 1, "what aiokafka makes of that is not worth another line"
+
+    asyncio.run(fenced())
+
+
+def test_a_static_member_asks_before_it_takes_its_place_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To a heartbeat without the instance's name, and to a commit, the broker says that the member is
+    unknown: its session may have run out, or another process may have its place.
+    """
+
+    async def unknown() -> None:
+        group = StaticGroup(monkeypatch)
+        await group.assigned()
+        await group.ask(COMMIT, SimpleNamespace(topics=[("in", [(0, 25)])]))
+        group.forget()
+        group.coordinator.answers += [answer(82), answer(0)]
+        with pytest.raises(KafkaError, match="another worker has this member's place"):
+            await group.coordinator._send_req(JOIN)
+        assert group.ended_for_the_setting()
+        assert len(group.coordinator.answers) == 1, "it has not joined"
+
+    asyncio.run(unknown())
+
+
+def test_a_static_member_whose_session_ran_out_joins_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def over() -> None:
+        group = StaticGroup(monkeypatch)
+        await group.assigned()
+        await group.ask(HEARTBEAT, answer(25))
+        group.forget()
+        group.coordinator.answers += [answer(25)]
+        await group.ask(JOIN, answer(0))
+        assert not group.crashes
+
+    asyncio.run(over())
+
+
+def test_the_heartbeat_of_a_static_member_names_its_instance(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def named() -> None:
+        group = StaticGroup(monkeypatch)
+        sent: list[Any] = []
+        plain = group.coordinator.__class__._send_req
+
+        async def send(self: Coordinator, request: object) -> Any:
+            sent.append(request)
+            return await plain(self, request)
+
+        monkeypatch.setattr(Coordinator, "_send_req", send)
+        group = StaticGroup(monkeypatch)
+        await group.assigned()
+        await group.ask(HEARTBEAT, answer(0))
+        struct = sent[-1].prepare({12: (0, 4)})
+        assert struct.encode() == b"\x00\x03app\x00\x00\x00\x03\x00\x02me\x00\x06same.1"
+
+    asyncio.run(named())
