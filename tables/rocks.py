@@ -105,8 +105,8 @@ def make_private(folder: Path) -> None:
             _privately(found, path)
     except OSError as error:
         raise StoreError(
-            f"cannot keep the store {folder} from other accounts: {error}; let the worker's account own the"
-            " data folder"
+            f"cannot keep the store {folder} from other accounts: {error}; the disk must be writable, and the"
+            " data folder the account's of the worker"
         ) from error
 
 

@@ -158,6 +158,8 @@ class PartitionStore:
             make_private(self.path)
             self._db = R.Rdict(str(self.path), self._budget.options())
             self._db[_STAMP] = msgspec.msgpack.encode(self.stamp)
+            if self.before is not None:
+                self._db[_BEFORE] = msgspec.msgpack.encode(self.before)
         except Exception as error:
             raise StoreError(
                 f"cannot create the store {self.path}: {error}; check the disk and permissions of the data"
@@ -166,8 +168,6 @@ class PartitionStore:
         self.marker: Position
         self.marker, self.changelog_next, self._whole_at = self._positions.start, 0, 0
         self.lost_heads, self.handover, self.recovery, self.read_from = {}, None, None, 0
-        if self.before is not None:
-            self._db[_BEFORE] = msgspec.msgpack.encode(self.before)
 
     def _unfit(self) -> str | None:
         """Open the store found on disk; return why it must not be used, or None when it is open and fits."""
@@ -242,7 +242,13 @@ class PartitionStore:
         of rotten ones a few.
         """
         rotten = self.rotten is not None
-        aside = set_aside(self.path, rotten=rotten)
+        try:
+            aside = set_aside(self.path, rotten=rotten)
+        except OSError as error:
+            raise StoreError(
+                f"cannot set the store {self.path} aside: {error}; its worker must be able to write to its"
+                " data folder"
+            ) from error
         logger.log(
             logging.ERROR if rotten else logging.WARNING,
             "store %(store)s set aside as %(aside)s and rebuilt: %(cause)s",
