@@ -75,7 +75,7 @@ def test_a_blank_table_begins_again_up_to_what_was_sent(tmp_path: Path) -> None:
     assert (begin.emptied, begin.recovery.applied, begin.recovery.topics) == (True, (7,), ("big",))
     assert how_to_begin(part, None, {}, partly=False) is None, "nothing says that it is not new"
     assert how_to_begin(part, sent_before(part, noted(-1)), {}, partly=False) is None
-    with pytest.raises(ChangelogError, match="in begins at offset 3.*Restore.*--accept-partial.*reset"):
+    with pytest.raises(ChangelogError, match=r"in begins at offset 3.*Restore.*--accept-partial.*reset"):
         how_to_begin(part, sent_before(part, noted(7)), {("in", 0): 3}, partly=False)
     assert how_to_begin(part, sent_before(part, noted(7)), {("in", 0): 3}, partly=True) is not None
     part.close()
