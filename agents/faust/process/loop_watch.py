@@ -7,6 +7,7 @@ stops this thread too; the kernel ends the process then, by the processor time t
 
 from __future__ import annotations
 
+import asyncio
 import faulthandler
 import logging
 import os
@@ -45,7 +46,7 @@ Doors: TypeAlias = Callable[[], tuple[Sequence[socket.socket], ssl.SSLContext | 
 
 
 class LoopWatch:
-    """Watches the thread that makes it. Call `tick` from its event loop, at least every TICK_S.
+    """Watches the event loop on which it is started.
 
     *limit_s* is how long the loop may stand still before that is told, *stall_s* before the process ends.
     *doors* are the listening sockets to answer at meanwhile, with the context of those with TLS.
@@ -78,10 +79,15 @@ class LoopWatch:
             # The default of this signal ends the process, and needs no turn of Python's for it.
             faulthandler.register(signal.SIGPROF, sys.__stderr__, all_threads=True, chain=True)
             self._timed = True
+        self._watched = threading.get_ident()
+        self._tick(asyncio.get_running_loop())
         threading.Thread(target=self._run, name="holdfast-watch", daemon=True).start()
 
-    def tick(self) -> None:
+    def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
         """Note that the event loop has its turns."""
+        if self._ended.is_set():
+            return
+        loop.call_later(TICK_S / 2, self._tick, loop)
         self._ticked.set()
         if self._timed:
             signal.setitimer(signal.ITIMER_PROF, self._stall_s + LOCKED_S)

@@ -59,7 +59,6 @@ class ManagerService(Service):
         probed_s = noted_s = touched_s = ticked_s = system_clock.monotonic_s()
         while not self.should_stop:
             await asyncio.sleep(TICK_S / 2)
-            self._loop_watch.tick()
             now_s = system_clock.monotonic_s()
             if (
                 now_s - ticked_s > lived.MOST_S
