@@ -90,8 +90,6 @@ def test_it_is_named_with_its_record_and_ends_when_asked(
 def test_code_that_keeps_pythons_lock_is_ended_by_the_kernel(kafka: EmbeddedKafka, tmp_path: Path) -> None:
     limits = {"stall_timeout_s": "2", "commit_timeout_s": "2", "rebalance_timeout_s": "10"}
     worker = hanging(kafka, tmp_path, "lock", "fold", **limits)
-    wait_for("a process that stands", lambda: worker.ask("/health/live", 1)[0] == 0, DEADLINE_S)
-    worker.signal(signal.SIGINT)
     assert worker.wait_exit(DEADLINE_S) == -signal.SIGPROF
     assert wait_for("the stack", lambda: worker.said(r"hanging_shop\.py.*in hang"), DEADLINE_S)
 

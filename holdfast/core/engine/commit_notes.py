@@ -51,7 +51,7 @@ def encode_commit_note(note: CommitNote) -> str | None:
     """Return the metadata of a commit; None where it takes more than brokers keep.
 
     >>> encode_commit_note(CommitNote(topic="a", tables={"totals.v1": TableSent(7)}, out={"big": "x"}))
-    '{"holdfast":1,"out":{"big":"x"},"tables":{"totals.v1":[7,0,""]},"topic":"a"}'
+    '{"holdfast":1,"topic":"a","tables":{"totals.v1":[7,0,""]},"out":{"big":"x"}}'
     """
     found = _encode(note)
     return found.decode() if len(found) <= LIMIT_NOTE_BYTES else None

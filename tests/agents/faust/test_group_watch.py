@@ -300,6 +300,7 @@ def test_a_static_member_whose_place_another_has_ends_and_names_the_setting(
         group.coordinator.fails.set()
         await asyncio.wait([group.coordinator._coordination_task])
         await asyncio.sleep(0)
+        assert group.coordinator._coordination_task.exception() is not None
         assert len(group.crashes) == 1, "what aiokafka makes of that is not worth another line"
 
     asyncio.run(fenced())
