@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING
@@ -89,12 +89,14 @@ class EmbeddedCluster:
         """Return a clock that never jumps, for sessions and deadlines."""
         return round(self.clock.monotonic_s() * 1000)
 
-    def delete_topic(self, topic: EmbeddedTopic) -> None:
-        """Delete *topic* and what is kept about it elsewhere: that first, so no later topic of that name
+    def delete_topics(self, topics: Iterable[EmbeddedTopic]) -> None:
+        """Delete *topics* and what is kept about them elsewhere: that first, so no later topic of such a name
         finds it.
         """
-        self.groups.topic_deleted(topic.name)
-        self.topics.delete(topic)
+        doomed = list(topics)
+        if doomed:
+            self.groups.topics_deleted({each.name for each in doomed})
+            self.topics.delete(doomed)
 
     def lose(self, node_id: int) -> None:
         """Have a broker be gone: others lead what it led, as far as they are in sync."""

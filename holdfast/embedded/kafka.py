@@ -143,13 +143,10 @@ class EmbeddedKafka:
 
     def create_topic(self, name: str, *, partitions: int = 1, config: Mapping[str, str] | None = None) -> str:
         """Make a topic and return its name; DevBrokerError in Kafka's words for one that cannot be."""
-        told = {
-            "name": name,
-            "num_partitions": partitions,
-            "replication_factor": -1,
-            "configs": [{"name": key, "value": value} for key, value in (config or {}).items()],
-        }
-        made = self._on_loop(lambda: self.cluster.topics.create(told))
+        configs = [{"name": key, "value": value} for key, value in (config or {}).items()]
+        made = self._on_loop(
+            lambda: self.cluster.topics.make(name, num_partitions=partitions, configs=configs)
+        )
         if isinstance(made, TopicRefusal):
             raise DevBrokerError(f"topic {name} could not be created on the embedded Kafka: {made.text}")
         return name

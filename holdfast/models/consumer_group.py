@@ -7,7 +7,7 @@ partition when its last holder has revoked it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import IntEnum, StrEnum
 from typing import NamedTuple
 
@@ -192,14 +192,20 @@ def time_passes(group: ModernGroup, counts: Mapping[str, int], at_ms: int) -> Mo
     return group if left is group else _refreshed(left, counts)
 
 
-def commit_code(group: ModernGroup, member_id: str, epoch: int) -> GroupCode:
+def commit_code(
+    group: ModernGroup, member_id: str, epoch: int, *, since: Iterable[int | None] = (None,)
+) -> GroupCode:
     """Return what an offset commit of *member_id* in *epoch* is answered with; epoch -1 is a consumer
     outside of any group.
+
+    An earlier epoch may commit partitions that the member has had *since* then, or longer (KIP-1251); None
+    is a partition that it does not have.
     """
     member = group.members.get(member_id)
     if member is None:
         return GroupCode.NONE if epoch < 0 and not group.members else GroupCode.UNKNOWN_MEMBER_ID
-    return GroupCode.NONE if epoch == member.epoch else GroupCode.STALE_MEMBER_EPOCH
+    held = epoch < member.epoch and all(each is not None and each <= epoch for each in since)
+    return GroupCode.NONE if epoch == member.epoch or held else GroupCode.STALE_MEMBER_EPOCH
 
 
 def _check_epoch(member: ModernMember, said: ModernHeartbeat) -> GroupCode:

@@ -399,3 +399,51 @@ def test_the_next_deadline_is_when_something_happens() -> None:
         group.ask(TimePasses())
         assert group.value != before
     assert group.value.members == ()
+
+
+def test_members_that_join_together_are_of_one_kind_before_the_first_is_answered() -> None:
+    group = Group()
+    first, second = group.join(new_id="a"), group.join(new_id="b")
+    stranger = group.join(new_id="c", protocol_type="connect")
+    assert group.answers[stranger].code is Code.INCONSISTENT_GROUP_PROTOCOL
+    group.wait(6_001)
+    assert [group.answers[each].code for each in (first, second)] == [Code.NONE, Code.NONE]
+    assert group.value.protocol_type == "consumer"
+
+
+def test_a_group_that_nobody_is_in_takes_members_of_another_kind() -> None:
+    group = stable("a")
+    group.ask(LeaveGroup(request=group.number(), member_id="a"))
+    group.join(new_id="b", protocol_type="connect", protocols=(("compatible", b""),))
+    group.wait(3_000)
+    assert (group.value.protocol_type, group.value.protocol) == ("connect", "compatible")
+
+
+def test_a_join_is_checked_in_kafkas_order() -> None:
+    """The session, then room, protocols, and last of all who asks; its own protocols count too."""
+    group = Group(max_size=2)
+    for name in ("a", "b"):
+        group.join(new_id=name)
+    group.wait(6_001)
+    group.settle()
+    sticky = (("sticky", b""),)
+
+    def code(member_id: str, **more: object) -> Code:
+        return group.answers[group.join(member_id, new_id="new", **more)].code  # type: ignore[arg-type]
+
+    assert code("z", session_ms=1, protocols=sticky) is Code.INVALID_SESSION_TIMEOUT
+    assert code("z", protocols=sticky) is Code.GROUP_MAX_SIZE_REACHED
+    assert code("", protocols=sticky) is Code.GROUP_MAX_SIZE_REACHED
+    assert code("a", instance_id="z", protocols=sticky) is Code.INCONSISTENT_GROUP_PROTOCOL
+    assert code("a", instance_id="z") is Code.UNKNOWN_MEMBER_ID
+    roomy = stable("a")
+    number = roomy.join("a", protocols=sticky)
+    assert roomy.answers[number].code is Code.INCONSISTENT_GROUP_PROTOCOL, "alone, and still not another kind"
+
+
+def test_a_leader_that_is_back_under_a_new_id_does_not_lead_by_an_older_version() -> None:
+    for may_skip in (False, True):
+        group = stable("a", instances={"a": "i"})
+        answer = group.answers[group.join(new_id="a2", instance_id="i", may_skip_assignment=may_skip)]
+        led = (answer.leader, bool(answer.members), answer.skip_assignment)
+        assert led == (("a2", True, True) if may_skip else ("a", False, False))

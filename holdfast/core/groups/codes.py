@@ -10,6 +10,7 @@ from enum import IntEnum
 class GroupCode(IntEnum):
     """Names and numbers of the Kafka protocol."""
 
+    UNKNOWN_SERVER_ERROR = -1
     NONE = 0
     COORDINATOR_NOT_AVAILABLE = 15
     ILLEGAL_GENERATION = 22

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from holdfast.embedded.apis.call import Call, Fields
@@ -13,6 +14,7 @@ from holdfast.embedded.topics.registry import name_trouble
 
 NOT_ASKED = -(1 << 31)
 FIRST_WITH_LEVEL_0 = 4
+FIRST_BY_ID = 12
 MISMATCHED_ENDPOINT, UNSUPPORTED_ENDPOINT = 114, 115
 FEATURES = (
     ("group.version", 0, 1, 1),
@@ -47,6 +49,13 @@ def metadata(call: Call) -> Fields:
     """Answer Metadata."""
     wanted = call.fields["topics"]
     everything = wanted is None or (call.version == 0 and not wanted)
+    brokers = [_broker(each.node_id, each.host, each.port) for each in call.cluster.alive]
+    if not everything and call.version < FIRST_BY_ID and not all(map(_is_by_name, wanted)):
+        return {
+            "brokers": [],
+            "error_code": KafkaCode.INVALID_REQUEST,
+            "topics": list(map(_malformed, wanted)),
+        }
     topics = (
         [
             _topic(call, each)
@@ -54,14 +63,26 @@ def metadata(call: Call) -> Fields:
             if call.may_topic(AclOperation.DESCRIBE, each.name)
         ]
         if everything
-        else [_wanted(call, each) for each in wanted]
+        else list(_wanted(call, wanted))
     )
     return {
-        "brokers": [_broker(each.node_id, each.host, each.port) for each in call.cluster.alive],
+        "brokers": brokers,
         "cluster_id": call.cluster.cluster_id,
         "controller_id": call.cluster.controller_id,
         "topics": topics,
         "cluster_authorized_operations": _cluster_operations(call),
+    }
+
+
+def _is_by_name(wanted: Fields) -> bool:
+    return wanted["name"] is not None and wanted["topic_id"] == NO_UUID
+
+
+def _malformed(wanted: Fields) -> Fields:
+    return {
+        "error_code": KafkaCode.INVALID_REQUEST,
+        "name": wanted["name"] or "",
+        "topic_id": wanted["topic_id"],
     }
 
 
@@ -77,29 +98,48 @@ def _broker(node_id: int, host: str, port: int) -> Fields:
     return {"node_id": node_id, "host": host, "port": port}
 
 
-def _wanted(call: Call, wanted: Fields) -> Fields:
-    topics, name = call.cluster.topics, wanted["name"]
-    if name is None:
-        by_id = topics.by_id(wanted["topic_id"])
-        if by_id is not None and not call.may_topic(AclOperation.DESCRIBE, by_id.name):
-            return _forbidden(None, by_id.topic_id)
-        if by_id is not None:
-            return _topic(call, by_id)
-        nothing: Fields = {"name": None if call.version >= 12 else "", "topic_id": wanted["topic_id"]}
-        return {"error_code": KafkaCode.UNKNOWN_TOPIC_ID, "topic_authorized_operations": NOT_ASKED, **nothing}
+def _wanted(call: Call, wanted: Iterable[Fields]) -> Iterator[Fields]:
+    """Yield what is told of each topic, once however often it is asked for. Where there is an id, ids alone
+    count, as in Kafka: clients send an empty name with them, or none.
+    """
+    ids = {each["topic_id"]: None for each in wanted if each["topic_id"] != NO_UUID}
+    if ids:
+        yield from (_by_id(call, each) for each in ids)
+    else:
+        yield from (_by_name(call, each) for each in dict.fromkeys(each["name"] for each in wanted))
+
+
+def _by_id(call: Call, topic_id: bytes) -> Fields:
+    topic = call.cluster.topics.by_id(topic_id)
+    if topic is not None and not call.may_topic(AclOperation.DESCRIBE, topic.name):
+        return _forbidden(None, topic_id)
+    if topic is not None:
+        return _topic(call, topic)
+    code = KafkaCode.UNKNOWN_TOPIC_ID
+    return {"error_code": code, "name": None, "topic_id": topic_id, "topic_authorized_operations": NOT_ASKED}
+
+
+def _by_name(call: Call, name: str | None) -> Fields:
+    name, topics = name or "", call.cluster.topics
     if not call.may_topic(AclOperation.DESCRIBE, name):
         return _forbidden(name)
     topic = topics.get(name)
-    if topic is None and _creates(call) and not may_create(call, name):
-        return _forbidden(name)
-    if topic is None and name_trouble(name) is None and _creates(call):
-        made = topics.create({"name": name, "num_partitions": -1, "replication_factor": -1})
-        topic = made if isinstance(made, EmbeddedTopic) else None
     if topic is not None:
         return _topic(call, topic)
-    valid = name_trouble(name) is None
-    code = KafkaCode.UNKNOWN_TOPIC_OR_PARTITION if valid else KafkaCode.INVALID_TOPIC_EXCEPTION
-    return {"error_code": code, "name": name, "topic_authorized_operations": NOT_ASKED}
+    if _creates(call) and not may_create(call, name):
+        return _forbidden(name)
+    if name_trouble(name) is not None:
+        code = KafkaCode.INVALID_TOPIC_EXCEPTION
+    else:
+        code = KafkaCode.UNKNOWN_TOPIC_OR_PARTITION
+        if _creates(call):  # the client hears of it when it asks again, as from Kafka
+            topics.make(name)
+    return {"error_code": code, "name": name, "topic_authorized_operations": _topic_operations(call, name)}
+
+
+def _topic_operations(call: Call, name: str) -> int:
+    asked = call.fields["include_topic_authorized_operations"]
+    return call.operations(AclResource.TOPIC, name) if asked else NOT_ASKED
 
 
 def _forbidden(name: str | None, topic_id: bytes = NO_UUID) -> Fields:
@@ -117,14 +157,13 @@ def _creates(call: Call) -> bool:
 
 
 def _topic(call: Call, topic: EmbeddedTopic) -> Fields:
-    asked = call.fields["include_topic_authorized_operations"]
     return {
         "error_code": KafkaCode.NONE,
         "name": topic.name,
         "topic_id": topic.topic_id,
         "is_internal": topic.is_internal,
         "partitions": [partition_fields(call, each) for each in topic.partitions],
-        "topic_authorized_operations": call.operations(AclResource.TOPIC, topic.name) if asked else NOT_ASKED,
+        "topic_authorized_operations": _topic_operations(call, topic.name),
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from itertools import count
 
 from holdfast.core.kafka.topic_partition import Place
@@ -61,6 +61,10 @@ class EmbeddedGroups:
     def every(self) -> list[EmbeddedGroup]:
         """Return all groups."""
         return list(self._groups.values())
+
+    def allows_session(self, session_ms: int) -> bool:
+        """Return whether members of classic groups may be silent for *session_ms*."""
+        return self._settings.allows_session(session_ms)
 
     def get(self, group_id: str) -> EmbeddedGroup | None:
         return self._groups.get(group_id)
@@ -161,11 +165,17 @@ class EmbeddedGroups:
         group.is_noted = True
 
     def _note(self, group: EmbeddedGroup, before: ClassicGroup) -> None:
-        """Write a generation that is agreed on, or that nobody is in any more, as Kafka does."""
+        """Write a generation that is agreed on, or that nobody is in any more, or in which a static member
+        has a new id, as Kafka does.
+        """
         after = group.classic
         agreed = after.state is GroupState.STABLE and before.state is not GroupState.STABLE
         left = after.state is GroupState.EMPTY and before.state is not GroupState.EMPTY
-        if agreed or left:
+        same = before.state is after.state is GroupState.STABLE
+        renamed = same and [each.member_id for each in before.members] != [
+            each.member_id for each in after.members
+        ]
+        if agreed or left or renamed:
             self._write(group, [_generation(group, self._now_ms())])
             group.is_noted = True
 
@@ -254,10 +264,10 @@ class EmbeddedGroups:
         if (timer := self._timers.pop(group.group_id, None)) is not None:
             timer.cancel()
 
-    def topic_deleted(self, topic: str) -> None:
-        """Forget what groups have committed in a topic that is gone."""
+    def topics_deleted(self, topics: Collection[str]) -> None:
+        """Forget what groups have committed in topics that are gone."""
         for group in self._groups.values():
-            self.forget(group, [each for each in group.places() if each[0] == topic])
+            self.forget(group, [each for each in group.places() if each[0] in topics])
 
     def _offset(self, group: EmbeddedGroup, place: Place, offset: CommittedOffset | None) -> Note:
         key = {"group": group.group_id, "topic": place[0], "partition": place[1]}

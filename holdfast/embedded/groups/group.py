@@ -54,7 +54,6 @@ class EmbeddedGroup:
 
     group_id: str
     classic: ClassicGroup
-    protocol_type: str = ""
     is_noted: bool = False
     """Whether the log has a generation of the classic group."""
     modern: ModernGroup | None = None
@@ -78,6 +77,11 @@ class EmbeddedGroup:
     @classmethod
     def empty(cls, group_id: str, settings: CoordinatorSettings) -> EmbeddedGroup:
         return cls(group_id, ClassicGroup(settings=settings))
+
+    @property
+    def protocol_type(self) -> str:
+        """What its classic members are, as the first of them said; "" before there was one."""
+        return self.classic.protocol_type
 
     @property
     def state(self) -> str:

@@ -62,11 +62,10 @@ def _load_offset(group: EmbeddedGroup, note: Note, producer_id: int | None) -> N
 
 def _load_generation(group: EmbeddedGroup, value: Mapping[str, Any] | None, steady_ms: int) -> None:
     if value is None:  # it is gone, or has become a modern one, whose offsets stay
-        group.classic, group.protocol_type = ClassicGroup(settings=group.classic.settings), ""
+        group.classic = ClassicGroup(settings=group.classic.settings)
         group.is_noted = False
         return
     group.is_noted = True
-    group.protocol_type = value["protocol_type"]
     group.classic = _classic(group.classic, value, steady_ms)
     group.homes = {
         each["member_id"]: MemberHome(each["client_id"], each["client_host"]) for each in value["members"]
@@ -79,6 +78,7 @@ def _classic(before: ClassicGroup, value: Mapping[str, Any], steady_ms: int) -> 
         settings=before.settings,
         state=GroupState.STABLE if value["members"] else GroupState.EMPTY,
         generation=value["generation"],
+        protocol_type=value["protocol_type"],
         protocol=protocol,
         leader=value["leader"] or "",
         members=tuple(_member(each, protocol, steady_ms) for each in value["members"]),

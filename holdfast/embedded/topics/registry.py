@@ -63,6 +63,10 @@ class TopicRegistry:
         self._settings, self._nodes, self._chance, self._storage = settings, nodes, chance, storage
         self._by_name: dict[str, EmbeddedTopic] = {}
         self._by_id: dict[bytes, EmbeddedTopic] = {}
+        self._by_metric: dict[str, str] = {}
+        """Each name with dots as underscores, as metrics have it: no two topics may have one there."""
+        self._kept: dict[str, CatalogTopic] = {}
+        """What the storage knows of each."""
         self._next_node = 0
 
     def load(self) -> None:
@@ -70,7 +74,16 @@ class TopicRegistry:
         for each in self._storage.topics():
             topic = self._named(each.name, bytes.fromhex(each.topic_id), each.configs)
             topic.add(each.replicas, self._storage)
-            self._by_name[topic.name] = self._by_id[topic.topic_id] = topic
+            self._enter(topic)
+            self._kept[each.name] = each
+
+    def _enter(self, topic: EmbeddedTopic) -> None:
+        self._by_name[topic.name] = self._by_id[topic.topic_id] = topic
+        self._by_metric[_metric(topic.name)] = topic.name
+
+    def _leave(self, topic: EmbeddedTopic) -> None:
+        del self._by_name[topic.name], self._by_id[topic.topic_id]
+        self._by_metric.pop(_metric(topic.name), None)
 
     def __iter__(self) -> Iterator[EmbeddedTopic]:
         return iter(self._by_name.values())
@@ -96,16 +109,46 @@ class TopicRegistry:
 
     # -- creating
 
-    def create(self, told: Mapping[str, Any], *, only_check: bool = False) -> EmbeddedTopic | TopicRefusal:
-        """Make the topic that an element of a CreateTopics request describes."""
+    def create(
+        self, told: Iterable[Mapping[str, Any]], *, only_check: bool = False
+    ) -> list[EmbeddedTopic | TopicRefusal]:
+        """Make the topics that the elements of a CreateTopics request describe; the storage hears of all at
+        once.
+        """
+        found: list[EmbeddedTopic | TopicRefusal] = []
+        planned: list[tuple[EmbeddedTopic, list[list[int]]]] = []
+        for each in told:
+            plan = self._planned(each)
+            if isinstance(plan, TopicRefusal):
+                found.append(plan)
+                continue
+            found.append(plan[0])
+            planned.append(plan)
+            self._enter(plan[0])  # so that none of those after it collides with it
+        storage = MemoryStorage() if only_check else self._storage
+        if only_check:
+            for topic, _ in planned:
+                self._leave(topic)
+        elif planned:
+            self._note({topic: replicas for topic, replicas in planned})
+        for topic, replicas in planned:
+            topic.add(replicas, storage)
+        return found
+
+    def make(self, name: str, **told: Any) -> EmbeddedTopic | TopicRefusal:
+        """Make one topic, by the broker's defaults where *told* says nothing else."""
+        usual = {"name": name, "num_partitions": DEFAULT, "replication_factor": DEFAULT}
+        (made,) = self.create([{**usual, **told}])
+        return made
+
+    def _planned(self, told: Mapping[str, Any]) -> tuple[EmbeddedTopic, list[list[int]]] | TopicRefusal:
         name = told["name"]
         if (trouble := name_trouble(name)) is not None:
             return TopicRefusal(KafkaCode.INVALID_TOPIC_EXCEPTION, f"Topic name is invalid: {trouble}")
         if name in self._by_name:
             return TopicRefusal(KafkaCode.TOPIC_ALREADY_EXISTS, f"Topic '{name}' already exists.")
-        alike = [each for each in self._by_name if _collides(name, each)]
-        if alike:
-            text = f"Topic '{name}' collides with existing topic: {alike[0]}"
+        if (alike := self._by_metric.get(_metric(name))) is not None:
+            text = f"Topic '{name}' collides with existing topic: {alike}"
             return TopicRefusal(KafkaCode.INVALID_TOPIC_EXCEPTION, text)
         configs = {each["name"]: each["value"] for each in told.get("configs", ())}
         for text in troubles(configs):
@@ -113,28 +156,16 @@ class TopicRegistry:
         replicas = self._placed(told)
         if isinstance(replicas, TopicRefusal):
             return replicas
-        topic = self._named(name, self._chance.randbytes(16), configs)
-        if only_check:
-            topic.add(replicas, MemoryStorage())
-        else:
-            self._keep(topic, replicas)
-        return topic
+        return self._named(name, self._chance.randbytes(16), configs), replicas
 
     def _named(self, name: str, topic_id: bytes, configs: Mapping[str, str]) -> EmbeddedTopic:
         told = TopicConfigs(configs, settings=self._settings)
         return EmbeddedTopic(name, topic_id, told, internal=name in INTERNAL)
 
-    def _keep(self, topic: EmbeddedTopic, replicas: list[list[int]]) -> None:
-        self._note(topic, replicas)
-        topic.add(replicas, self._storage)
-        self._by_name[topic.name] = self._by_id[topic.topic_id] = topic
-
-    def _note(self, changed: EmbeddedTopic | None = None, added: Iterable[list[int]] = ()) -> None:
-        """Have the storage know the topics, *changed* among them with the partitions that will be *added*."""
-        kept = {each.name: _kept(each) for each in self}
-        if changed is not None:
-            kept[changed.name] = _kept(changed, added)
-        self._storage.keep_topics(kept.values())
+    def _note(self, changed: Mapping[EmbeddedTopic, Iterable[list[int]]]) -> None:
+        """Have the storage know the topics, those *changed* with the partitions that will be added."""
+        self._kept |= {topic.name: _kept(topic, added) for topic, added in changed.items()}
+        self._storage.keep_topics(self._kept.values())
 
     def _placed(self, told: Mapping[str, Any]) -> list[list[int]] | TopicRefusal:
         count, copies = told["num_partitions"], told["replication_factor"]
@@ -216,7 +247,9 @@ class TopicRegistry:
         if name == "__transaction_state":
             configs["min.insync.replicas"] = str(settings.in_sync)
         topic = self._named(name, self._chance.randbytes(16), configs)
-        self._keep(topic, replicas)
+        self._note({topic: replicas})
+        topic.add(replicas, self._storage)
+        self._enter(topic)
         return topic
 
     # -- changing
@@ -227,19 +260,26 @@ class TopicRegistry:
         copies = len(topic.partitions[0].replicas)
         placed = assignments if assignments is not None else self._spread(count - before, copies)
         assert not isinstance(placed, TopicRefusal)
-        self._note(topic, placed)
+        self._note({topic: placed})
         topic.add([list(each) for each in placed], self._storage)
 
     def configure(self, topic: EmbeddedTopic, own: Mapping[str, str]) -> None:
         """Have *own* be what is set on a topic."""
         topic.configs.set(own)
-        self._note()
+        self._note({topic: ()})
 
-    def delete(self, topic: EmbeddedTopic) -> None:
-        del self._by_name[topic.name], self._by_id[topic.topic_id]
-        self._note()
-        for each in topic.partitions:
-            each.log.replicated(each.log.high_watermark)  # who waits for it looks again, and finds it gone
+    def delete(self, topics: Iterable[EmbeddedTopic]) -> None:
+        """Delete *topics*, of which the storage hears at once."""
+        gone = list(topics)
+        for topic in gone:
+            self._leave(topic)
+            del self._kept[topic.name]
+        self._note({})
+        for topic in gone:
+            for each in topic.partitions:
+                each.log.replicated(
+                    each.log.high_watermark
+                )  # who waits for it looks again, and finds it gone
 
 
 def _kept(topic: EmbeddedTopic, added: Iterable[list[int]] = ()) -> CatalogTopic:
@@ -251,6 +291,6 @@ def _kept(topic: EmbeddedTopic, added: Iterable[list[int]] = ()) -> CatalogTopic
     )
 
 
-def _collides(name: str, other: str) -> bool:
-    """Return whether both would have one name as a metric, where dots are underscores."""
-    return name.replace(".", "_") == other.replace(".", "_")
+def _metric(name: str) -> str:
+    """Return the name that a topic has as a metric, where dots are underscores."""
+    return name.replace(".", "_")

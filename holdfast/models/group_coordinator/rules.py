@@ -145,51 +145,60 @@ class TransitionContext:
     # -- joining
 
     def _join(self, said: JoinGroup, at_ms: int) -> None:
-        group, limits = self.group, self.group.settings
-        if group.state is GroupState.DEAD:
-            return self._answer(said.request, GroupCode.COORDINATOR_NOT_AVAILABLE, said.member_id)
-        if not limits.session_low_ms <= said.session_ms <= limits.session_high_ms:
+        """Check in Kafka's order: session, size, state, protocols, and only then who asks."""
+        if not self.group.settings.allows_session(said.session_ms):
             return self._answer(said.request, GroupCode.INVALID_SESSION_TIMEOUT, said.member_id)
+        if not self._has_room(said.member_id):
+            self._set(pending=tuple(each for each in self.group.pending if each[0] != said.member_id))
+            return self._answer(said.request, GroupCode.GROUP_MAX_SIZE_REACHED)
+        if self.group.state is GroupState.DEAD:
+            return self._answer(said.request, GroupCode.COORDINATOR_NOT_AVAILABLE, said.member_id)
+        if not self._fits(said):
+            return self._answer(said.request, GroupCode.INCONSISTENT_GROUP_PROTOCOL, said.member_id)
         if said.member_id == "":
             return self._newcomer(said, at_ms)
-        if said.member_id in dict(group.pending) and said.instance_id is None:
+        if said.member_id in dict(self.group.pending):
+            if said.instance_id is not None:  # an id that waits to join is of no instance: Kafka throws
+                return self._answer(said.request, GroupCode.UNKNOWN_SERVER_ERROR)
             return self._add(said, said.member_id, at_ms)
         member = self._known(said.member_id, said.instance_id)
         if isinstance(member, GroupCode):
             return self._answer(said.request, member, said.member_id)
-        if not self._fits(said, besides=member.member_id):
-            return self._answer(said.request, GroupCode.INCONSISTENT_GROUP_PROTOCOL, said.member_id)
         return self._rejoin(member, said, at_ms)
 
     def _newcomer(self, said: JoinGroup, at_ms: int) -> None:
         before = self.group.static(said.instance_id)
         if before is not None:
-            if not self._fits(said, besides=before.member_id):
-                return self._answer(said.request, GroupCode.INCONSISTENT_GROUP_PROTOCOL)
             return self._replace(before, said, at_ms)
-        if not self._fits(said):  # classicGroupJoinNewMember: before an id is given
-            return self._answer(said.request, GroupCode.INCONSISTENT_GROUP_PROTOCOL)
         if said.instance_id is None and said.requires_id:
-            if len(self.group.members) >= self.group.settings.max_size:
-                return self._answer(said.request, GroupCode.GROUP_MAX_SIZE_REACHED)
             self._set(pending=(*self.group.pending, (said.new_id, at_ms + said.session_ms)))
             return self._answer(said.request, GroupCode.MEMBER_ID_REQUIRED, said.new_id)
         return self._add(said, said.new_id, at_ms)
 
-    def _fits(self, said: JoinGroup, besides: str = "") -> bool:
-        others = [
-            tuple(name for name, _ in each.protocols)
-            for each in self.group.members
-            if each.member_id != besides
-        ]
-        return chosen_protocol([*others, tuple(name for name, _ in said.protocols)]) is not None
+    def _has_room(self, member_id: str) -> bool:
+        """acceptJoiningMember: while a group prepares, those count that have joined again."""
+        group, member = self.group, self.group.member(member_id)
+        most = group.settings.max_size
+        match group.state:
+            case GroupState.EMPTY | GroupState.DEAD:
+                return len(group.pending) < most or member_id in dict(group.pending)
+            case GroupState.PREPARING:
+                joined = sum(1 for each in group.members if each.join is not None)
+                return (member is not None and member.join is not None) or joined < most
+            case _:
+                return member is not None or len(group.members) < most
+
+    def _fits(self, said: JoinGroup) -> bool:
+        """supportsProtocols: a member that is back counts with what it supported before."""
+        names = {name for name, _ in said.protocols}
+        if self.group.state is GroupState.EMPTY:
+            return bool(said.protocol_type and names)
+        common = names.intersection(*({name for name, _ in each.protocols} for each in self.group.members))
+        return said.protocol_type == self.group.protocol_type and bool(common)
 
     def _add(self, said: JoinGroup, member_id: str, at_ms: int) -> None:
-        if not self._fits(said):
-            return self._answer(said.request, GroupCode.INCONSISTENT_GROUP_PROTOCOL, member_id)
-        if len(self.group.members) >= self.group.settings.max_size:
-            self._set(pending=tuple(each for each in self.group.pending if each[0] != member_id))
-            return self._answer(said.request, GroupCode.GROUP_MAX_SIZE_REACHED)
+        if not self.group.members:
+            self._set(protocol_type=said.protocol_type)
         member = ClassicMember(
             member_id=member_id,
             instance_id=said.instance_id,
@@ -241,7 +250,7 @@ class TransitionContext:
         for waiting in (before.join, before.sync):
             if waiting is not None:
                 self._answer(waiting, GroupCode.FENCED_INSTANCE_ID, before.member_id)
-        led = self.group.leader == before.member_id
+        leader, led = self.group.leader, self.group.leader == before.member_id
         self._change(before, member_id=said.new_id, join=None, sync=None)
         if led:
             self._set(leader=said.new_id)
@@ -255,7 +264,12 @@ class TransitionContext:
             session_ends_ms=at_ms + said.session_ms,
         )
         if self.group.state is GroupState.STABLE and self._chosen() == self.group.protocol:
-            self.replies.append(self._joined(member, said.request)._replace(skip_assignment=led))
+            joined = self._joined(member, said.request)
+            self.replies.append(
+                joined._replace(skip_assignment=led)
+                if said.may_skip_assignment
+                else joined._replace(leader=leader, members=())  # so it does not assign: it syncs
+            )
             return
         self._change(member, join=said.request)
         self._prepare(at_ms)
@@ -347,7 +361,7 @@ class TransitionContext:
         for each in self.group.members:
             for waiting in (each.join, each.sync) if each.member_id in gone else ():
                 if waiting is not None:
-                    self._answer(waiting, GroupCode.UNKNOWN_MEMBER_ID, each.member_id)
+                    self._answer(waiting, GroupCode.UNKNOWN_MEMBER_ID, "")
         members = tuple(each for each in self.group.members if each.member_id not in gone)
         leader = (
             self.group.leader
@@ -385,7 +399,9 @@ class TransitionContext:
         member = self._of_generation(said.member_id, said.instance_id, said.generation)
         if isinstance(member, GroupCode):
             return self._answer(said.request, member, said.member_id)
-        if said.protocol is not None and said.protocol != self.group.protocol:
+        if _differs(said.protocol_type, self.group.protocol_type) or _differs(
+            said.protocol, self.group.protocol
+        ):
             return self._answer(said.request, GroupCode.INCONSISTENT_GROUP_PROTOCOL, said.member_id)
         if self.group.state is GroupState.PREPARING:
             return self._answer(said.request, GroupCode.REBALANCE_IN_PROGRESS, said.member_id)
@@ -451,16 +467,17 @@ class TransitionContext:
         """
         if self.group.state is GroupState.DEAD:
             return GroupCode.COORDINATOR_NOT_AVAILABLE
-        if said.generation == NO_GENERATION and self.group.state is GroupState.EMPTY:
+        if said.generation <= NO_GENERATION and self.group.state is GroupState.EMPTY:
             return GroupCode.NONE
-        if said.generation == NO_GENERATION and said.member_id == "" and said.instance_id is None:
+        if said.generation <= NO_GENERATION and said.member_id == "" and said.instance_id is None:
             return GroupCode.NONE if said.transactional else GroupCode.UNKNOWN_MEMBER_ID
         member = self._of_generation(said.member_id, said.instance_id, said.generation)
         if isinstance(member, GroupCode):
             return member
         if self.group.state is GroupState.COMPLETING and not said.transactional:
             return GroupCode.REBALANCE_IN_PROGRESS
-        self._change(member, session_ends_ms=at_ms + member.session_ms)
+        if not said.transactional:
+            self._change(member, session_ends_ms=at_ms + member.session_ms)
         return GroupCode.NONE
 
     def _delete(self, said: DeleteGroup) -> None:
@@ -478,6 +495,11 @@ class TransitionContext:
             leader="",
         )
         self._answer(said.request, GroupCode.NONE)
+
+
+def _differs(said: str | None, known: str) -> bool:
+    """isProtocolInconsistent: what one of both does not know is not compared."""
+    return said is not None and known != "" and said != known
 
 
 def _session_runs(member: ClassicMember) -> bool:

@@ -32,6 +32,10 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     session_high_ms: int = 1_800_000
     max_size: int = 2_147_483_647
 
+    def allows_session(self, session_ms: int) -> bool:
+        """Return whether members may be silent for *session_ms*."""
+        return self.session_low_ms <= session_ms <= self.session_high_ms
+
 
 class JoinGroup(msgspec.Struct, frozen=True, kw_only=True):
     """JoinGroup.
@@ -48,6 +52,9 @@ class JoinGroup(msgspec.Struct, frozen=True, kw_only=True):
     session_ms: int = 45_000
     rebalance_ms: int = 300_000
     requires_id: bool = True
+    protocol_type: str = "consumer"
+    may_skip_assignment: bool = True
+    """Whether a leader that is back under a new id understands that it need not assign again."""
 
 
 class SyncGroup(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +65,7 @@ class SyncGroup(msgspec.Struct, frozen=True, kw_only=True):
     generation: int
     instance_id: str | None = None
     protocol: str | None = None
+    protocol_type: str | None = None
     assignments: tuple[tuple[str, bytes], ...] = ()
 
 
@@ -151,12 +159,14 @@ class ClassicMember(msgspec.Struct, frozen=True, kw_only=True):
 class ClassicGroup(msgspec.Struct, frozen=True, kw_only=True):
     """A group.
 
+    *protocol_type* is that of its first member: others must have the same, from the first moment on.
     *join_ends_ms* is when joining is over; *join_limit_ms* bounds the first join, which newcomers extend.
     """
 
     settings: CoordinatorSettings = CoordinatorSettings()
     state: GroupState = GroupState.EMPTY
     generation: int = 0
+    protocol_type: str = ""
     protocol: str = ""
     leader: str = ""
     members: tuple[ClassicMember, ...] = ()

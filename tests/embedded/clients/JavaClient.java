@@ -16,7 +16,22 @@ public class JavaClient {
         Map<String, Object> common = Map.of("bootstrap.servers", arguments[0]);
         copies(common, "classic");
         copies(common, "consumer");
+        matches(common);
         fence(common);
+    }
+
+    /** Reads by a pattern of the broker's: then this client knows its topics by their ids alone at first. */
+    static void matches(Map<String, Object> common) throws Exception {
+        Map<String, Object> more = with(common, "group.id", "matchers", "group.protocol", "consumer",
+            "auto.offset.reset", "earliest");
+        try (var consumer = consumer(more)) {
+            consumer.subscribe(new SubscriptionPattern("java-in-.*"));
+            long until = System.nanoTime() + TimeUnit.SECONDS.toNanos(60);
+            int found = 0;
+            while (found < 2 * COUNT && System.nanoTime() < until)
+                found += consumer.poll(Duration.ofMillis(200)).count();
+            System.out.println("matched " + found);
+        }
     }
 
     static void copies(Map<String, Object> common, String protocol) throws Exception {

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from typing import Any
 
 from holdfast.clock import ManualClock
 from holdfast.embedded.kafka import EmbeddedKafka
+from holdfast.embedded.protocol.codes import KafkaCode
 from tests.embedded.clients.raw_client import RawClient
 from tests.support.patience import DEADLINE_S
 
@@ -79,3 +81,16 @@ def test_a_consumer_that_goes_away_waits_for_no_records() -> None:
         while log.log._waiting:
             assert time.monotonic() < until_s, "it waits still"
             time.sleep(0.01)
+
+
+def test_members_that_join_together_are_one_group() -> None:
+    """The second comes before the first is answered: it is of the same kind."""
+    members = [dict(MEMBER, protocol_type=kind) for kind in ("consumer", "consumer", "connect", "consumer")]
+    with EmbeddedKafka(group_initial_delay_ms=200) as kafka, ExitStack() as stack:
+        clients = [stack.enter_context(RawClient(kafka.bootstrap)) for _ in members]
+        for client, member in zip(clients, members, strict=True):
+            client.send("JoinGroup", 1, group_id="readers", member_id="", **member)
+        answers = [client.receive("JoinGroup", 1) for client in clients]
+    assert [each["error_code"] for each in answers] == [0, 0, KafkaCode.INCONSISTENT_GROUP_PROTOCOL, 0]
+    assert {each["generation_id"] for each in answers if not each["error_code"]} == {1}
+    assert [len(each["members"]) for each in answers] == [3, 0, 0, 0]

@@ -50,8 +50,7 @@ class Bench:
         self.cluster = EmbeddedCluster(EmbeddedSettings(), seed=1, clock=self.clock)
 
     def topic(self, name: str, partitions: int) -> None:
-        told = {"name": name, "num_partitions": partitions, "replication_factor": 1}
-        self.cluster.topics.create(told)
+        self.cluster.topics.make(name, num_partitions=partitions)
 
     def ask(self, api: str, version: int, **fields: Any) -> Any:
         sent = bytes(encode(f"{api}Request", version, fields, bytearray()))
@@ -246,7 +245,7 @@ def test_topics_that_are_gone_are_nobodys() -> None:
     bench.beat("a", 0, rebalance_timeout_ms=5_000, **names)
     gone = bench.cluster.topics.get("payments")
     assert gone is not None
-    bench.cluster.delete_topic(gone)
+    bench.cluster.delete_topics([gone])
     again = bench.rebuilt()
     assert again.modern is not None
     assert {each.topic for each in again.modern.members["a"].assigned} == {"orders"}

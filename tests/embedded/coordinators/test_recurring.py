@@ -129,7 +129,7 @@ class Transactions:
     def __init__(self) -> None:
         self.clock = ManualClock(now_ms=1_000_000)
         self.cluster = EmbeddedCluster(EmbeddedSettings(), seed=1, clock=self.clock)
-        self.cluster.topics.create({"name": "orders", "num_partitions": 1, "replication_factor": 1})
+        self.cluster.topics.make("orders", num_partitions=1)
         self.here = self.cluster.transactions
 
     def open(self, name: str) -> tuple[int, int]:

@@ -98,7 +98,7 @@ def test_a_topic_that_is_deleted_while_others_are_looked_at_is_left_alone(
                 seen.append(partition.topic)
                 second = kafka.cluster.topics.get("second")
                 if second is not None:
-                    kafka.cluster.delete_topic(second)
+                    kafka.cluster.delete_topics([second])
                 yield
                 seen.append(f"{partition.topic}, its second turn")
 
@@ -130,7 +130,7 @@ def test_a_topic_that_is_deleted_between_two_turns_gets_no_further_one(
             await twice.wait()
             orders = kafka.cluster.topics.get("orders")
             assert orders is not None
-            kafka.cluster.delete_topic(orders)
+            kafka.cluster.delete_topics([orders])
             turns.clear()
             await asyncio.sleep(0.02)
 

@@ -12,6 +12,7 @@ import sys
 import pytest
 
 from holdfast.embedded.kafka import NOTICE, EmbeddedKafka
+from holdfast.embedded.protocol.codes import KafkaCode
 from holdfast.errors import DevBrokerError
 from tests.embedded.clients.raw_client import RawClient
 from tests.embedded.transcripts.talk import Talk
@@ -145,3 +146,18 @@ def test_many_questions_at_once_are_all_answered(embedded: EmbeddedKafka) -> Non
 def test_what_is_left_to_chance_follows_from_the_seed() -> None:
     assert EmbeddedKafka(seed=3).cluster.cluster_id == EmbeddedKafka(seed=3).cluster.cluster_id
     assert EmbeddedKafka(seed=3).cluster.cluster_id != EmbeddedKafka(seed=4).cluster.cluster_id
+
+
+def test_a_topic_that_metadata_creates_is_there_when_it_is_asked_for_again() -> None:
+    """As in Kafka: the first answer does not know it, and the next one has its leaders."""
+    with EmbeddedKafka(auto_create_topics=True, num_partitions=3) as kafka, RawClient(kafka.bootstrap) as raw:
+
+        def told(name: str, **more: bool) -> tuple[int, int]:
+            (topic,) = raw.ask("Metadata", 12, topics=[{"name": name}], **more)["topics"]
+            return topic["error_code"], len(topic["partitions"])
+
+        unknown, invalid = KafkaCode.UNKNOWN_TOPIC_OR_PARTITION, KafkaCode.INVALID_TOPIC_EXCEPTION
+        wanted = {"allow_auto_topic_creation": True}
+        assert [told("orders", allow_auto_topic_creation=False) for _ in range(2)] == [(unknown, 0)] * 2
+        assert [told("orders", **wanted) for _ in range(2)] == [(unknown, 0), (0, 3)]
+        assert [told("a b", **wanted) for _ in range(2)] == [(invalid, 0)] * 2

@@ -62,13 +62,8 @@ def leave(cluster: EmbeddedCluster) -> None:
 
 
 def make_topic(cluster: EmbeddedCluster, name: str, partitions: int = 1, **configs: str) -> None:
-    told = {
-        "name": name,
-        "num_partitions": partitions,
-        "replication_factor": -1,
-        "configs": [{"name": key.replace("_", "."), "value": value} for key, value in configs.items()],
-    }
-    made = cluster.topics.create(told)
+    own = [{"name": key.replace("_", "."), "value": value} for key, value in configs.items()]
+    made = cluster.topics.make(name, num_partitions=partitions, configs=own)
     assert not isinstance(made, TopicRefusal), made
 
 

@@ -229,7 +229,7 @@ def test_a_topic_of_the_name_of_one_that_was_deleted_is_empty(tmp_path: Path) ->
         cluster.groups.commit(cluster.groups.opened("readers"), {ORDERS: CommittedOffset(1, 0, "", 0)})
         topic = cluster.topics.get("orders")
         assert topic is not None
-        cluster.delete_topic(topic)
+        cluster.delete_topics([topic])
         assert not list(tmp_path.glob("orders-*"))
         make_topic(cluster, "orders", 1)
         leave(cluster)
@@ -251,7 +251,7 @@ def test_a_topic_that_was_being_deleted_when_it_was_killed_leaves_nothing(
         patched.setattr(cluster.storage, "_clear_away", lambda: None)  # it is killed here
         topic = cluster.topics.get("orders")
         assert topic is not None
-        cluster.delete_topic(topic)
+        cluster.delete_topics([topic])
         leave(cluster)
     with cluster_in(tmp_path) as cluster:
         assert not list(tmp_path.glob("orders-*"))

@@ -26,6 +26,7 @@ from holdfast.models.group_coordinator.types import (
 FIRST_WITH_IDS = 4
 """Of JoinGroup: from then on a newcomer gets its id first, and joins with it."""
 FIRST_NULL_PROTOCOL = 7
+FIRST_SKIPPED = 9
 FIRST_WITH_PROTOCOL = 5
 """Of SyncGroup."""
 FIRST_OF_SEVERAL = 3
@@ -36,12 +37,17 @@ def misplaced(call: Call, operation: AclOperation = AclOperation.READ) -> KafkaC
     """Return why this broker does not answer for the group of a call: it has another one, or who asks may not
     do *operation* to it.
     """
+    return forbidden(call, operation) or elsewhere(call, OFFSETS, call.fields["group_id"])
+
+
+def forbidden(call: Call, operation: AclOperation = AclOperation.READ) -> KafkaCode | None:
+    """Return why no broker answers for the group of a call: who asks may not do *operation* to it, or it has
+    no name.
+    """
     group_id = call.fields["group_id"]
     if not call.may_group(operation, group_id):
         return KafkaCode.GROUP_AUTHORIZATION_FAILED
-    if not group_id:
-        return KafkaCode.INVALID_GROUP_ID
-    return elsewhere(call, OFFSETS, group_id)
+    return None if group_id else KafkaCode.INVALID_GROUP_ID
 
 
 # -- joining
@@ -49,29 +55,28 @@ def misplaced(call: Call, operation: AclOperation = AclOperation.READ) -> KafkaC
 
 def join_group(call: Call) -> Fields | Awaitable[Fields]:
     """Answer JoinGroup."""
-    fields = call.fields
-    if (code := misplaced(call)) is not None:
+    fields, groups = call.fields, call.cluster.groups
+    code: int | None = forbidden(call)
+    if code is None and not groups.allows_session(fields["session_timeout_ms"]):
+        code = GroupCode.INVALID_SESSION_TIMEOUT
+    if code is None:
+        code = elsewhere(call, OFFSETS, fields["group_id"])
+    if code is not None:
         return _not_joined(call, code)
-    group, is_new = call.cluster.groups.get(fields["group_id"]), False
-    if group is None:
-        if fields["member_id"]:
-            return _not_joined(call, KafkaCode.UNKNOWN_MEMBER_ID)
-        group = call.cluster.groups.opened(fields["group_id"])
-        is_new = True
-    if (group.modern is not None and not group.is_empty) or not _fits(group, fields):
-        if is_new:
-            call.cluster.groups.note_new(group)
+    group = groups.get(fields["group_id"])
+    if group is not None and group.modern is not None and not group.is_empty:
         return _not_joined(call, KafkaCode.INCONSISTENT_GROUP_PROTOCOL)
+    is_new = group is None or group.modern is not None
+    if is_new and fields["member_id"]:
+        return _not_joined(call, KafkaCode.UNKNOWN_MEMBER_ID)
+    group = group or groups.opened(fields["group_id"])
     if group.modern is not None:
-        call.cluster.groups.become_classic(group)
-        is_new = True
+        groups.become_classic(group)
     request = _join_request(call)
     _note_home(call, group, request)
-    reply = call.cluster.groups.take(group, request)
-    if is_new and isinstance(reply, GroupReply) and reply.code is GroupCode.INVALID_SESSION_TIMEOUT:
-        call.cluster.groups.forget_new(group.group_id)  # Kafka looks at the session before it makes a group
-    elif is_new:
-        call.cluster.groups.note_new(group)
+    reply = groups.take(group, request)
+    if is_new:
+        groups.note_new(group)
     if not isinstance(reply, GroupReply):
         return _joined_later(call, group, reply)
     return _joined(call, group, reply)
@@ -83,12 +88,6 @@ def _note_home(call: Call, group: EmbeddedGroup, request: JoinGroup) -> None:
     home = MemberHome(call.client_id, call.host)
     group.homes[request.member_id or request.new_id] = home
     group.homes[request.new_id] = home if before is None else group.homes[before.member_id]
-
-
-def _fits(group: EmbeddedGroup, fields: Fields) -> bool:
-    if not fields["protocol_type"] or not fields["protocols"]:
-        return False
-    return not group.classic.members or group.protocol_type == fields["protocol_type"]
 
 
 def _join_request(call: Call) -> JoinGroup:
@@ -105,6 +104,8 @@ def _join_request(call: Call) -> JoinGroup:
         session_ms=session_ms,
         rebalance_ms=rebalance_ms if rebalance_ms >= 0 else session_ms,
         requires_id=call.version >= FIRST_WITH_IDS,
+        protocol_type=fields["protocol_type"],
+        may_skip_assignment=call.version >= FIRST_SKIPPED,
     )
 
 
@@ -114,11 +115,7 @@ async def _joined_later(call: Call, group: EmbeddedGroup, waiting: asyncio.Futur
 
 def _joined(call: Call, group: EmbeddedGroup, reply: GroupReply) -> Fields:
     if reply.code is not GroupCode.NONE:
-        member_id = (
-            reply.member_id if reply.code is GroupCode.MEMBER_ID_REQUIRED else call.fields["member_id"]
-        )
-        return {**_not_joined(call, reply.code), "member_id": member_id}
-    group.protocol_type = call.fields["protocol_type"]
+        return {**_not_joined(call, reply.code), "member_id": reply.member_id}
     instances = {each.member_id: each.instance_id for each in group.classic.members}
     return {
         "error_code": KafkaCode.NONE,
@@ -152,23 +149,20 @@ def _not_joined(call: Call, code: int) -> Fields:
 def sync_group(call: Call) -> Fields | Awaitable[Fields]:
     """Answer SyncGroup."""
     fields = call.fields
+    if call.version >= FIRST_WITH_PROTOCOL and None in (fields["protocol_type"], fields["protocol_name"]):
+        return {"error_code": KafkaCode.INCONSISTENT_GROUP_PROTOCOL}
     if (code := misplaced(call)) is not None:
         return {"error_code": code}
     group = call.cluster.groups.get(fields["group_id"])
     if group is None or group.modern is not None:
         return {"error_code": KafkaCode.UNKNOWN_MEMBER_ID}
-    unsaid = None in (fields["protocol_type"], fields["protocol_name"])
-    if (unsaid and call.version >= FIRST_WITH_PROTOCOL) or fields["protocol_type"] not in (
-        None,
-        group.protocol_type,
-    ):
-        return {"error_code": KafkaCode.INCONSISTENT_GROUP_PROTOCOL}
     request = SyncGroup(
         request=call.cluster.groups.number(),
         member_id=fields["member_id"],
         generation=fields["generation_id"],
         instance_id=fields["group_instance_id"],
         protocol=fields["protocol_name"],
+        protocol_type=fields["protocol_type"],
         assignments=tuple((each["member_id"], each["assignment"]) for each in fields["assignments"]),
     )
     reply = call.cluster.groups.take(group, request)

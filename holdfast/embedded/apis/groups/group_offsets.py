@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from holdfast.core.groups.codes import GroupCode
-from holdfast.core.kafka.topic_partition import Place
+from holdfast.core.kafka.topic_partition import Place, TopicPartition
 from holdfast.core.kafka.wire import WireReader
 from holdfast.embedded.apis.call import Call, Fields
 from holdfast.embedded.apis.coordinators import elsewhere
@@ -18,7 +19,7 @@ from holdfast.embedded.protocol.table import message
 from holdfast.embedded.security.acl_rules import AclOperation
 from holdfast.errors import WireError
 from holdfast.models.consumer_group import commit_code
-from holdfast.models.group_coordinator.types import OffsetCommit
+from holdfast.models.group_coordinator.types import NO_GENERATION, OffsetCommit
 
 FIRST_BY_ID = 10
 FIRST_OF_SEVERAL = 8
@@ -26,82 +27,133 @@ _FIRST_WITH_CODE = 2
 """Of OffsetFetch: from then on an answer has a code of its own."""
 FIRST_NOT_FOUND = 9
 """Of OffsetCommit: older versions are told of a generation that is not the group's."""
-_OF_EVERYTHING = (KafkaCode.GROUP_AUTHORIZATION_FAILED, KafkaCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
-"""Codes that one is told of every topic, whatever else is wrong with it."""
 LIMIT_METADATA_BYTES = 4_096
 NOTHING = CommittedOffset(-1, -1, "", -1)
 
 
+class AskedTopic(NamedTuple):
+    """A topic of a commit: how the answer names it, and its partitions, each with why it is refused whoever
+    asks; 0 where it is there.
+    """
+
+    named: Fields
+    partitions: list[tuple[Fields, Place, int]]
+
+
+def asked_offsets(call: Call) -> list[AskedTopic]:
+    """Return what a commit is about, as Kafka sorts it out before it looks at the group."""
+    return [_asked_topic(call, each) for each in call.fields["topics"]]
+
+
+def _asked_topic(call: Call, told: Fields) -> AskedTopic:
+    by_id = told.get("topic_id") if call.version >= FIRST_BY_ID else None
+    found = call.cluster.topics.get(told["name"]) if by_id is None else call.cluster.topics.by_id(by_id)
+    name = told["name"] if by_id is None else found.name if found is not None else ""
+    count = 0 if found is None else len(found.partitions)
+    whole = KafkaCode.NONE
+    if by_id is not None and found is None:
+        whole = KafkaCode.UNKNOWN_TOPIC_ID
+    elif not call.may_topic(AclOperation.READ, name):
+        whole = KafkaCode.TOPIC_AUTHORIZATION_FAILED
+    unknown = KafkaCode.UNKNOWN_TOPIC_OR_PARTITION
+    indexes = [each["partition_index"] for each in told["partitions"]]
+    codes = [whole or (KafkaCode.NONE if 0 <= each < count else unknown) for each in indexes]
+    places: list[Place] = [(name, each) for each in indexes]
+    named = {"name": name} if by_id is None else {"topic_id": by_id}
+    return AskedTopic(named, list(zip(told["partitions"], places, codes, strict=True)))
+
+
+def places_in(asked: Iterable[AskedTopic]) -> list[Place]:
+    """Return the partitions of a commit that are there: without any, Kafka does not ask the coordinator."""
+    return [place for topic in asked for _, place, why in topic.partitions if not why]
+
+
 def commit_trouble(
-    call: Call, generation: int, member_id: str, instance_id: str | None, *, transactional: bool = False
+    call: Call,
+    places: Iterable[Place],
+    member: tuple[int, str, str | None],
+    *,
+    transactional: bool = False,
 ) -> int:
-    """Return the code with which a commit of that member is answered; 0 takes it."""
-    group = call.cluster.groups.get(call.fields["group_id"])
+    """Return the code with which a commit of *member* (generation, id, instance) for *places* is answered; 0
+    takes it.
+    """
+    generation, member_id, instance_id = member
+    groups = call.cluster.groups
+    group = groups.get(call.fields["group_id"])
     if group is None:
         if generation >= 0:
             told = call.version >= FIRST_NOT_FOUND and not transactional
             return KafkaCode.GROUP_ID_NOT_FOUND if told else KafkaCode.ILLEGAL_GENERATION
-        group = call.cluster.groups.opened(call.fields["group_id"])
+        group = groups.opened(call.fields["group_id"])
     if group.modern is not None:
-        return commit_code(group.modern, member_id, generation)
+        if transactional and generation == NO_GENERATION and member_id == "" and instance_id is None:
+            return KafkaCode.NONE
+        since = group.since.get(member_id, {})
+        code = commit_code(
+            group.modern, member_id, generation, since=[since.get(TopicPartition(*each)) for each in places]
+        )
+        stale = transactional and code is GroupCode.STALE_MEMBER_EPOCH
+        old = call.version < FIRST_NOT_FOUND and member_id in group.modern.members and not transactional
+        return KafkaCode.UNSUPPORTED_VERSION if old else KafkaCode.ILLEGAL_GENERATION if stale else code
     request = OffsetCommit(
-        request=call.cluster.groups.number(),
+        request=groups.number(),
         member_id=member_id,
         generation=generation,
         instance_id=instance_id,
         transactional=transactional,
     )
-    return at_once(call.cluster.groups.take(group, request)).code
+    return at_once(groups.take(group, request)).code
 
 
 def offset_commit(call: Call) -> Fields:
     """Answer OffsetCommit."""
-    fields = call.fields
-    member = fields["generation_id_or_member_epoch"], fields["member_id"], fields["group_instance_id"]
-    code = misplaced(call) or commit_trouble(call, *member)
-    topics, taken = commits(call, code)
+    fields, groups = call.fields, call.cluster.groups
+    group_id = fields["group_id"]
+    asked = asked_offsets(call)
+    if not call.may_group(AclOperation.READ, group_id):
+        return {"topics": refused(asked, KafkaCode.GROUP_AUTHORIZATION_FAILED)}
+    code: int | None = None
+    if places := places_in(asked):
+        member = fields["generation_id_or_member_epoch"], fields["member_id"], fields["group_instance_id"]
+        code = elsewhere(call, OFFSETS, group_id) or commit_trouble(call, places, member)
+    topics, taken = commits(call, asked, code or KafkaCode.NONE)
     if taken:
-        call.cluster.groups.commit(call.cluster.groups.opened(fields["group_id"]), taken)
+        groups.commit(groups.opened(group_id), taken)
     else:
-        call.cluster.groups.forget_new(fields["group_id"])
+        groups.forget_new(group_id)
     return {"topics": topics}
 
 
-def commits(call: Call, code: int) -> tuple[list[Fields], dict[Place, CommittedOffset]]:
+def refused(asked: Iterable[AskedTopic], code: int) -> list[Fields]:
+    """Return the answer to a commit that is refused with *code*, whatever else is wrong with it."""
+    return [_topic(each, [code] * len(each.partitions)) for each in asked]
+
+
+def _topic(asked: AskedTopic, codes: Iterable[int]) -> Fields:
+    pairs = zip(asked.partitions, codes, strict=True)
+    answers = [{"partition_index": place[1], "error_code": code} for (_, place, _), code in pairs]
+    return {**asked.named, "partitions": answers}
+
+
+def commits(
+    call: Call, asked: Iterable[AskedTopic], code: int
+) -> tuple[list[Fields], dict[Place, CommittedOffset]]:
     """Return the answer to each partition of a commit that is answered with *code*, and the offsets to
     keep.
     """
     topics, taken = [], {}
-    for topic in call.fields["topics"]:
-        by_id = topic.get("topic_id") if call.version >= FIRST_BY_ID else None
-        found = call.cluster.topics.by_id(by_id) if by_id is not None else None
-        name = topic["name"] if by_id is None else found.name if found is not None else ""
-        partitions = []
-        forbidden = KafkaCode.NONE if may_read(call, name) else KafkaCode.TOPIC_AUTHORIZATION_FAILED
-        for each in topic["partitions"]:
-            why = (
-                code
-                if code in _OF_EVERYTHING
-                else forbidden or code or _misplaced(call, name, each, by_id is not None)
-            )
-            if not why:
-                taken[(name, each["partition_index"])] = _committed(call, each)
-            partitions.append({"partition_index": each["partition_index"], "error_code": why})
-        named = {"name": name} if by_id is None else {"topic_id": by_id}
-        topics.append({**named, "partitions": partitions})
+    for topic in asked:
+        codes = []
+        for told, place, why in topic.partitions:
+            codes.append(why or code or _oversized(told))
+            if not codes[-1]:
+                taken[place] = _committed(call, told)
+        topics.append(_topic(topic, codes))
     return topics, taken
 
 
-def may_read(call: Call, topic: str) -> bool:
-    """Return whether who asks may commit offsets of *topic*; "" is one that is not there."""
-    return not topic or call.may_topic(AclOperation.READ, topic)
-
-
-def _misplaced(call: Call, topic: str, told: Fields, by_id: bool) -> int:
-    if by_id and not topic:
-        return KafkaCode.UNKNOWN_TOPIC_ID
-    if call.cluster.topics.partition(topic, told["partition_index"]) is None:
-        return KafkaCode.UNKNOWN_TOPIC_OR_PARTITION
+def _oversized(told: Fields) -> int:
     size = len((told["committed_metadata"] or "").encode())
     return KafkaCode.OFFSET_METADATA_TOO_LARGE if size > LIMIT_METADATA_BYTES else KafkaCode.NONE
 
@@ -158,7 +210,10 @@ def _fenced(group: EmbeddedGroup, told: Fields) -> int:
     epoch, member_id = told.get("member_epoch", -1), told.get("member_id")
     if group.modern is None or (epoch < 0 and member_id is None):
         return GroupCode.NONE
-    return commit_code(group.modern, member_id or "", epoch)
+    member = group.modern.members.get(member_id or "")
+    if member is None:
+        return GroupCode.UNKNOWN_MEMBER_ID
+    return GroupCode.NONE if epoch == member.epoch else GroupCode.STALE_MEMBER_EPOCH
 
 
 def _every(call: Call, group: EmbeddedGroup | None) -> Iterator[Fields]:
@@ -251,7 +306,7 @@ def offset_delete(call: Call) -> Fields:
 
 
 def _undeletable(call: Call, group: EmbeddedGroup, topic: str) -> KafkaCode:
-    if not may_read(call, topic):
+    if not call.may_topic(AclOperation.READ, topic):
         return KafkaCode.TOPIC_AUTHORIZATION_FAILED
     return KafkaCode.GROUP_SUBSCRIBED_TO_TOPIC if _subscribed(group, topic) else KafkaCode.NONE
 

@@ -42,21 +42,22 @@ def consumer_group_heartbeat(call: Call) -> Fields:
     group_id = fields["group_id"]
     if not call.may_group(AclOperation.READ, group_id):
         return {"error_code": KafkaCode.GROUP_AUTHORIZATION_FAILED}
-    if (trouble := _trouble(call)) is not None:
-        return {"error_code": KafkaCode.INVALID_REQUEST, "error_message": trouble}
-    if (wrong := _wrong_pattern(fields["subscribed_topic_regex"])) is not None:
-        return {"error_code": KafkaCode.INVALID_REGULAR_EXPRESSION, "error_message": wrong}
-    if (code := elsewhere(call, OFFSETS, group_id)) is not None:
-        return {"error_code": code}
     if not all(
         call.may_topic(AclOperation.DESCRIBE, each) for each in fields["subscribed_topic_names"] or ()
     ):
         return {"error_code": KafkaCode.TOPIC_AUTHORIZATION_FAILED}
+    if (trouble := _trouble(call)) is not None:
+        return {"error_code": KafkaCode.INVALID_REQUEST, "error_message": trouble}
+    if (assignor := fields["server_assignor"]) not in (None, *SERVER_ASSIGNORS):
+        return {"error_code": GroupCode.UNSUPPORTED_ASSIGNOR, "error_message": _unknown_assignor(assignor)}
+    if (code := elsewhere(call, OFFSETS, group_id)) is not None:
+        return {"error_code": code}
     group = groups.get(group_id)
     if group is None and fields["member_epoch"] != 0:
+        what = "Group" if fields["member_epoch"] < JOIN_EPOCH else "Consumer group"
         return {
             "error_code": KafkaCode.GROUP_ID_NOT_FOUND,
-            "error_message": f"Consumer group {group_id} not found.",
+            "error_message": f"{what} {group_id} not found.",
         }
     group = group or groups.opened(group_id)
     if group.modern is None and not group.is_empty:
@@ -68,12 +69,15 @@ def consumer_group_heartbeat(call: Call) -> Fields:
 def _trouble(call: Call) -> str | None:
     fields, epoch = call.fields, call.fields["member_epoch"]
     joins = epoch == JOIN_EPOCH
-    if not fields["group_id"]:
-        return "GroupId can't be empty."
-    if not fields["member_id"] and (call.version >= _FIRST_BY_CLIENT or not joins):
-        return "MemberId can't be empty."
-    if fields["instance_id"] == "":
-        return "InstanceId can't be empty."
+    identified = call.version >= _FIRST_BY_CLIENT or epoch > JOIN_EPOCH or epoch == LEAVE_EPOCH
+    for name, said in (
+        ("MemberId", fields["member_id"] if identified else None),
+        ("GroupId", fields["group_id"]),
+        ("InstanceId", fields["instance_id"]),
+        ("RackId", fields["rack_id"]),
+    ):
+        if said is not None and not said.strip():
+            return f"{name} can't be empty."
     if epoch == LEAVE_STATIC_EPOCH and fields["instance_id"] is None:
         return "InstanceId can't be null."
     if epoch < LEAVE_STATIC_EPOCH:
@@ -104,7 +108,10 @@ def _beaten(call: Call, group: EmbeddedGroup) -> Fields:
     if instance_id is not None and not heir and fields["member_epoch"] != JOIN_EPOCH:
         code, text = KafkaCode.UNKNOWN_MEMBER_ID, f"Instance id {instance_id} is unknown."
         return {"error_code": code, "error_message": text}
-    told = _told_by(group.told.get(member_id) or group.told.get(heir), fields)
+    stays = fields["member_epoch"] >= JOIN_EPOCH
+    wrong = _wrong_pattern(fields["subscribed_topic_regex"]) if stays else None
+    known = group.told.get(member_id) or group.told.get(heir)
+    told = _told_by(known, fields, takes_pattern=stays and wrong is None)
     matched = {**group.matched, told.pattern: _matched(call, told.pattern)} if told.pattern else group.matched
     said = ModernHeartbeat(
         member_id=member_id,
@@ -119,6 +126,9 @@ def _beaten(call: Call, group: EmbeddedGroup) -> Fields:
     after, reply = beat(meant, said, call.cluster.topics.counts(), call.cluster.steady_ms())
     if reply.code is not GroupCode.NONE:
         return _refused(call, group, before, after, said, reply.code)
+    if wrong is not None:
+        call.cluster.groups.forget_new(group.group_id)
+        return {"error_code": KafkaCode.INVALID_REGULAR_EXPRESSION, "error_message": wrong}
     call.cluster.groups.become_modern(group)
     group.modern, group.told[member_id] = after, told
     group.homes[member_id] = MemberHome(call.client_id, call.host)
@@ -165,9 +175,12 @@ def _new_id(call: Call) -> str:
     return str(uuid.UUID(bytes=call.cluster.chance.randbytes(16), version=4))
 
 
-def _told_by(before: ModernTold | None, fields: Fields) -> ModernTold:
-    """Return what a member has said of itself, now or before."""
-    names, pattern = fields["subscribed_topic_names"], fields["subscribed_topic_regex"]
+def _told_by(before: ModernTold | None, fields: Fields, *, takes_pattern: bool) -> ModernTold:
+    """Return what a member has said of itself, now or before; of one that leaves, or is refused for its
+    pattern, that before.
+    """
+    names = fields["subscribed_topic_names"]
+    pattern = fields["subscribed_topic_regex"] if takes_pattern else None
     before = before or ModernTold((), "", -1, None)
     return ModernTold(
         before.names if names is None else tuple(sorted(names)),
@@ -232,15 +245,20 @@ def _text(
         case GroupCode.UNKNOWN_MEMBER_ID:
             return f"Member {said.member_id} is not a member of group {group.group_id}."
         case GroupCode.UNSUPPORTED_ASSIGNOR:
-            known = ", ".join(SERVER_ASSIGNORS)
-            return f"ServerAssignor {said.assignor} is not supported. Supported assignors: {known}."
+            return _unknown_assignor(said.assignor)
     return None
+
+
+def _unknown_assignor(name: str | None) -> str:
+    known = ", ".join(SERVER_ASSIGNORS)
+    return f"ServerAssignor {name} is not supported. Supported assignors: {known}."
 
 
 def _assignment(call: Call, before: ModernMember | None, reply: HeartbeatReply) -> Fields | None:
     """Return what a member may hold, None where that is what it was told last."""
     fields = call.fields
-    full = fields["rebalance_timeout_ms"] != -1 and fields["topic_partitions"] is not None
+    subscribes = fields["subscribed_topic_names"] is not None or fields["subscribed_topic_regex"] is not None
+    full = fields["rebalance_timeout_ms"] != -1 and subscribes and fields["topic_partitions"] is not None
     if before is not None and fields["member_epoch"] != 0 and not full and before.assigned == reply.assigned:
         return None
     return {"topic_partitions": _told(call, reply.assigned)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable
 
 from holdfast.embedded.apis.call import Call, Fields
 from holdfast.embedded.apis.describing import may_create
@@ -15,7 +15,6 @@ from holdfast.embedded.security.acl_rules import AclOperation
 from holdfast.embedded.topics.partition import EmbeddedTopic
 from holdfast.embedded.topics.registry import TopicRefusal
 
-FIRST_BY_ID = 6
 _FORBIDDEN_CREATION = TopicRefusal(KafkaCode.TOPIC_AUTHORIZATION_FAILED, "Authorization failed.")
 _FORBIDDEN = TopicRefusal(KafkaCode.TOPIC_AUTHORIZATION_FAILED, FORBIDDEN_TOPIC)
 LIMIT_BATCH = 10_000
@@ -28,6 +27,12 @@ _MANY_RECORDS = TopicRefusal(
 )
 _NO_ROOM = TopicRefusal(KafkaCode.UNKNOWN_SERVER_ERROR, None)
 """Kafka says no more than that here, and with 2 billion partitions ends: it makes them before it looks."""
+_DUPLICATE_NAME = TopicRefusal(KafkaCode.INVALID_REQUEST, "Duplicate topic name.")
+_UNNAMED = TopicRefusal(KafkaCode.INVALID_REQUEST, "Neither topic name nor id were specified.")
+_TOLD_TWICE = TopicRefusal(KafkaCode.INVALID_REQUEST, "You may not specify both topic name and topic id.")
+_KNOWN_BY_ID = TopicRefusal(
+    KafkaCode.INVALID_REQUEST, "The provided topic name maps to an ID that was already supplied."
+)
 NO_TOPIC_ID = "This server does not host this topic ID."
 
 
@@ -36,24 +41,26 @@ def create_topics(call: Call) -> Fields:
     if (refusal := _too_much(call)) is not None:
         return {"topics": [_refused(each["name"], refusal) for each in call.fields["topics"]]}
     counts = Counter(each["name"] for each in call.fields["topics"])
-    found: list[Fields] = []
-    for told in call.fields["topics"]:
-        if counts[told["name"]] > 1:
-            if not any(each["name"] == told["name"] for each in found):
-                found.append(
-                    _refused(told["name"], TopicRefusal(KafkaCode.INVALID_REQUEST, "Duplicate topic name."))
-                )
-            continue
-        if told["name"] == "__cluster_metadata":
-            text = "Creation of internal topic __cluster_metadata is prohibited."
-            found.append(_refused(told["name"], TopicRefusal(KafkaCode.INVALID_REQUEST, text)))
-            continue
-        if not may_create(call, told["name"]):
-            found.append(_refused(told["name"], _FORBIDDEN_CREATION))
-            continue
-        made = call.cluster.topics.create(told, only_check=call.fields["validate_only"])
-        found.append(_refused(told["name"], made) if isinstance(made, TopicRefusal) else _created(call, made))
-    return {"topics": found}
+    refusals = {name: _uncreatable(call, name, count) for name, count in counts.items()}
+    wanted = [each for each in call.fields["topics"] if refusals[each["name"]] is None]
+    made = call.cluster.topics.create(wanted, only_check=call.fields["validate_only"])
+    done = dict(zip((each["name"] for each in wanted), made, strict=True))
+    return {
+        "topics": [
+            _refused(name, told) if isinstance(told, TopicRefusal) else _created(call, told)
+            for name, told in ((name, refusal or done[name]) for name, refusal in refusals.items())
+        ]
+    }
+
+
+def _uncreatable(call: Call, name: str, count: int) -> TopicRefusal | None:
+    """Return why a topic that a request names *count* times is not made, whatever else it says of it."""
+    if count > 1:
+        return _DUPLICATE_NAME
+    if name == "__cluster_metadata":
+        text = "Creation of internal topic __cluster_metadata is prohibited."
+        return TopicRefusal(KafkaCode.INVALID_REQUEST, text)
+    return None if may_create(call, name) else _FORBIDDEN_CREATION
 
 
 def _too_much(call: Call) -> TopicRefusal | None:
@@ -107,19 +114,19 @@ def create_partitions(call: Call) -> Fields:
     """Answer CreatePartitions."""
     counts = Counter(each["name"] for each in call.fields["topics"])
     room = LIMIT_BATCH
-    found: list[Fields] = []
+    found: dict[str, TopicRefusal | None] = {}
     for told in call.fields["topics"]:
-        if counts.pop(told["name"], 0) > 1:
-            refusal: TopicRefusal | None = TopicRefusal(KafkaCode.INVALID_REQUEST, "Duplicate topic name.")
-            counts[told["name"]] = 0
-        elif told["name"] in {each["name"] for each in found}:
-            continue
+        name = told["name"]
+        if counts[name] > 1:
+            found[name] = _DUPLICATE_NAME
         else:
             room -= _growth(call, told)
-            refusal = _grown(call, told, has_room=room >= 0)
+            found[name] = _grown(call, told, has_room=room >= 0)
+    results = []
+    for name, refusal in found.items():
         code, text = (KafkaCode.NONE, None) if refusal is None else refusal
-        found.append({"name": told["name"], "error_code": code, "error_message": text})
-    return {"results": found}
+        results.append({"name": name, "error_code": code, "error_message": text})
+    return {"results": results}
 
 
 def _growth(call: Call, told: Fields) -> int:
@@ -161,64 +168,78 @@ def _grown(call: Call, told: Fields, *, has_room: bool) -> TopicRefusal | None:
 
 def delete_topics(call: Call) -> Fields:
     """Answer DeleteTopics."""
-    return {"responses": list(_deleted(call))}
+    deletion = _Deletion(call)
+    call.cluster.delete_topics(deletion.doomed.values())
+    for each in deletion.doomed.values():
+        deletion.answer(each.name, each.topic_id, TopicRefusal(KafkaCode.NONE, None))
+    return {"responses": deletion.answers}
 
 
-def _deleted(call: Call) -> Iterator[Fields]:
-    asked = (
-        [(each["name"], each["topic_id"]) for each in call.fields["topics"]]
-        if call.version >= FIRST_BY_ID
-        else [(name, NO_UUID) for name in call.fields["topic_names"]]
-    )
-    counts = Counter(asked)
-    for (name, topic_id), count in counts.items():
-        topics = call.cluster.topics
-        topic = topics.get(name) if name is not None else topics.by_id(topic_id)
-        refusal = _forbidden_deletion(call, topic, name)
-        if refusal is not None:
-            pass
-        elif name is None and topic_id == NO_UUID:
-            refusal = TopicRefusal(KafkaCode.INVALID_REQUEST, "Neither topic name nor id were specified.")
-        elif name is not None and topic_id != NO_UUID:
-            refusal = TopicRefusal(
-                KafkaCode.INVALID_REQUEST, "You may not specify both topic name and topic id."
-            )
-        elif count > 1:
-            what = "topic id" if name is None else "topic name"
-            refusal = TopicRefusal(KafkaCode.INVALID_REQUEST, f"Duplicate {what}.")
-        elif topic is None:
-            by_id = name is None
-            refusal = TopicRefusal(
-                KafkaCode.UNKNOWN_TOPIC_ID if by_id else KafkaCode.UNKNOWN_TOPIC_OR_PARTITION,
-                NO_TOPIC_ID if by_id else NO_PARTITION,
-            )
-        if refusal is not None or topic is None:
-            assert refusal is not None
-            yield {
-                "name": _shown(call, topic, name),
-                "topic_id": topic_id,
-                "error_code": refusal.code,
-                "error_message": refusal.text,
-            }
-            continue
-        call.cluster.delete_topic(topic)
-        yield {"name": topic.name, "topic_id": topic.topic_id, "error_code": KafkaCode.NONE}
-
-
-def _forbidden_deletion(call: Call, topic: EmbeddedTopic | None, name: str | None) -> TopicRefusal | None:
-    """Return what one is told who may not delete a topic that it named, or told the id of, or not even know
-    of it.
+class _Deletion:
+    """Which topics a request deletes: *doomed*, by id. Looks in Kafka's order: at the form of the request, at
+    the ids, at the names; so what is meant twice stays.
     """
-    named = topic.name if topic is not None else name
-    if named is None:
-        return None
-    may_know = call.may_topic(AclOperation.DESCRIBE, named)
-    may = may_know and (topic is None or call.may_topic(AclOperation.DELETE, named))
-    return None if may else _FORBIDDEN
 
+    def __init__(self, call: Call) -> None:
+        self._call, self._topics = call, call.cluster.topics
+        self.answers: list[Fields] = []
+        self.doomed: dict[bytes, EmbeddedTopic] = {}
+        self._may_delete_all = call.may_cluster(AclOperation.DELETE)
+        names, ids = self._counted()
+        self._take_ids({each for each, count in ids.items() if count == 1})
+        self._twice = {each for each, count in ids.items() if count > 1}
+        for name in [each for each, count in names.items() if count == 1]:
+            self._take_name(name)
 
-def _shown(call: Call, topic: EmbeddedTopic | None, name: str | None) -> str | None:
-    """Return the name of a topic that is not deleted, if who asks may know it."""
-    if name is None and topic is not None and call.may_topic(AclOperation.DESCRIBE, topic.name):
-        return topic.name
-    return name
+    def answer(self, name: str | None, topic_id: bytes, told: TopicRefusal) -> None:
+        answer = {"name": name, "topic_id": topic_id, "error_code": told.code, "error_message": told.text}
+        self.answers.append(answer)
+
+    def _counted(self) -> tuple[Counter[str], Counter[bytes]]:
+        fields = self._call.fields
+        names, ids = Counter[str](fields["topic_names"]), Counter[bytes]()
+        for each in fields["topics"]:
+            name, topic_id = each["name"], each["topic_id"]
+            if name is None and topic_id == NO_UUID:
+                self.answer(name, topic_id, _UNNAMED)
+            elif name is not None and topic_id != NO_UUID:
+                self.answer(name, topic_id, _TOLD_TWICE)
+            elif name is None:
+                ids[topic_id] += 1
+            else:
+                names[name] += 1
+        for name in [each for each, count in names.items() if count > 1]:
+            self.answer(name, NO_UUID, _DUPLICATE_NAME)
+        for topic_id in [each for each, count in ids.items() if count > 1]:
+            self.answer(None, topic_id, TopicRefusal(KafkaCode.INVALID_REQUEST, "Duplicate topic id."))
+        return names, ids
+
+    def _take_ids(self, ids: Iterable[bytes]) -> None:
+        for topic_id in ids:
+            topic = self._topics.by_id(topic_id)
+            if topic is None:
+                self.answer(None, topic_id, TopicRefusal(KafkaCode.UNKNOWN_TOPIC_ID, NO_TOPIC_ID))
+            elif not self._may(AclOperation.DELETE, topic.name):
+                shown = topic.name if self._may(AclOperation.DESCRIBE, topic.name) else None
+                self.answer(shown, topic_id, _FORBIDDEN)
+            else:
+                self.doomed[topic_id] = topic
+
+    def _take_name(self, name: str) -> None:
+        topic = self._topics.get(name)
+        if not self._may(AclOperation.DESCRIBE, name):
+            self.answer(name, NO_UUID, _FORBIDDEN)
+        elif topic is None:
+            unknown = TopicRefusal(KafkaCode.UNKNOWN_TOPIC_OR_PARTITION, NO_PARTITION)
+            self.answer(name, NO_UUID, unknown)
+        elif not self._may(AclOperation.DELETE, name):
+            self.answer(name, NO_UUID, _FORBIDDEN)
+        elif topic.topic_id in self._twice or topic.topic_id in self.doomed:
+            self._twice.add(topic.topic_id)
+            self.doomed.pop(topic.topic_id, None)
+            self.answer(name, topic.topic_id, _KNOWN_BY_ID)
+        else:
+            self.doomed[topic.topic_id] = topic
+
+    def _may(self, operation: AclOperation, name: str) -> bool:
+        return self._may_delete_all or self._call.may_topic(operation, name)

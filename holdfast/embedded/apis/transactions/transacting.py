@@ -19,7 +19,13 @@ from holdfast.core.kafka.transaction_state import (
 from holdfast.embedded.apis.call import Call, Fields
 from holdfast.embedded.apis.coordinators import elsewhere
 from holdfast.embedded.apis.groups.group_members import misplaced
-from holdfast.embedded.apis.groups.group_offsets import commit_trouble, commits
+from holdfast.embedded.apis.groups.group_offsets import (
+    asked_offsets,
+    commit_trouble,
+    commits,
+    places_in,
+    refused,
+)
 from holdfast.embedded.internal_log import OFFSETS, TRANSACTIONS, home_of
 from holdfast.embedded.protocol.codes import KafkaCode
 from holdfast.embedded.security.acl_rules import AclOperation, AclResource
@@ -47,11 +53,13 @@ def init_producer_id(call: Call) -> Fields:
     name, told = fields["transactional_id"], (fields["producer_id"], fields["producer_epoch"])
     if (forbidden := _forbidden_to_begin(call, name)) is not None:
         return _no_producer(forbidden)
+    if (told[0] == -1) is not (told[1] == -1) or name == "":
+        return _no_producer(KafkaCode.INVALID_REQUEST)
+    if name and not 0 < fields["transaction_timeout_ms"] <= call.cluster.settings.max_transaction_timeout_ms:
+        return _no_producer(KafkaCode.INVALID_TRANSACTION_TIMEOUT)
     if name and (code := elsewhere(call, TRANSACTIONS, name)) is not None:
         return _no_producer(code)
-    if (told[0] < 0) is not (told[1] < 0):
-        return _no_producer(KafkaCode.INVALID_REQUEST)
-    expected = told if told[0] >= 0 else None
+    expected = told if told[0] != -1 else None
     command = InitProducerId(
         transactional_id=name, timeout_ms=fields["transaction_timeout_ms"], expected=expected
     )
@@ -207,20 +215,31 @@ def _forbidden_to_write(call: Call) -> KafkaCode | None:
 
 def txn_offset_commit(call: Call) -> Fields:
     """Answer TxnOffsetCommit."""
-    fields = call.fields
+    fields, groups, asked = call.fields, call.cluster.groups, asked_offsets(call)
+    group_id = fields["group_id"]
+    if (forbidden := _forbidden_to_write(call)) is not None:
+        return {"topics": refused(asked, forbidden)}
+    if not call.may_group(AclOperation.READ, group_id):
+        return {"topics": refused(asked, KafkaCode.GROUP_AUTHORIZATION_FAILED)}
     producer = fields["producer_id"], fields["producer_epoch"]
-    member = fields["generation_id"], fields["member_id"], fields["group_instance_id"]
-    code: int | None = _forbidden_to_write(call) or misplaced(call)
-    if code is None:
-        home = home_of(call.cluster.topics, OFFSETS, fields["group_id"])
-        code = _admitted_offsets(call, producer, (home.topic, home.index))
-    code = code or commit_trouble(call, *member, transactional=True)
-    topics, taken = commits(call, code)
-    groups = call.cluster.groups
-    if taken and not groups.commit_later(groups.opened(fields["group_id"]), taken, producer):
-        topics, _ = commits(call, KafkaCode.INVALID_PRODUCER_EPOCH)
-    groups.forget_new(fields["group_id"])
+    places = places_in(asked)
+    code = _offsets_trouble(call, places, producer) if places else KafkaCode.NONE
+    topics, taken = commits(call, asked, code)
+    if taken and not groups.commit_later(groups.opened(group_id), taken, producer):
+        topics, _ = commits(call, asked, KafkaCode.INVALID_PRODUCER_EPOCH)
+    groups.forget_new(group_id)
     return {"topics": topics}
+
+
+def _offsets_trouble(call: Call, places: Iterable[Place], producer: tuple[int, int]) -> int:
+    fields = call.fields
+    if (code := misplaced(call)) is not None:
+        return code
+    home = home_of(call.cluster.topics, OFFSETS, fields["group_id"])
+    member = fields["generation_id"], fields["member_id"], fields["group_instance_id"]
+    return _admitted_offsets(call, producer, (home.topic, home.index)) or commit_trouble(
+        call, places, member, transactional=True
+    )
 
 
 def _admitted_offsets(call: Call, producer: tuple[int, int], home: Place) -> int:
