@@ -1,5 +1,5 @@
-"""Kafka's own client, in Java, against the embedded broker: groups of both protocols, by name and by pattern, and
-transactions of version 2.
+"""Kafka's own client, in Java, against the embedded broker: groups of both protocols, by name and by
+pattern, and transactions of version 2.
 """
 
 from __future__ import annotations
