@@ -12,6 +12,8 @@ from holdfast.embedded.protocol.codes import KafkaCode
 
 FIRST, FINAL = 0, -1
 NO_SESSION = 0
+LIMIT_PARTITIONS = 250_000
+"""Of all sessions of a broker: those that were used least recently make place."""
 MAX_EPOCH = (1 << 31) - 1
 
 Fetched: TypeAlias = dict[str, Any]
@@ -63,7 +65,9 @@ class FetchSessions:
 
     def open(self, wanted: list[tuple[FetchKey, Fetched]], *, by_id: bool) -> FetchSession:
         """Return a new session."""
-        while len(self._sessions) >= self._limit:
+        room = LIMIT_PARTITIONS - sum(len(each.wanted) for each in self._sessions.values()) - len(wanted)
+        while self._sessions and (len(self._sessions) >= self._limit or room < 0):
+            room += len(next(iter(self._sessions.values())).wanted)
             del self._sessions[next(iter(self._sessions))]
         session_id = self._chance.randint(1, (1 << 31) - 1)
         while session_id in self._sessions:

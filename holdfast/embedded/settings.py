@@ -33,6 +33,14 @@ class EmbeddedSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_transaction_timeout_ms: int = 900_000
     message_max_bytes: int = 1_048_588
     request_max_bytes: int = 104_857_600
+    queued_max_bytes: int = 134_217_728
+    """Of requests that have come, whole or in part, and are not answered yet, on all connections together."""
+    unsent_max_bytes: int = 536_870_912
+    """Of answers that clients have not read yet."""
+    fetch_max_bytes: int = 57_671_680
+    max_connections: int = 10_000
+    connections_max_idle_ms: int = 600_000
+    group_max_size: int = 2_000
     fetch_sessions: int = 1_000
 
     @property

@@ -51,6 +51,7 @@ class EmbeddedGroups:
             initial_delay_ms=told.group_initial_delay_ms,
             session_low_ms=told.group_min_session_ms,
             session_high_ms=told.group_max_session_ms,
+            max_size=told.group_max_size,
         )
         self._groups: dict[str, EmbeddedGroup] = {}
         self._numbers = count(1)

@@ -130,9 +130,9 @@ class EmbeddedGroup:
             told.pattern: self.matched[told.pattern] for told in self.told.values() if told.pattern
         }
 
-    def is_unstable(self, place: Place) -> bool:
-        """Whether a transaction without an outcome has an offset for *place*."""
-        return any(place in found for found in self.pending.values())
+    def unstable(self) -> set[Place]:
+        """Return for what transactions without an outcome have offsets."""
+        return {place for found in self.pending.values() for place in found}
 
     # -- offsets
 

@@ -16,7 +16,7 @@ from holdfast.core.kafka.wire import WireReader, WireReason, put_uvarint
 from holdfast.embedded.protocol.table import Message, MessageField, message
 
 Fields: TypeAlias = dict[str, Any]
-Read: TypeAlias = Callable[[WireReader], Any]
+Read: TypeAlias = "Callable[[FieldReader], Any]"
 Write: TypeAlias = Callable[[bytearray, Any], None]
 
 _FIXED = {
@@ -33,13 +33,49 @@ _FIXED = {
 _LENGTH16, _LENGTH32 = Struct(">h"), Struct(">i")
 
 
-def decode(name: str, version: int, data: bytes | memoryview, at: int = 0) -> Fields:
-    """Return the fields of the message *name* in *data* from *at* on; WireError where they do not fit.
+NO_LIMIT = 1 << 62
+LIMIT_TEXT = (1 << 15) - 1
+"""Of a string, in bytes, whichever way its length is written."""
+
+
+class FieldReader(WireReader):
+    """A reader of a message whose arrays may have *room* elements together: it looks at counts before it
+    takes anything.
+    """
+
+    __slots__ = ("room",)
+
+    def __init__(self, data: bytes | memoryview, at: int = 0, *, room: int = NO_LIMIT) -> None:
+        super().__init__(data, at)
+        self.room = room
+
+    def take_room(self, count: int, what: str, at: int) -> None:
+        """Take *count* elements, of those that were read from *at* on; WireError where they are too many."""
+        self.room -= max(0, count)
+        if self.room < 0:
+            text = f"{what}: {count} elements, {-self.room} more than a request may have"
+            raise self.error(text, WireReason.SIZE, at)
+
+    def tags(self, what: str) -> dict[int, bytes]:
+        at, out = self.at, {}
+        count = self.uvarint(what)
+        self.take_room(count, what, at)
+        for _ in range(count):
+            tag = self.uvarint(what)
+            out[tag] = self.raw(self.uvarint(what), what)
+        return out
+
+
+def decode(
+    name: str, version: int, data: bytes | memoryview, at: int = 0, *, limit_elements: int = NO_LIMIT
+) -> Fields:
+    """Return the fields of the message *name* in *data* from *at* on; WireError where they do not fit, or
+    where its arrays have more than *limit_elements* together.
 
     Records are views of *data*. What follows the message is not looked at: Kafka does not, and librdkafka's
     Metadata requests end in bytes that their version has not.
     """
-    fields: Fields = _reader(name, version)(WireReader(data, at))
+    fields: Fields = _reader(name, version)(FieldReader(data, at, room=limit_elements))
     return fields
 
 
@@ -106,7 +142,7 @@ def _read_struct(fields: tuple[MessageField, ...], version: int, flexible: bool)
         steps.append((form, names, None if form else _read_field(run[0], version, flexible)))
     tags = {each.tag: (each.name, _read_tagged(each, version)) for each in _tagged(fields, version)}
 
-    def read(reader: WireReader) -> Fields:
+    def read(reader: FieldReader) -> Fields:
         found = absent.copy()
         for form, names, take in steps:
             if form is not None:
@@ -118,7 +154,9 @@ def _read_struct(fields: tuple[MessageField, ...], version: int, flexible: bool)
             for tag, value in reader.tags("tagged fields").items():
                 if tag in tags:
                     name, take = tags[tag]
-                    found[name] = take(WireReader(value))
+                    inner = FieldReader(value, room=reader.room)
+                    found[name] = take(inner)
+                    reader.room = inner.room
         return found
 
     return read
@@ -152,26 +190,28 @@ def _read_field(field: MessageField, version: int, flexible: bool) -> Read:
     )
 
 
-def _read_size(name: str, flexible: bool, bits: int) -> Callable[[WireReader], int]:
+def _read_size(name: str, flexible: bool, bits: int) -> Callable[[FieldReader], int]:
     if flexible:
         return lambda reader: reader.uvarint(name) - 1
     return (lambda reader: reader.int16(name)) if bits == 16 else (lambda reader: reader.int32(name))
 
 
-def _sized(reader: WireReader, size: Callable[[WireReader], int], name: str, nullable: bool) -> int:
+def _sized(reader: FieldReader, size: Callable[[FieldReader], int], name: str, nullable: bool) -> int:
     at, found = reader.at, size(reader)
     if found < 0 and not (found == -1 and nullable):
         raise reader.error(f"{name} has length {found}", WireReason.LENGTH, at)
     return found
 
 
-def _text(reader: WireReader, size: Callable[[WireReader], int], name: str, nullable: bool) -> str | None:
+def _text(reader: FieldReader, size: Callable[[FieldReader], int], name: str, nullable: bool) -> str | None:
     found = _sized(reader, size, name, nullable)
+    if found > LIMIT_TEXT:
+        raise reader.error(f"{name} has {found} bytes, at most {LIMIT_TEXT} may be", WireReason.LENGTH)
     return None if found < 0 else reader.utf8(found, name)
 
 
 def _view(
-    reader: WireReader, size: Callable[[WireReader], int], name: str, nullable: bool
+    reader: FieldReader, size: Callable[[FieldReader], int], name: str, nullable: bool
 ) -> memoryview | None:
     found = _sized(reader, size, name, nullable)
     return None if found < 0 else reader.view(found, name)
@@ -183,7 +223,7 @@ def _read_array(field: MessageField, version: int, flexible: bool, nullable: boo
         letter = _FIXED[field.kind]
         least = Struct(">" + letter).size
 
-        def element_read(reader: WireReader, count: int) -> list[Any]:
+        def element_read(reader: FieldReader, count: int) -> list[Any]:
             letters = letter * count if letter == "16s" else f"{count}{letter}"
             return list(reader.unpack(Struct(">" + letters), name))
     else:
@@ -196,15 +236,16 @@ def _read_array(field: MessageField, version: int, flexible: bool, nullable: boo
         )
         least = 1
 
-        def element_read(reader: WireReader, count: int) -> list[Any]:
+        def element_read(reader: FieldReader, count: int) -> list[Any]:
             return [take(reader) for _ in range(count)]
 
-    def read(reader: WireReader) -> list[Any] | None:
+    def read(reader: FieldReader) -> list[Any] | None:
         at, count = reader.at, _sized(reader, size, name, nullable)
         if count * least > reader.left:
             raise reader.error(
                 f"{name}: {count} elements do not fit {reader.left} bytes", WireReason.LENGTH, at
             )
+        reader.take_room(count, name, at)
         return None if count < 0 else element_read(reader, count)
 
     return read

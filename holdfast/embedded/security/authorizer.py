@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
 from holdfast.embedded.security.acl_rules import (
@@ -61,17 +62,46 @@ class EmbeddedAuthorizer:
         *,
         allow_if_no_rule: bool = False,
     ) -> None:
-        self._rules = dict.fromkeys(rules)
+        self._rules: dict[AclRule, None] = {}
+        self._named: dict[tuple[AclResource, AclPattern, str], dict[AclRule, None]] = {}
+        self._prefixes: Counter[tuple[AclResource, int]] = Counter()
+        """How many rules there are of prefixes of each length."""
         self._super_users, self._default = frozenset(super_users), allow_if_no_rule
         self._decided: dict[tuple[str, str, AclOperation, AclResource, str], bool] = {}
+        for each in rules:
+            self.add(each)
 
     def add(self, rule: AclRule) -> None:
+        if rule in self._rules:
+            return
         self._rules[rule] = None
+        self._named.setdefault((rule.resource, rule.pattern, rule.name), {})[rule] = None
+        if rule.pattern is AclPattern.PREFIXED:
+            self._prefixes[rule.resource, len(rule.name)] += 1
         self._decided.clear()
 
     def remove(self, rule: AclRule) -> None:
-        self._rules.pop(rule, None)
+        if rule not in self._rules:
+            return
+        del self._rules[rule]
+        named = self._named[rule.resource, rule.pattern, rule.name]
+        del named[rule]
+        if not named:
+            del self._named[rule.resource, rule.pattern, rule.name]
+        if rule.pattern is AclPattern.PREFIXED:
+            self._prefixes[rule.resource, len(rule.name)] -= 1
+            self._prefixes += Counter()  # without those that are 0
         self._decided.clear()
+
+    def _about(self, resource: AclResource, name: str) -> list[AclRule]:
+        """Return the rules that cover a resource, without a look at those that do not."""
+        literal = [(resource, AclPattern.LITERAL, each) for each in {name, ANYTHING}]
+        prefixed = [
+            (resource, AclPattern.PREFIXED, name[:size])
+            for kind, size in self._prefixes
+            if kind is resource and size <= len(name)
+        ]
+        return [rule for key in (*literal, *prefixed) for rule in self._named.get(key, ())]
 
     def found(self, wanted: AclFilter) -> Iterator[AclRule]:
         """Yield the rules that *wanted* finds."""
@@ -93,7 +123,7 @@ class EmbeddedAuthorizer:
     ) -> bool:
         if principal in self._super_users:
             return True
-        about = [each for each in self._rules if each.covers(resource, name)]
+        about = self._about(resource, name)
         if not about:
             return self._default
         said = {

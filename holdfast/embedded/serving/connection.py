@@ -10,7 +10,8 @@ from functools import partial
 from struct import Struct
 from typing import NamedTuple
 
-from holdfast.core.kafka.wire import WireReader, WireReason
+from holdfast.clock import system_clock
+from holdfast.core.kafka.wire import WireReason
 from holdfast.embedded.apis.call import Call, Fields, HangUp
 from holdfast.embedded.apis.handlers import (
     API_VERSIONS,
@@ -21,13 +22,20 @@ from holdfast.embedded.apis.handlers import (
 )
 from holdfast.embedded.cluster import EmbeddedCluster
 from holdfast.embedded.faults import Fault, FaultKind
-from holdfast.embedded.protocol.codec import decode, encode, is_flexible
+from holdfast.embedded.protocol.codec import FieldReader, decode, encode, is_flexible
 from holdfast.embedded.protocol.codes import KafkaCode
 from holdfast.embedded.protocol.table import apis
 from holdfast.embedded.security.distinguished_name import subject_of
 from holdfast.embedded.security.sasl import SaslRefusal
 from holdfast.embedded.security.tls import ANONYMOUS
 from holdfast.embedded.serving.descriptors import is_crowded
+from holdfast.embedded.serving.limits import (
+    TURN_S,
+    Connections,
+    limit_bytes,
+    limit_elements,
+    sparing,
+)
 from holdfast.embedded.serving.sasl_gate import (
     AUTHENTICATE,
     HANDSHAKE,
@@ -40,7 +48,9 @@ from holdfast.errors import BrokerFolderError, WireError
 logger = logging.getLogger(__name__)
 
 SIZE_BYTES = 4
-_HEADER = Struct(">hhi")
+_HEADER, _API = Struct(">hhi"), Struct(">hh")
+LIMIT_TAGS = 100
+"""In the header of a request; Kafka knows none."""
 LEAST_REAUTH_MS = 1_000
 LIMIT_WAITING, LIMIT_WAITING_BYTES = 100, 1 << 24
 """Frames of one connection that wait for those before them; with more it is not read from."""
@@ -65,12 +75,17 @@ class _Asked(NamedTuple):
 class KafkaConnection(asyncio.Protocol):
     """Frames in, frames out. What is not a request of Kafka's protocol closes it."""
 
-    def __init__(self, cluster: EmbeddedCluster, node_id: int, connections: set[KafkaConnection]) -> None:
-        self._cluster, self._node_id, self._connections = cluster, node_id, connections
+    def __init__(self, cluster: EmbeddedCluster, node_id: int, others: Connections[KafkaConnection]) -> None:
+        self._cluster, self._node_id, self._others = cluster, node_id, others
         self._transport: asyncio.Transport | None = None
         self._received = bytearray()
         self._frames: deque[bytes] = deque()
         self._frames_bytes, self._may_read = 0, True
+        self._is_sound = False
+        """Whether what is known of the next frame is that of a request: its size, api and version."""
+        self._heard_s = system_clock.monotonic_s()
+        self._refused = 0
+        """Bytes that are still to come of a frame that is not taken."""
         self._task: asyncio.Task[None] | None = None
         self._may_write = True
         self._delays: asyncio.Task[None] | None = None
@@ -87,6 +102,8 @@ class KafkaConnection(asyncio.Protocol):
         """An answer that a fault sends behind the next one."""
         self._undurable = 0
         """Answers that wait for the disk."""
+        self._goes_on = False
+        """Whether it has asked for another turn."""
 
     # -- of the transport
 
@@ -94,9 +111,11 @@ class KafkaConnection(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         if is_crowded(transport.get_extra_info("socket").fileno()):
-            logger.warning("so many files are open that a connection is refused: raise the limit (ulimit -n)")
+            sparing.warning("too many files are open: a connection is refused; raise the limit (ulimit -n)")
             return self.close()
-        self._connections.add(self)
+        if not self._others.take(self._node_id, self):
+            sparing.warning("a connection is refused: there are as many as max_connections allows")
+            return self.close()
         secure = transport.get_extra_info("ssl_object")
         certificate = None if secure is None else secure.getpeercert(binary_form=True)
         if certificate is not None:
@@ -104,37 +123,96 @@ class KafkaConnection(asyncio.Protocol):
         return None
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._connections.discard(self)
+        self._others.forget(self._node_id, self)
         self._transport = None
         self._frames.clear()
+        self._received.clear()
         for each in (self._task, self._delays):
             if each is not None:
                 each.cancel()
 
     def pause_writing(self) -> None:
         self._may_write = False
+        if self._transport is not None:
+            self._others.unsent.hold(self, self._transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
         self._may_write = True
+        self._others.unsent.hold(self, 0)
         self._work()
 
     def data_received(self, data: bytes) -> None:
+        self._heard_s = system_clock.monotonic_s()
+        if self._refused:
+            return self._drop(len(data))
         self._received += data
-        at, received = 0, self._received
-        limit = self._cluster.settings.request_max_bytes if self._gate is None else LIMIT_FRAME_BYTES
-        while len(received) - at >= SIZE_BYTES:
-            size = int.from_bytes(received[at : at + SIZE_BYTES], "big", signed=True)
-            if not 0 <= size <= limit:
-                logger.warning("a frame of %(size)d bytes: the connection is closed", {"size": size})
-                return self.close()
-            end = at + SIZE_BYTES + size
-            if end > len(received):
-                break
-            self._frames.append(bytes(received[at + SIZE_BYTES : end]))
-            self._frames_bytes += size
-            at = end
-        del received[:at]
-        return self._work()
+        at, trouble = 0, None
+        with memoryview(self._received) as received:
+            while len(received) - at >= SIZE_BYTES:
+                size = int.from_bytes(received[at : at + SIZE_BYTES], "big", signed=True)
+                begun = bytes(received[at + SIZE_BYTES : at + SIZE_BYTES + _API.size])
+                if not self._is_sound and (trouble := self._trouble(size, begun)) is not None:
+                    text = "a frame of %(size)d bytes (%(trouble)s): the connection is closed"
+                    sparing.warning(text, size=size, trouble=trouble)
+                    self._refused = SIZE_BYTES + size if 0 <= size <= self._most else 0
+                    break
+                end = at + SIZE_BYTES + size
+                if end > len(received):
+                    break
+                self._frames.append(bytes(received[at + SIZE_BYTES : end]))
+                self._frames_bytes += size
+                self._is_sound = False
+                at = end
+        if at:
+            del self._received[:at]
+        self._note_held()
+        self._work()
+        if trouble is not None:
+            self._refuse()
+        return None
+
+    def _refuse(self) -> None:
+        """Close it for the frame that has begun: once its sender has sent it all, where any request may be so
+        long, so that it finds the end rather than a reset. Nothing of it is kept.
+        """
+        come = len(self._received)
+        self._received.clear()
+        self._note_held()
+        if self._refused:
+            self._drop(come)
+        else:
+            self.close()
+
+    def _drop(self, size: int) -> None:
+        self._refused -= min(size, self._refused)
+        if not self._refused:
+            self._hang_up()
+
+    @property
+    def _most(self) -> int:
+        """How long any frame may be."""
+        return self._cluster.settings.request_max_bytes if self._gate is None else LIMIT_FRAME_BYTES
+
+    def _trouble(self, size: int, begun: bytes) -> str | None:
+        """Return why a frame of *size* bytes that begins with *begun* is not waited for."""
+        most = self._most
+        if not 0 <= size <= most:
+            return f"at most {most} may come"
+        if self._gate is not None or len(begun) < _API.size:
+            return None  # it is looked at when it is whole, or more of it has come
+        api, version = _API.unpack(begun)
+        if api not in _OFFERED:
+            return f"api {api} is not offered"
+        name, versions = _OFFERED[api]
+        if version not in versions and name != API_VERSIONS:
+            return f"{name} has no version {version}"
+        most = limit_bytes(name, most)
+        self._is_sound = size <= most
+        return None if self._is_sound else f"{name} may have at most {most}"
+
+    def _note_held(self) -> None:
+        """Have it count with those of all others what this connection has sent and was not answered yet."""
+        self._others.queued.hold(self, len(self._received) + self._frames_bytes)
 
     def _read_on(self) -> None:
         """Read from the client, or let it wait while what it has asked is more than the limit."""
@@ -146,6 +224,8 @@ class KafkaConnection(asyncio.Protocol):
 
     def close(self) -> None:
         """Close it, whatever waits."""
+        self._frames.clear()
+        self._frames_bytes = 0
         if self._transport is not None:
             self._transport.abort()
 
@@ -157,13 +237,28 @@ class KafkaConnection(asyncio.Protocol):
         has_room = self._undurable < LIMIT_WAITING
         return self._task is None and self._may_write and self._delays is None and has_room
 
+    @property
+    def idle_since_s(self) -> float | None:
+        """Since when nothing has come and nothing is due; None while an answer is."""
+        waits = self._task is not None or self._delays is not None or self._undurable
+        return None if waits else self._heard_s
+
     def _work(self) -> None:
-        """Answer what has come, until an answer must wait."""
+        """Answer what has come, until an answer must wait, or others should have their turn."""
+        before = self._frames_bytes
         self._answer_frames()
+        if self._frames_bytes != before:
+            self._note_held()
         self._read_on()
 
     def _answer_frames(self) -> None:
+        ends_s = system_clock.monotonic_s() + TURN_S
         while self._frames and self._is_free and self._transport is not None:
+            if system_clock.monotonic_s() > ends_s:
+                if not self._goes_on:
+                    self._goes_on = True
+                    asyncio.get_running_loop().call_soon(self._go_on)
+                return None
             frame = self._frames.popleft()
             self._frames_bytes -= len(frame)
             try:
@@ -175,8 +270,8 @@ class KafkaConnection(asyncio.Protocol):
                     continue
                 answer = HANDLERS[asked.api](asked.call) if asked.known else unknown_version()
             except WireError as error:
-                logger.warning("not a request (%(error)s): the connection is closed", {"error": error})
-                return self.close()
+                sparing.warning("not a request (%(error)s): the connection is closed", error=error)
+                return self._hang_up()
             except SaslRefusal:
                 return self.close()
             except HangUp as reason:
@@ -192,6 +287,10 @@ class KafkaConnection(asyncio.Protocol):
             elif answer is not None:
                 self._write(asked, answer)
         return None
+
+    def _go_on(self) -> None:
+        self._goes_on = False
+        self._work()
 
     def _knock(self, gate: SaslGate, frame: bytes) -> None:
         """Answer one who has not shown yet who it is; SaslRefusal where no answer is due."""
@@ -251,6 +350,7 @@ class KafkaConnection(asyncio.Protocol):
     def _hang_up(self) -> None:
         """Close it once what was written has gone."""
         self._frames.clear()
+        self._frames_bytes = 0
         if self._transport is not None:
             self._transport.close()
 
@@ -269,7 +369,7 @@ class KafkaConnection(asyncio.Protocol):
         self._work()
 
     def _read(self, frame: bytes) -> _Asked:
-        reader = WireReader(frame)
+        reader = FieldReader(frame, room=LIMIT_TAGS)
         api, version, correlation_id = reader.unpack(_HEADER, "api key, version and correlation id")
         client_id = reader.string("client id", nullable=True) or ""
         if api not in _OFFERED:
@@ -284,7 +384,7 @@ class KafkaConnection(asyncio.Protocol):
             return _Asked(API_VERSIONS, 0, correlation_id, call, known=False)
         if is_flexible(f"{name}Request", version):
             reader.tags("tagged fields")
-        call.fields = decode(f"{name}Request", version, frame, reader.at)
+        call.fields = decode(f"{name}Request", version, frame, reader.at, limit_elements=limit_elements(name))
         return _Asked(name, version, correlation_id, call)
 
     def _write(self, asked: _Asked, fields: Fields) -> None:

@@ -263,10 +263,12 @@ class TopicRegistry:
         self._note({topic: placed})
         topic.add([list(each) for each in placed], self._storage)
 
-    def configure(self, topic: EmbeddedTopic, own: Mapping[str, str]) -> None:
-        """Have *own* be what is set on a topic."""
-        topic.configs.set(own)
-        self._note({topic: ()})
+    def configure(self, changes: Mapping[EmbeddedTopic, Mapping[str, str]]) -> None:
+        """Have these be what is set on each topic."""
+        for topic, own in changes.items():
+            topic.configs.set(own)
+        if changes:
+            self._note(dict.fromkeys(changes, ()))
 
     def delete(self, topics: Iterable[EmbeddedTopic]) -> None:
         """Delete *topics*, of which the storage hears at once."""

@@ -19,7 +19,7 @@ _UNKNOWN_HOME = MemberHome("", "")
 
 def describe_groups(call: Call) -> Fields:
     """Answer DescribeGroups."""
-    return {"groups": [_described(call, each) for each in call.fields["groups"]]}
+    return {"groups": [_described(call, each) for each in dict.fromkeys(call.fields["groups"])]}
 
 
 def _described(call: Call, group_id: str) -> Fields:
@@ -97,7 +97,8 @@ def delete_groups(call: Call) -> Fields:
     """Answer DeleteGroups."""
     return {
         "results": [
-            {"group_id": each, "error_code": _deleted(call, each)} for each in call.fields["groups_names"]
+            {"group_id": each, "error_code": _deleted(call, each)}
+            for each in dict.fromkeys(call.fields["groups_names"])
         ]
     }
 

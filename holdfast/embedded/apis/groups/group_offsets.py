@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import NamedTuple
 
 from holdfast.core.groups.codes import GroupCode
@@ -218,6 +218,7 @@ def _fenced(group: EmbeddedGroup, told: Fields) -> int:
 
 def _every(call: Call, group: EmbeddedGroup | None) -> Iterator[Fields]:
     by_topic: dict[str, list[int]] = {}
+    unstable = group.unstable() if group is not None else ()
     for topic, index in () if group is None else group.offsets:
         by_topic.setdefault(topic, []).append(index)
     for topic, indexes in by_topic.items():
@@ -227,10 +228,11 @@ def _every(call: Call, group: EmbeddedGroup | None) -> Iterator[Fields]:
         named = (
             {"name": topic} if call.version < FIRST_BY_ID else {"topic_id": found.topic_id if found else b""}
         )
-        yield {**named, "partitions": [_offset(call, group, (topic, each)) for each in indexes]}
+        yield {**named, "partitions": [_offset(call, group, (topic, each), unstable) for each in indexes]}
 
 
 def _asked(call: Call, group: EmbeddedGroup | None, told: Fields) -> Iterator[Fields]:
+    unstable = group.unstable() if group is not None else ()
     for topic in told["topics"]:
         if call.version < FIRST_BY_ID:
             name, named = topic["name"], {"name": topic["name"]}
@@ -246,7 +248,7 @@ def _asked(call: Call, group: EmbeddedGroup | None, told: Fields) -> Iterator[Fi
                 else (
                     _answer(each, NOTHING, KafkaCode.TOPIC_AUTHORIZATION_FAILED)
                     if forbidden
-                    else _offset(call, group, (name, each))
+                    else _offset(call, group, (name, each), unstable)
                 )
             )
             for each in topic["partition_indexes"]
@@ -254,10 +256,10 @@ def _asked(call: Call, group: EmbeddedGroup | None, told: Fields) -> Iterator[Fi
         yield {**named, "partitions": partitions}
 
 
-def _offset(call: Call, group: EmbeddedGroup | None, place: Place) -> Fields:
+def _offset(call: Call, group: EmbeddedGroup | None, place: Place, unstable: Container[Place]) -> Fields:
     if group is None:
         return _answer(place[1], NOTHING, KafkaCode.NONE)
-    if call.fields["require_stable"] and group.is_unstable(place):
+    if call.fields["require_stable"] and place in unstable:
         return _answer(place[1], NOTHING, KafkaCode.UNSTABLE_OFFSET_COMMIT)
     return _answer(place[1], group.offsets.get(place, NOTHING), KafkaCode.NONE)
 
@@ -290,10 +292,10 @@ def offset_delete(call: Call) -> Fields:
         code = KafkaCode.NON_EMPTY_GROUP
     if code is not None or group is None:
         return {"error_code": code, "topics": []}
-    topics = []
+    topics, subscribed = [], _subscribed(group)
     for topic in call.fields["topics"]:
         name, indexes = topic["name"], [each["partition_index"] for each in topic["partitions"]]
-        why = _undeletable(call, group, name)
+        why = _undeletable(call, subscribed, name)
         if not why:
             call.cluster.groups.forget(group, [(name, each) for each in indexes])
         forbidden = why if why is KafkaCode.TOPIC_AUTHORIZATION_FAILED else KafkaCode.NONE
@@ -305,10 +307,11 @@ def offset_delete(call: Call) -> Fields:
     return {"error_code": KafkaCode.NONE, "topics": topics}
 
 
-def _undeletable(call: Call, group: EmbeddedGroup, topic: str) -> KafkaCode:
+def _undeletable(call: Call, subscribed: Container[str] | None, topic: str) -> KafkaCode:
     if not call.may_topic(AclOperation.READ, topic):
         return KafkaCode.TOPIC_AUTHORIZATION_FAILED
-    return KafkaCode.GROUP_SUBSCRIBED_TO_TOPIC if _subscribed(group, topic) else KafkaCode.NONE
+    wanted = subscribed is None or topic in subscribed
+    return KafkaCode.GROUP_SUBSCRIBED_TO_TOPIC if wanted else KafkaCode.NONE
 
 
 def _unknown(call: Call, topic: str, index: int) -> KafkaCode:
@@ -316,18 +319,20 @@ def _unknown(call: Call, topic: str, index: int) -> KafkaCode:
     return KafkaCode.NONE if known else KafkaCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
-def _subscribed(group: EmbeddedGroup, topic: str) -> bool:
-    """Whether a member wants *topic*; a classic member that does not say it as consumers do may want any."""
+def _subscribed(group: EmbeddedGroup) -> Container[str] | None:
+    """Return the topics that members want; None where a classic member does not say it as consumers do: it
+    may want any.
+    """
     if group.modern is not None:
-        return any(topic in each.topics for each in group.modern.members.values())
+        return {topic for each in group.modern.members.values() for topic in each.topics}
     if group.protocol_type != "consumer":
-        return False
+        return ()
     classic = group.classic
     said = [each.subscription(classic.protocol) for each in classic.members]
     try:
-        return any(topic in _subscription(each) for each in said)
+        return {topic for each in said for topic in _subscription(each)}
     except WireError:
-        return True
+        return None
 
 
 def _subscription(data: bytes) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import uuid
 from collections.abc import Iterable, Mapping
 
@@ -13,7 +12,7 @@ from holdfast.core.kafka.topic_partition import TopicPartition
 from holdfast.embedded.apis.call import Call, Fields
 from holdfast.embedded.apis.coordinators import elsewhere
 from holdfast.embedded.apis.describing import NOT_ASKED
-from holdfast.embedded.apis.patterns import pattern_trouble
+from holdfast.embedded.apis.patterns import PatternTrouble, name_pattern
 from holdfast.embedded.groups.group import EmbeddedGroup, MemberHome, ModernTold, heir_of
 from holdfast.embedded.internal_log import OFFSETS
 from holdfast.embedded.protocol.codes import KafkaCode
@@ -63,7 +62,19 @@ def consumer_group_heartbeat(call: Call) -> Fields:
     if group.modern is None and not group.is_empty:
         text = f"Group {group_id} is not a consumer group."
         return {"error_code": KafkaCode.GROUP_ID_NOT_FOUND, "error_message": text}
+    if (trouble := _crowded(call, group)) is not None:
+        return {"error_code": GroupCode.GROUP_MAX_SIZE_REACHED, "error_message": trouble}
     return _beaten(call, group)
+
+
+def _crowded(call: Call, group: EmbeddedGroup) -> str | None:
+    """Return why a new member finds no room (throwIfConsumerGroupIsFull)."""
+    modern, most = group.modern, call.cluster.settings.group_max_size
+    newcomer = modern is not None and call.fields["member_id"] not in modern.members
+    if call.fields["member_epoch"] < JOIN_EPOCH or not newcomer or modern is None:
+        return None
+    full = len(modern.members) >= most
+    return f"The consumer group has reached its maximum capacity of {most} members." if full else None
 
 
 def _trouble(call: Call) -> str | None:
@@ -94,8 +105,10 @@ def _trouble(call: Call) -> str | None:
 
 
 def _wrong_pattern(pattern: str | None) -> str | None:
-    trouble = pattern_trouble(pattern or "")
-    return trouble and f"SubscribedTopicRegex `{pattern}` is not a valid regular expression: {trouble}."
+    found = name_pattern(pattern or "")
+    if not isinstance(found, PatternTrouble):
+        return None
+    return f"SubscribedTopicRegex `{pattern}` is not a valid regular expression: {found.text}."
 
 
 def _beaten(call: Call, group: EmbeddedGroup) -> Fields:
@@ -191,7 +204,9 @@ def _told_by(before: ModernTold | None, fields: Fields, *, takes_pattern: bool) 
 
 
 def _matched(call: Call, pattern: str) -> tuple[str, ...]:
-    return tuple(sorted(each.name for each in call.cluster.topics if re.fullmatch(pattern, each.name)))
+    found = name_pattern(pattern)
+    assert not isinstance(found, PatternTrouble)  # it was looked at when a member brought it
+    return tuple(sorted(each.name for each in call.cluster.topics if found.matches(each.name)))
 
 
 def _with_meant(
@@ -280,7 +295,7 @@ def _told(call: Call, places: Iterable[TopicPartition], *, named: bool = False) 
 
 def consumer_group_describe(call: Call) -> Fields:
     """Answer ConsumerGroupDescribe."""
-    return {"groups": [_described(call, each) for each in call.fields["group_ids"]]}
+    return {"groups": [_described(call, each) for each in dict.fromkeys(call.fields["group_ids"])]}
 
 
 def _described(call: Call, group_id: str) -> Fields:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from typing import NamedTuple, TypeAlias
 
 from holdfast.embedded.apis.call import Call, Fields
 from holdfast.embedded.fetch_sessions import (
@@ -16,6 +16,7 @@ from holdfast.embedded.fetch_sessions import (
     FetchSession,
     SentBefore,
 )
+from holdfast.embedded.logs.partition_log import PartitionLog
 from holdfast.embedded.protocol.codes import KafkaCode
 from holdfast.embedded.security.acl_rules import AclOperation
 from holdfast.embedded.topics.partition import EmbeddedPartition
@@ -30,6 +31,9 @@ _UNSEEN = (
 )
 """Codes with which Kafka has not looked at the partition."""
 _NOWHERE = {"epoch": UNKNOWN, "end_offset": UNKNOWN}
+
+
+_Wanted: TypeAlias = "list[tuple[FetchKey, Fetched]]"
 
 
 class FetchAnswer(NamedTuple):
@@ -49,11 +53,11 @@ def fetch(call: Call) -> Fields | Awaitable[Fields]:
     session = _session(call)
     if isinstance(session, KafkaCode):
         return {"error_code": session, "session_id": NO_SESSION, "responses": []}
-    wanted = list(session.wanted.items()) if session is not None else list(_partitions(call, "topics"))
+    wanted = list((dict(_partitions(call, "topics")) if session is None else session.wanted).items())
     found = _look(call, wanted)
     if _is_enough(call, found) or not wanted or call.fields["max_wait_ms"] <= 0:
         return _answer(call, session, found)
-    return _later(call, session, wanted)
+    return _later(call, session, found, wanted)
 
 
 def _session(call: Call) -> FetchSession | KafkaCode | None:
@@ -86,8 +90,8 @@ def _forgotten(call: Call) -> Iterator[FetchKey]:
 # -- looking
 
 
-def _look(call: Call, wanted: Iterable[tuple[FetchKey, Fetched]]) -> list[FetchAnswer]:
-    left = call.fields["max_bytes"]
+def _look(call: Call, wanted: _Wanted) -> list[FetchAnswer]:
+    left = min(call.fields["max_bytes"], call.cluster.settings.fetch_max_bytes)
     found = []
     has_records = False
     for key, each in wanted:
@@ -168,35 +172,61 @@ def _diverged(partition: EmbeddedPartition, wanted: Fetched) -> Fields | None:
     return None
 
 
-def _is_enough(call: Call, found: list[FetchAnswer]) -> bool:
-    size = sum(each.size for each in found)
-    return size >= call.fields["min_bytes"] or any(each.is_error for each in found)
+def _is_enough(call: Call, found: Iterable[FetchAnswer]) -> bool:
+    size = 0
+    for each in found:
+        size += each.size
+        if each.is_error:
+            return True
+    least: int = min(call.fields["min_bytes"], call.cluster.settings.fetch_max_bytes)
+    return size >= least
 
 
 # -- waiting
 
 
-async def _later(call: Call, session: FetchSession | None, wanted: list[tuple[FetchKey, Fetched]]) -> Fields:
+async def _later(
+    call: Call, session: FetchSession | None, found: list[FetchAnswer], wanted: _Wanted
+) -> Fields:
+    """Wait until there is enough. What is written to one partition costs a look at that one alone."""
     loop = asyncio.get_running_loop()
     woken = asyncio.Event()
     ends_s = loop.time() + call.fields["max_wait_ms"] / 1000
-    logs = {partition.log for key, _ in wanted if (partition := _of(call, key)) is not None}
-    for each in logs:
-        each.wait(woken.set)
+    now, told, changed = {each.key: each for each in found}, dict(wanted), set[FetchKey]()
+    watches = [(log, _watch(key, changed, woken)) for key, log in _logs(call, wanted)]
+    for log, watch in watches:
+        log.wait(watch)
     try:
-        while True:
-            found = _look(call, wanted)
-            left_s = ends_s - loop.time()
-            if _is_enough(call, found) or left_s <= 0:
-                return _answer(call, session, found)
-            woken.clear()
+        while (left_s := ends_s - loop.time()) > 0 and not _is_enough(call, now.values()):
             try:
                 await asyncio.wait_for(woken.wait(), left_s)
             except TimeoutError:
-                pass
+                break
+            woken.clear()
+            left = call.cluster.settings.fetch_max_bytes
+            for key in changed:
+                now[key] = _read(call, key, told[key], left, one_at_least=True)
+            changed.clear()
+        return _answer(call, session, _look(call, wanted))
     finally:
-        for each in logs:
-            each.leave(woken.set)
+        for log, watch in watches:
+            log.leave(watch)
+
+
+def _logs(call: Call, wanted: _Wanted) -> Iterator[tuple[FetchKey, PartitionLog]]:
+    for key, _ in wanted:
+        if (partition := _of(call, key)) is not None:
+            yield key, partition.log
+
+
+def _watch(key: FetchKey, changed: set[FetchKey], woken: asyncio.Event) -> Callable[[], None]:
+    """Return what a log is to call when more may be read of its partition."""
+
+    def told() -> None:
+        changed.add(key)
+        woken.set()
+
+    return told
 
 
 # -- answering

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
+from holdfast.core.kafka.topic_partition import Place
 from holdfast.embedded.apis.call import Call, Fields
 from holdfast.embedded.apis.records.fetching import READ_COMMITTED
 from holdfast.embedded.protocol.codes import KafkaCode
@@ -15,24 +18,25 @@ _SINCE = {MAX_TIME: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING: 11
 
 def list_offsets(call: Call) -> Fields:
     """Answer ListOffsets."""
+    counts = Counter(
+        (topic["name"], each["partition_index"])
+        for topic in call.fields["topics"]
+        for each in topic["partitions"]
+    )
     return {
         "topics": [
-            {
-                "name": topic["name"],
-                "partitions": _listed(call, topic["name"], topic["partitions"]),
-            }
+            {"name": topic["name"], "partitions": _listed(call, topic["name"], topic["partitions"], counts)}
             for topic in call.fields["topics"]
         ]
     }
 
 
-def _listed(call: Call, topic: str, partitions: list[Fields]) -> list[Fields]:
-    indexes = [each["partition_index"] for each in partitions]
+def _listed(call: Call, topic: str, partitions: list[Fields], counts: Counter[Place]) -> list[Fields]:
     return [
         _failed(each, KafkaCode.TOPIC_AUTHORIZATION_FAILED)
         if not call.may_topic(AclOperation.DESCRIBE, topic)
         else _failed(each, KafkaCode.INVALID_REQUEST)
-        if indexes.count(each["partition_index"]) > 1
+        if counts[topic, each["partition_index"]] > 1
         else _found(call, topic, each)
         for each in partitions
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -29,6 +30,13 @@ class _Told(NamedTuple):
 
     code: KafkaCode = KafkaCode.NONE
     text: str | None = None
+
+
+class _Change(NamedTuple):
+    """What is to be set on a topic."""
+
+    topic: EmbeddedTopic
+    after: dict[str, str]
 
 
 _CLUSTER = AclResource.CLUSTER, KafkaCode.CLUSTER_AUTHORIZATION_FAILED, FORBIDDEN_CLUSTER
@@ -59,7 +67,8 @@ def list_config_resources(call: Call) -> Fields:
 
 def describe_configs(call: Call) -> Fields:
     """Answer DescribeConfigs."""
-    return {"results": [_described(call, each) for each in call.fields["resources"]]}
+    once = {(each["resource_type"], each["resource_name"]): each for each in call.fields["resources"]}
+    return {"results": [_described(call, each) for each in once.values()]}
 
 
 def _described(call: Call, told: Fields) -> Fields:
@@ -145,19 +154,41 @@ def topic_config(topic: EmbeddedTopic, name: str) -> Fields:
 def incremental_alter_configs(call: Call) -> Fields:
     """Answer IncrementalAlterConfigs."""
     asked = call.fields["resources"]
-    places = [(each["resource_type"], each["resource_name"]) for each in asked]
+    counts = Counter((each["resource_type"], each["resource_name"]) for each in asked)
     once = _Told(KafkaCode.INVALID_REQUEST, "Each resource must appear at most once.")
+    return _answered(
+        call,
+        [
+            once if counts[each["resource_type"], each["resource_name"]] > 1 else _altered(call, each)
+            for each in asked
+        ],
+    )
+
+
+def _answered(call: Call, found: list[_Told | _Change]) -> Fields:
+    """Have the changes that may be made be made, all at once, and answer the others."""
+    if not call.fields["validate_only"]:
+        call.cluster.topics.configure({each.topic: each.after for each in found if isinstance(each, _Change)})
     return {
         "responses": [
-            _answer(each, once if places.count(place) > 1 else _altered(call, each))
-            for each, place in zip(asked, places, strict=True)
+            _answer(asked, _Told() if isinstance(each, _Change) else each)
+            for asked, each in zip(call.fields["resources"], found, strict=True)
         ]
     }
 
 
 def alter_configs(call: Call) -> Fields:
     """Answer AlterConfigs, which replaces all that is set."""
-    return {"responses": [_answer(each, _replaced(call, each)) for each in call.fields["resources"]]}
+    asked = call.fields["resources"]
+    counts = Counter((each["resource_type"], each["resource_name"]) for each in asked)
+    once = _Told(KafkaCode.INVALID_REQUEST, "Duplicate resource.")
+    return _answered(
+        call,
+        [
+            once if counts[each["resource_type"], each["resource_name"]] > 1 else _replaced(call, each)
+            for each in asked
+        ],
+    )
 
 
 def _answer(told: Fields, what: _Told) -> Fields:
@@ -183,7 +214,7 @@ def _topic(call: Call, told: Fields) -> EmbeddedTopic | _Told:
     )
 
 
-def _altered(call: Call, told: Fields) -> _Told:
+def _altered(call: Call, told: Fields) -> _Told | _Change:
     kind = told["resource_type"]
     if kind not in _KINDS:
         return _Told(KafkaCode.INVALID_REQUEST, f"Unknown resource type {kind}")
@@ -201,7 +232,7 @@ def _altered(call: Call, told: Fields) -> _Told:
     for each in told["configs"]:
         if (wrong := _applied(after, topic, each)) is not None:
             return wrong
-    return _kept(call, topic, after)
+    return _kept(topic, after)
 
 
 def _unset(told: Iterable[Fields]) -> _Told | None:
@@ -237,25 +268,21 @@ def _applied(after: dict[str, str], topic: EmbeddedTopic, told: Fields) -> _Told
 
 def _joined(before: Iterable[str], told: list[str], *, add: bool) -> str:
     there = list(before)
-    return ",".join(
-        [*there, *(each for each in told if each not in there)]
-        if add
-        else [each for each in there if each not in told]
-    )
+    gone = set(there if add else told)
+    kept = [each for each in (told if add else there) if each not in gone]
+    return ",".join([*there, *kept] if add else kept)
 
 
-def _replaced(call: Call, told: Fields) -> _Told:
+def _replaced(call: Call, told: Fields) -> _Told | _Change:
     topic = _topic(call, told)
     if isinstance(topic, _Told):
         return topic
     if (unset := _unset(told["configs"])) is not None:
         return unset
-    return _kept(call, topic, {each["name"]: each["value"] for each in told["configs"]})
+    return _kept(topic, {each["name"]: each["value"] for each in told["configs"]})
 
 
-def _kept(call: Call, topic: EmbeddedTopic, after: dict[str, str]) -> _Told:
+def _kept(topic: EmbeddedTopic, after: dict[str, str]) -> _Told | _Change:
     for text in troubles(dict(after)):
         return _Told(KafkaCode.INVALID_CONFIG, text)
-    if not call.fields["validate_only"]:
-        call.cluster.topics.configure(topic, after)
-    return _Told()
+    return _Change(topic, after)

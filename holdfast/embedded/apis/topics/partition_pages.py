@@ -24,7 +24,7 @@ def describe_topic_partitions(call: Call) -> Fields:
     wrong = cursor is not None and ((asked and first not in names) or cursor["partition_index"] < 0)
     if wrong:
         return {"topics": [{"name": name, "error_code": KafkaCode.INVALID_REQUEST} for name in asked]}
-    may = [name for name in names if call.may_topic(AclOperation.DESCRIBE, name)]
+    may = {name: None for name in names if call.may_topic(AclOperation.DESCRIBE, name)}
     topics, following = _page(
         call, may, {first: 0 if cursor is None else cursor["partition_index"]}, bool(asked)
     )

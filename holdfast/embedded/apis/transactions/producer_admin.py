@@ -4,13 +4,13 @@ ListTransactions.
 
 from __future__ import annotations
 
-import re
+from collections.abc import Iterator
 
 from holdfast.core.kafka.producer_state import ProducerEntry
 from holdfast.core.kafka.transaction_state import Transaction, TransactionState
 from holdfast.embedded.apis.call import Call, Fields
 from holdfast.embedded.apis.coordinators import elsewhere
-from holdfast.embedded.apis.patterns import pattern_trouble
+from holdfast.embedded.apis.patterns import PatternTrouble, name_pattern
 from holdfast.embedded.internal_log import TRANSACTIONS
 from holdfast.embedded.protocol.codes import FORBIDDEN_TOPIC, NO_PARTITION, KafkaCode
 from holdfast.embedded.security.acl_rules import AclOperation
@@ -61,7 +61,8 @@ def _active(partition: EmbeddedPartition) -> list[Fields]:
 
 def describe_transactions(call: Call) -> Fields:
     """Answer DescribeTransactions."""
-    return {"transaction_states": [_described(call, each) for each in call.fields["transactional_ids"]]}
+    asked = dict.fromkeys(call.fields["transactional_ids"])
+    return {"transaction_states": [_described(call, each) for each in asked]}
 
 
 def _described(call: Call, transactional_id: str) -> Fields:
@@ -94,11 +95,12 @@ def _described(call: Call, transactional_id: str) -> Fields:
 def list_transactions(call: Call) -> Fields:
     """Answer ListTransactions."""
     fields = call.fields
-    wanted = set(fields["state_filters"])
-    unknown = [each for each in fields["state_filters"] if each not in _WORDS.values()]
-    if wanted and len(unknown) == len(fields["state_filters"]):
+    words = set(_WORDS.values())
+    unknown = [each for each in fields["state_filters"] if each not in words]
+    if unknown and len(unknown) == len(fields["state_filters"]):
         return {"error_code": KafkaCode.NONE, "unknown_state_filters": unknown, "transaction_states": []}
-    if pattern_trouble(fields["transactional_id_pattern"] or "") is not None:
+    pattern = name_pattern(fields["transactional_id_pattern"] or "")
+    if isinstance(pattern, PatternTrouble):
         return {"error_code": KafkaCode.INVALID_REGULAR_EXPRESSION, "transaction_states": []}
     return {
         "error_code": KafkaCode.NONE,
@@ -109,23 +111,21 @@ def list_transactions(call: Call) -> Fields:
                 "producer_id": known.producer_id,
                 "transaction_state": _WORDS[known.state],
             }
-            for name, known in call.cluster.transactions.every()
-            if elsewhere(call, TRANSACTIONS, name) is None and _is_wanted(call, name, known)
+            for name, known in _wanted(call)
+            if elsewhere(call, TRANSACTIONS, name) is None
+            and call.may_transact(AclOperation.DESCRIBE, name)
+            and (not fields["transactional_id_pattern"] or pattern.matches(name))
         ],
     }
 
 
-def _is_wanted(call: Call, name: str, known: Transaction) -> bool:
-    fields = call.fields
-    running_ms = call.cluster.now_ms() - known.started_ms
-    pattern = fields["transactional_id_pattern"]
-    return (
-        (not fields["state_filters"] or _WORDS[known.state] in fields["state_filters"])
-        and (not fields["producer_id_filters"] or known.producer_id in fields["producer_id_filters"])
-        and (
-            fields["duration_filter"] < 0
-            or (known.started_ms >= 0 and running_ms > fields["duration_filter"])
-        )
-        and call.may_transact(AclOperation.DESCRIBE, name)
-        and (not pattern or re.fullmatch(pattern, name) is not None)
-    )
+def _wanted(call: Call) -> Iterator[tuple[str, Transaction]]:
+    """Yield the transactions that the filters of a request let through, all but its pattern."""
+    fields, now_ms = call.fields, call.cluster.now_ms()
+    states, ids = set(fields["state_filters"]), set(fields["producer_id_filters"])
+    least_ms = fields["duration_filter"]
+    for name, known in call.cluster.transactions.every():
+        long_enough = least_ms < 0 or (known.started_ms >= 0 and now_ms - known.started_ms > least_ms)
+        in_state = not states or _WORDS[known.state] in states
+        if long_enough and in_state and (not ids or known.producer_id in ids):
+            yield name, known
