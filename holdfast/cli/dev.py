@@ -17,6 +17,7 @@ from holdfast.cli.output import Cell, Output, note, show, show_json
 from holdfast.dev.broker import jars
 from holdfast.dev.broker.cluster import Cluster, Credentials
 from holdfast.dev.embedded_process import EmbeddedFault, EmbeddedGuard, EmbeddedProcess, EmbeddedStart
+from holdfast.embedded.configs.broker import AUTO_CREATE, PARTITIONS, settings_of
 from holdfast.embedded.kafka import NOTICE
 from holdfast.embedded.security.acl_lines import rules_of_lines
 from holdfast.errors import ConfigError, DevBrokerError
@@ -90,9 +91,24 @@ AclsOption = Annotated[
         )
     ),
 ]
+AutoCreateOption = Annotated[
+    bool,
+    typer.Option(
+        "--auto-create",
+        help="Make topics when clients ask for them first: the property auto.create.topics.enable.",
+    ),
+]
+PartitionsOption = Annotated[
+    int | None,
+    typer.Option(min=1, help="Of topics that say nothing else: the property num.partitions."),
+]
 PropertiesOption = Annotated[
     list[str] | None,
-    typer.Option("--property", metavar="NAME=VALUE", help="A Kafka server property; may be repeated."),
+    typer.Option(
+        "--property",
+        metavar="NAME=VALUE",
+        help="A Kafka server property; may be repeated. The embedded Kafka has some of them.",
+    ),
 ]
 
 
@@ -115,6 +131,8 @@ def up(
     seed: SeedOption = None,
     users: UsersOption = None,
     acls: AclsOption = None,
+    auto_create: AutoCreateOption = False,
+    partitions: PartitionsOption = None,
     server_properties: PropertiesOption = None,
 ) -> None:
     guarded, guard = embedded and sasl, "--embedded --sasl"
@@ -128,11 +146,14 @@ def up(
         ("--fsync", fsync, "--folder F", kept_in, "there is nothing to sync"),
     )
     wanted, output = _pairs(server_properties or []), output_of(context)
+    wanted |= {AUTO_CREATE: "true"} if auto_create else {}
+    wanted |= {} if partitions is None else {PARTITIONS: str(partitions)}
     if embedded:
         users_told = _guard(password, users, acls) if sasl else None
         kept = None if kept_in is None else kept_in.absolute()
-        told = EmbeddedStart(guard=users_told, folder=kept, fsync=fsync, seed=seed)
-        _up_embedded(folder, wanted, told, nodes, port, output)
+        settings_of(wanted)  # a wrong one is told before anything starts
+        told = EmbeddedStart(guard=users_told, folder=kept, fsync=fsync, seed=seed, properties=wanted)
+        _up_embedded(folder, told, nodes, port, output)
     else:
         credentials = Credentials(password=password) if password else sasl
         _up_apache(folder, wanted, credentials, nodes, port, output)
@@ -149,13 +170,12 @@ def _refuse_lonely(*options: tuple[str, object, str, object, str]) -> None:
 
 def _up_embedded(
     folder: Path,
-    wanted: dict[str, str],
     told: EmbeddedStart,
     nodes: int | None,
     port: int | None,
     output: Output,
 ) -> None:
-    _refuse_with_embedded(wanted=wanted, cluster=Cluster.find(folder), folder=folder)
+    _refuse_beside(Cluster.find(folder), folder)
     running = _running_embedded(folder)
     if running is not None:
         _refuse_another(running, told, folder)
@@ -360,6 +380,13 @@ def _refuse_another(running: EmbeddedProcess, told: EmbeddedStart, folder: Path)
     if told.seed not in (None, running.seed):
         how = "without a seed" if running.seed is None else f"with the seed {running.seed}"
         raise DevBrokerError(f"an embedded Kafka runs already in {folder}, {how}; {advice}")
+    others = [
+        f"{name}={value}" for name, value in told.properties.items() if running.server_property(name) != value
+    ]
+    if others:
+        raise DevBrokerError(
+            f"an embedded Kafka runs already in {folder}, without {', '.join(others)}; {advice}"
+        )
 
 
 def _guard(password: str | None, users: Path | None, acls: Path | None) -> EmbeddedGuard:
@@ -377,9 +404,7 @@ def _lines(path: Path) -> list[str]:
         raise ConfigError(f"{path} cannot be read: {error}") from error
 
 
-def _refuse_with_embedded(*, wanted: dict[str, str], cluster: Cluster | None, folder: Path) -> None:
-    if wanted:
-        raise ConfigError("--embedded with --property: the embedded Kafka has none; leave one of them out")
+def _refuse_beside(cluster: Cluster | None, folder: Path) -> None:
     if cluster is not None and any(node.condition != "stopped" for node in cluster.status()):
         raise DevBrokerError(f"Kafka runs in {folder}; `holdfast dev down --dir {folder}` first")
 

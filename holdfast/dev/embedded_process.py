@@ -22,6 +22,7 @@ from holdfast.clock import system_clock
 from holdfast.dev import parent_death, processes
 from holdfast.dev.broker.properties import CLIENT_FILE, render
 from holdfast.dev.signals import EndingSignals, Interrupted
+from holdfast.embedded.configs.broker import settings_of
 from holdfast.embedded.faults import EVERY_API
 from holdfast.embedded.kafka import FOLDER_DEADLINE_S, NOTICE, EmbeddedKafka
 from holdfast.embedded.security.acl_rules import AclRule
@@ -47,6 +48,8 @@ class _State(msgspec.Struct, frozen=True):
     kept_in: str = ""
     """The folder in which it keeps what it holds, "" for none: it is in memory."""
     seed: int | None = None
+    properties: dict[str, str] = {}
+    """The properties of Kafka that it was started with."""
 
 
 class EmbeddedGuard(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,14 +68,15 @@ class EmbeddedGuard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EmbeddedStart(msgspec.Struct, frozen=True, kw_only=True):
-    """What such a process is told as it starts: how it is guarded, where it keeps what it holds, and from
-    what its ids and faults follow.
+    """What such a process is told as it starts: how it is guarded, where it keeps what it holds, from what
+    its ids and faults follow, and server properties of Kafka (`settings_of`).
     """
 
     guard: EmbeddedGuard | None = None
     folder: Path | None = None
     fsync: bool = False
     seed: int | None = None
+    properties: dict[str, str] = {}
 
 
 _PLAIN = EmbeddedStart()
@@ -224,6 +228,10 @@ class EmbeddedProcess:
         """What it was started with; None: every start is another one."""
         return self._state.seed
 
+    def server_property(self, name: str) -> str | None:
+        """Return what it was started with as a server property; None leaves it at its default."""
+        return self._state.properties.get(name)
+
     @property
     def is_running(self) -> bool:
         return processes.is_alive(self._state.pid, self._state.birth)
@@ -312,13 +320,15 @@ def serve(folder: Path, nodes: int, port: int) -> None:
     try:
         options = {} if told.guard is None else told.guard.options(folder)
         options |= {"folder": told.folder, "fsync": told.fsync, "seed": told.seed}
+        options |= settings_of(told.properties)
         with EndingSignals(), EmbeddedKafka(nodes=nodes, port=port, **options) as kafka:
             print(f"{NOTICE}, on {kafka.bootstrap}", flush=True)
             pid = os.getpid()
             client = kafka.client_config()
             endpoints = tuple(client.pop("bootstrap.servers").split(","))
             kept_in = "" if told.folder is None else str(told.folder)
-            state = _State(pid, processes.birth_of(pid) or "", endpoints, client, kept_in, told.seed)
+            birth = processes.birth_of(pid) or ""
+            state = _State(pid, birth, endpoints, client, kept_in, told.seed, told.properties)
             if client:
                 _write(folder / CLIENT_FILE, render(kafka.client_config()))
             asked: SimpleQueue[None] = (

@@ -294,6 +294,36 @@ def test_each_of_those_who_ask_at_once_hears_of_its_own_fault(tmp_path: Path) ->
         embedded.stop()
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--auto-create", "--partitions", "7"),
+        pytest.param(
+            ("--property", "auto.create.topics.enable=true", "--property", "num.partitions=7"),
+            marks=pytest.mark.variant,
+        ),
+    ],
+)
+def test_topics_are_made_when_they_are_asked_for_if_it_is_told_so(
+    run: Run, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    asked = ("up", "--embedded", "--dir", str(tmp_path))
+    assert run(*asked, *words)[0] == 0
+    embedded = EmbeddedProcess.find(tmp_path)
+    assert embedded is not None
+    try:
+        with RawClient(embedded.bootstrap) as client:
+            wanted = {"topics": [{"name": "orders"}], "allow_auto_topic_creation": True}
+            found = [client.ask("Metadata", 12, **wanted)["topics"][0] for _ in range(2)]
+        assert [len(each["partitions"]) for each in found] == [0, 7]
+        assert run(*asked)[0] == 0
+        code, output = run(*asked, "--partitions", "8")
+        assert code != 0
+        assert "without num.partitions=8" in " ".join(output.split())
+    finally:
+        embedded.stop()
+
+
 def test_a_folder_keeps_what_was_there(run: Run, tmp_path: Path) -> None:
     state, kept = str(tmp_path / "state"), str(tmp_path / "kept")
     asked = ("up", "--embedded", "--dir", state, "--folder", kept, "--fsync")
@@ -383,7 +413,10 @@ def test_it_asks_who_comes_and_lets_each_do_what_rules_allow(run: Run, tmp_path:
         (("--sasl", "--users", "users"), "--users a line: write NAME=VALUE"),
         (("--sasl", "--acls", "rules"), "line 1 of the access rules cannot be read"),
         (("--users", "users"), "--users without --embedded --sasl: only the embedded Kafka has users"),
-        (("--sasl", "--property", "a=b"), "the embedded Kafka has none"),
+        (("--sasl", "--property", "a=b"), "a is no property of the embedded Kafka; it has auto.create"),
+        (("--property", "num.partitions=many"), "num.partitions=many: write a number from 1 to"),
+        (("--property", "num.partitions=0"), "num.partitions=0: write a number from 1 to"),
+        (("--property", "auto.create.topics.enable=yes"), "enable=yes: write true or false"),
         (("--fsync",), "--fsync without --folder F: there is nothing to sync"),
         (("--folder", "users"), "cannot make"),
     ],

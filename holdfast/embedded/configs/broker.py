@@ -2,11 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from holdfast.embedded.configs.topic import ConfigKind, ConfigSource
 from holdfast.embedded.settings import EmbeddedSettings
+from holdfast.errors import DevBrokerError
+
+SETTABLE: Mapping[str, tuple[str, int]] = {
+    "num.partitions": ("num_partitions", 1),
+    "offsets.topic.num.partitions": ("offsets_partitions", 1),
+    "transaction.state.log.num.partitions": ("transaction_partitions", 1),
+    "transaction.max.timeout.ms": ("max_transaction_timeout_ms", 1),
+    "group.initial.rebalance.delay.ms": ("group_initial_delay_ms", 0),
+    "group.min.session.timeout.ms": ("group_min_session_ms", 1),
+    "group.max.session.timeout.ms": ("group_max_session_ms", 1),
+    "group.max.size": ("group_max_size", 1),
+    "group.consumer.heartbeat.interval.ms": ("consumer_heartbeat_ms", 1),
+    "message.max.bytes": ("message_max_bytes", 0),
+    "fetch.max.bytes": ("fetch_max_bytes", 1_024),
+    "socket.request.max.bytes": ("request_max_bytes", 1),
+    "queued.max.request.bytes": ("queued_max_bytes", 1),
+    "max.connections": ("max_connections", 1),
+    "connections.max.idle.ms": ("connections_max_idle_ms", -1),
+    "log.retention.check.interval.ms": ("retention_check_ms", 1),
+}
+"""Properties of Kafka that the embedded broker takes at its start: the field, and the least number."""
+AUTO_CREATE, PARTITIONS = "auto.create.topics.enable", "num.partitions"
+_MOST = (1 << 31) - 1
 
 
 class BrokerSetting(NamedTuple):
@@ -73,3 +96,24 @@ def _described(setting: BrokerSetting) -> dict[str, Any]:
         "config_type": setting.kind,
         "documentation": None,
     }
+
+
+def settings_of(properties: Mapping[str, str]) -> dict[str, Any]:
+    """Return the fields of `EmbeddedSettings` that server properties of Kafka stand for; DevBrokerError for
+    one that the embedded broker does not have, or a value that cannot be.
+    """
+    return dict(_setting(name, value.strip()) for name, value in properties.items())
+
+
+def _setting(name: str, value: str) -> tuple[str, Any]:
+    if name == AUTO_CREATE:
+        if value.lower() not in ("true", "false"):
+            raise DevBrokerError(f"{name}={value}: write true or false")
+        return "auto_create_topics", value.lower() == "true"
+    if name not in SETTABLE:
+        known = ", ".join(sorted((AUTO_CREATE, *SETTABLE)))
+        raise DevBrokerError(f"{name} is no property of the embedded Kafka; it has {known}")
+    field, least = SETTABLE[name]
+    if not value.removeprefix("-").isdecimal() or not least <= int(value) <= _MOST:
+        raise DevBrokerError(f"{name}={value}: write a number from {least} to {_MOST}")
+    return field, int(value)

@@ -16,10 +16,10 @@ LIMIT_BYTES, LIMIT_GROUP_BYTES = 4 * MEGABYTE, 16 * MEGABYTE
 _BYTES: Mapping[str, int] = {"JoinGroup": LIMIT_GROUP_BYTES, "SyncGroup": LIMIT_GROUP_BYTES}
 """Requests that carry what clients say to each other; those with records may have ``request_max_bytes``."""
 WITH_RECORDS = "Produce"
-LIMIT_ELEMENTS = 25_000
+LIMIT_ELEMENTS = 12_000
 _ELEMENTS: Mapping[str, int] = {
-    "CreateTopics": 50_000,  # 10,000 partitions, each with three brokers
-    "CreatePartitions": 50_000,
+    "CreateTopics": 35_000,  # 10,000 partitions, each with its place
+    "CreatePartitions": 35_000,
     "DescribeConfigs": 2_500,
     "DeleteAcls": 1_000,
     "DescribeGroups": 5_000,
