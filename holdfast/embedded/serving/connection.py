@@ -254,11 +254,6 @@ class KafkaConnection(asyncio.Protocol):
     def _answer_frames(self) -> None:
         ends_s = system_clock.monotonic_s() + TURN_S
         while self._frames and self._is_free and self._transport is not None:
-            if system_clock.monotonic_s() > ends_s:
-                if not self._goes_on:
-                    self._goes_on = True
-                    asyncio.get_running_loop().call_soon(self._go_on)
-                return None
             frame = self._frames.popleft()
             self._frames_bytes -= len(frame)
             try:
@@ -286,7 +281,14 @@ class KafkaConnection(asyncio.Protocol):
                 self._task = asyncio.ensure_future(self._later(asked, answer))
             elif answer is not None:
                 self._write(asked, answer)
+            if system_clock.monotonic_s() > ends_s:
+                return self._ask_for_turn()
         return None
+
+    def _ask_for_turn(self) -> None:
+        if self._frames and not self._goes_on:
+            self._goes_on = True
+            asyncio.get_running_loop().call_soon(self._go_on)
 
     def _go_on(self) -> None:
         self._goes_on = False

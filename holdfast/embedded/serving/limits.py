@@ -60,7 +60,7 @@ class SparingLog:
             return
         self._since[text] = now_s, 0
         more = f" (and {left_out} more)" if left_out else ""
-        self._logger.warning(text + more, fields)
+        self._logger.warning(text + more, *([fields] if fields else []))
 
 
 sparing = SparingLog(logging.getLogger("holdfast.embedded.serving"))
