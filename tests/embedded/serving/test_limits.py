@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import socket
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 
 import pytest
 
-from holdfast.embedded.apis.handlers import offered
+from holdfast.embedded.apis.call import Call
+from holdfast.embedded.apis.handlers import HANDLERS, offered
 from holdfast.embedded.kafka import EmbeddedKafka
 from holdfast.embedded.protocol.codec import FieldReader, decode, encode, is_flexible
 from holdfast.embedded.protocol.codes import KafkaCode
@@ -28,9 +30,17 @@ from holdfast.embedded.serving.limits import (
 )
 from holdfast.errors import WireError
 from tests.embedded.clients.raw_client import RawClient
+from tests.embedded.transcripts.asking import batch
 from tests.support.patience import DEADLINE_S
 
 ONE = 1 << 20
+FETCH = {
+    "max_wait_ms": 3_600_000,
+    "min_bytes": 1,
+    "max_bytes": ONE,
+    "session_epoch": -1,
+    "topics": [{"topic": "orders", "partitions": [{"partition": 0, "partition_max_bytes": ONE}]}],
+}
 
 
 @pytest.fixture
@@ -262,7 +272,7 @@ def test_what_is_written_to_one_partition_wakes_a_fetch_for_that_one(
             assert producer.flush(DEADLINE_S) == 0
         (answer,) = reader.receive("Fetch", 12)["responses"]
     assert answer["partitions"]
-    assert 200 + 200 <= len(looked) < 200 + 200 + 20
+    assert 3 * 200 <= len(looked) < 3 * 200 + 20, "at first, before it waits, and for the answer"
 
 
 def test_a_group_takes_no_more_members_than_it_may() -> None:
@@ -304,3 +314,24 @@ def test_topics_are_kept_once_for_a_whole_request(
         client.ask("DeleteTopics", 5, topic_names=names, timeout_ms=1)
     assert kept == [31, 31, 1]
     assert LIMIT_ELEMENTS > 10_000, "as many partitions as Kafka's controller takes at once"
+
+
+def test_what_is_written_before_a_fetch_begins_to_wait_ends_its_wait() -> None:
+    """Others have their turn between its first look and its wait."""
+
+    async def fetched() -> object:
+        async with EmbeddedKafka() as kafka:
+            kafka.create_topic("orders")
+            told = {"acks": -1, "timeout_ms": 1, "transactional_id": None}
+            data = memoryview(batch(b"v"))
+            written = [{"name": "orders", "partition_data": [{"index": 0, "records": data}]}]
+            produced = Call(kafka.cluster, 1, 9, {**told, "topic_data": written})
+            fields = decode("FetchRequest", 12, bytes(encode("FetchRequest", 12, FETCH, bytearray())))
+            waiting = HANDLERS["Fetch"](Call(kafka.cluster, 1, 12, fields))
+            HANDLERS["Produce"](produced)
+            assert isinstance(waiting, Awaitable)
+            return await asyncio.wait_for(waiting, DEADLINE_S)
+
+    answer = asyncio.run(fetched())
+    assert isinstance(answer, dict)
+    assert answer["responses"][0]["partitions"][0]["high_watermark"] == 1

@@ -57,7 +57,7 @@ def fetch(call: Call) -> Fields | Awaitable[Fields]:
     found = _look(call, wanted)
     if _is_enough(call, found) or not wanted or call.fields["max_wait_ms"] <= 0:
         return _answer(call, session, found)
-    return _later(call, session, found, wanted)
+    return _later(call, session, wanted)
 
 
 def _session(call: Call) -> FetchSession | KafkaCode | None:
@@ -185,17 +185,16 @@ def _is_enough(call: Call, found: Iterable[FetchAnswer]) -> bool:
 # -- waiting
 
 
-async def _later(
-    call: Call, session: FetchSession | None, found: list[FetchAnswer], wanted: _Wanted
-) -> Fields:
+async def _later(call: Call, session: FetchSession | None, wanted: _Wanted) -> Fields:
     """Wait until there is enough. What is written to one partition costs a look at that one alone."""
     loop = asyncio.get_running_loop()
     woken = asyncio.Event()
     ends_s = loop.time() + call.fields["max_wait_ms"] / 1000
-    now, told, changed = {each.key: each for each in found}, dict(wanted), set[FetchKey]()
+    told, changed = dict(wanted), set[FetchKey]()
     watches = [(log, _watch(key, changed, woken)) for key, log in _logs(call, wanted)]
     for log, watch in watches:
         log.wait(watch)
+    now = {each.key: each for each in _look(call, wanted)}  # others had their turn since the first look
     try:
         while (left_s := ends_s - loop.time()) > 0 and not _is_enough(call, now.values()):
             try:

@@ -1,0 +1,139 @@
+"""Test suites of Kafka clients in Go, as their modules have them, run against the embedded broker.
+
+A module comes from Go's proxy, is held against the hash that is written here, and is built in a folder of its
+own. Suites that know a broker's address by heart are told another one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.support.patience import SCENARIO_S
+
+BUILD_S = 900
+"""A compiler on a machine under load takes minutes."""
+_RESULT = re.compile(r"^\s*--- (PASS|FAIL|SKIP): (\S+)", re.MULTILINE)
+
+
+class GoMissingError(Exception):
+    """There is no `go` on PATH."""
+
+
+class GoModule(NamedTuple):
+    """A module: *checksum* is Go's own, of its whole content; *known* is the address that its tests know."""
+
+    path: str
+    version: str
+    checksum: str
+    package: str = "."
+    known: tuple[str, ...] = ()
+
+
+FRANZ_GO = GoModule(
+    "github.com/twmb/franz-go", "v1.22.3", "h1:RHe35s34pKefMLyL+ZYJ6mQVtfFZz4zHDHVkTyACur0=", "./pkg/kgo"
+)
+KAFKA_GO = GoModule(
+    "github.com/segmentio/kafka-go",
+    "v0.4.51",
+    "h1:JgDPPG75tC1rWIS2Me6MwcvXJ6f49UQ4HjAOef71Hno=",
+    known=('"localhost:9092"', '"localhost"'),
+)
+
+
+class Outcome(NamedTuple):
+    """What came of a suite: its tests by name, without those that they consist of."""
+
+    passed: frozenset[str]
+    failed: frozenset[str]
+    skipped: frozenset[str]
+
+
+def outcome(output: str) -> Outcome:
+    """Return what came of the tests that *output* of ``go test -v`` tells of.
+
+    >>> outcome("--- PASS: TestA (0.1s)\\n    --- FAIL: TestB/of_two (0s)\\n--- SKIP: TestC (0s)")
+    Outcome(passed=frozenset({'TestA'}), failed=frozenset({'TestB/of_two'}), skipped=frozenset({'TestC'}))
+    """
+    found: dict[str, set[str]] = {"PASS": set(), "FAIL": set(), "SKIP": set()}
+    for result, name in _RESULT.findall(output):
+        found[result].add(name)
+    return Outcome(*(frozenset(found[each]) for each in ("PASS", "FAIL", "SKIP")))
+
+
+def go() -> str:
+    """Return where Go is; GoMissingError says what to do where there is none."""
+    if (found := shutil.which("go")) is not None:
+        return found
+    raise GoMissingError("no go on PATH: install Go 1.26 or newer from https://go.dev/dl")
+
+
+def run(command: list[str], folder: Path, limit_s: float, **more: str) -> str:
+    """Return what a command writes; AssertionError with its end where it fails."""
+    environment = {**os.environ, "GOFLAGS": "-mod=mod", **more}
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=limit_s, check=False
+    )
+    assert done.returncode == 0, f"{' '.join(command)}:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    return done.stdout
+
+
+def sources(module: GoModule, folder: Path) -> Path:
+    """Return a copy of *module* in *folder*, which may be changed."""
+    asked = [go(), "mod", "download", "-json", f"{module.path}@{module.version}"]
+    folder.mkdir(parents=True, exist_ok=True)
+    told = json.loads(run(asked, folder, BUILD_S))
+    assert told["Sum"] == module.checksum, f"{module.path} has another content: {told['Sum']}"
+    copied = folder / "module"
+    shutil.copytree(told["Dir"], copied, copy_function=shutil.copyfile)
+    for each in (copied, *copied.rglob("*")):
+        each.chmod(0o755 if each.is_dir() else 0o644)
+    return copied
+
+
+def built(module: GoModule, folder: Path, broker: str) -> Path:
+    """Return the program of the tests of *module*, which know *broker* in place of the address they had."""
+    copied = sources(module, folder)
+    for each in copied.glob("*_test.go") if module.known else ():
+        text = each.read_text()
+        for address in module.known:
+            text = text.replace(f"TCP({address})", f'TCP("{broker}")').replace(
+                f"[]string{{{address}}}", f'[]string{{"{broker}"}}'
+            )
+            text = re.sub(rf"(\"tcp\", ){re.escape(address)}", rf'\1"{broker}"', text)
+            text = re.sub(rf"(kafka = ){re.escape(address)}", rf'\1"{broker}"', text)
+        if each.name != "address_test.go":
+            each.write_text(text)
+    if module.known:
+        run([go(), "mod", "tidy"], copied, BUILD_S)
+    program = folder / "suite.test"
+    run([go(), "test", "-c", "-o", str(program), module.package], copied, BUILD_S)
+    return program
+
+
+def ran(program: Path, folder: Path, only: str, but: str = "^$", **more: str) -> tuple[Outcome, str]:
+    """Run the tests whose names match *only* and not *but*; return what came of them, and what they said."""
+    command = [
+        str(program),
+        "-test.v",
+        f"-test.timeout={SCENARIO_S:.0f}s",
+        f"-test.run={only}",
+        f"-test.skip={but}",
+    ]
+    environment: Mapping[str, str] = {**os.environ, **more}
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=2 * SCENARIO_S,
+        check=False,
+    )
+    return outcome(done.stdout), done.stdout[-8000:] + done.stderr[-2000:]
