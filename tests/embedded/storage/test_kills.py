@@ -13,6 +13,8 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
+from holdfast.embedded.protocol.codes import KafkaCode
+from tests.embedded.clients.raw_client import RawClient
 from tests.embedded.storage.killed_broker import KilledBroker, broker_in
 from tests.support.patience import DEADLINE_S
 
@@ -173,6 +175,73 @@ def test_a_group_goes_on_after_sigkill(tmp_path: Path, protocol: str) -> None:
         consumer.close()
     assert place.offset == 2
     assert len(assigned) == 1, "nobody has to join again"
+
+
+OPEN = TopicPartition("orders", 0, 7)
+
+
+def opened(broker: KilledBroker, *, timeout_ms: int) -> Producer:
+    """Return a producer whose transaction is open, with a record and a committed offset in it."""
+    told = {"transactional.id": "payments", "transaction.timeout.ms": timeout_ms}
+    producer = Producer(broker.config(**told))
+    producer.init_transactions(DEADLINE_S)
+    producer.begin_transaction()
+    producer.produce("orders", b"open", partition=1)
+    group = Consumer(broker.config(**{"group.id": "readers"}))
+    producer.send_offsets_to_transaction([OPEN], group.consumer_group_metadata(), DEADLINE_S)
+    assert producer.flush(DEADLINE_S) == 0
+    group.close()
+    return producer
+
+
+def seen(broker: KilledBroker) -> tuple[int, int, int]:
+    """Return how much of partition 1 there is, how much of it is stable, and the offset that is committed, -2
+    while that is in doubt.
+    """
+    partition = {"partition_index": 1, "timestamp": -1, "current_leader_epoch": -1}
+    with RawClient(broker.bootstrap) as client:
+        ends = []
+        for isolation in (0, 1):
+            topics = [{"name": "orders", "partitions": [partition]}]
+            answer = client.ask("ListOffsets", 7, replica_id=-1, isolation_level=isolation, topics=topics)
+            ends.append(answer["topics"][0]["partitions"][0]["offset"])
+        groups = [{"group_id": "readers", "topics": [{"name": "orders", "partition_indexes": [0]}]}]
+        (group,) = client.ask("OffsetFetch", 9, groups=groups, require_stable=True)["groups"]
+        (place,) = group["topics"][0]["partitions"]
+    return *ends, -2 if place["error_code"] == KafkaCode.UNSTABLE_OFFSET_COMMIT else place["committed_offset"]
+
+
+def ended(broker: KilledBroker) -> tuple[int, int, int]:
+    """Return what is seen once nothing is open any more."""
+    until_s = time.monotonic() + DEADLINE_S
+    while (found := seen(broker))[0] != found[1] or found[2] == -2:
+        assert time.monotonic() < until_s, found
+        time.sleep(0.05)
+    return found
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("end", ["by its timeout", "by who begins anew", "by its own producer"])
+def test_a_transaction_that_was_open_at_sigkill_is_open_until_it_is_ended(tmp_path: Path, end: str) -> None:
+    """By its timeout, which counts on; by another producer of its id; or by its own, which commits it."""
+    with broker_in(tmp_path / "broker", "no fsync") as broker:
+        make_topic(broker)
+        producer = opened(broker, timeout_ms=3_000 if end == "by its timeout" else 600_000)
+        broker.kill()
+        if end == "by its own producer":
+            assert seen(broker) == (1, 0, -2)
+            producer.commit_transaction(DEADLINE_S)
+            assert ended(broker) == (2, 2, 7)
+            return
+        if end == "by who begins anew":
+            assert seen(broker) == (1, 0, -2)
+            another = Producer(broker.config(**{"transactional.id": "payments"}))
+            another.init_transactions(DEADLINE_S)
+        assert ended(broker) == (2, 2, -1), "a marker behind the record, and no offset"
+        broker.kill()
+        assert seen(broker) == (2, 2, -1)
+        with pytest.raises(KafkaException):
+            producer.commit_transaction(DEADLINE_S)
 
 
 @pytest.mark.slow
