@@ -4,11 +4,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from holdfast.clock import Clock, system_clock
 from holdfast.core.kafka.topic_partition import Place
@@ -26,7 +27,12 @@ from holdfast.embedded.upkeep import Upkeep
 from holdfast.errors import BrokerFolderError
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     from holdfast.embedded.storage.durable_answers import DurableAnswers
+
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -69,6 +75,8 @@ class EmbeddedCluster:
             self.topics, self.groups, settings, self.now_ms, self.faults, self.storage
         )
         self._was_open = self._is_open = False
+        self._thread: Executor | None = None
+        """Does what takes long, once there was any."""
         self.answers: DurableAnswers | None = None
         """Holds answers back until what they speak of is on disk; None where they need not wait."""
 
@@ -88,6 +96,16 @@ class EmbeddedCluster:
     def steady_ms(self) -> int:
         """Return a clock that never jumps, for sessions and deadlines."""
         return round(self.clock.monotonic_s() * 1000)
+
+    async def beside(self, do: Callable[..., T], *given: object) -> T:
+        """Return what *do* gives, which takes long and touches nothing but what it is given: a thread does
+        it, one thing after the other, and others have their turn on the loop.
+        """
+        if self._thread is None:
+            from concurrent.futures import ThreadPoolExecutor  # with what it brings, which few need
+
+            self._thread = ThreadPoolExecutor(1, "embedded-kafka-records")
+        return await asyncio.get_running_loop().run_in_executor(self._thread, do, *given)
 
     def delete_topics(self, topics: Iterable[EmbeddedTopic]) -> None:
         """Delete *topics* and what is kept about them elsewhere: that first, so no later topic of such a name
@@ -158,6 +176,9 @@ class EmbeddedCluster:
     def close(self) -> None:
         """Let nothing happen any more, and leave the folder in order; a second time does nothing."""
         self.pause()
+        if self._thread is not None:
+            self._thread.shutdown(cancel_futures=True)
+            self._thread = None
         if self.answers is not None:
             self.answers.close()
         if self._is_open:

@@ -41,6 +41,24 @@ class BatchRefusal(NamedTuple):
     """Whether Kafka refuses it when it is already about to append, and so tells where the log starts."""
 
 
+MANY_RECORDS, MANY_BYTES = 500, 1 << 14
+"""With more records than that, or more bytes that are packed, a look at each record takes long."""
+LIMIT_RECORDS = 1_000_000
+"""Of a batch that is looked through."""
+
+
+def takes_long(data: memoryview | None, configs: TopicConfigs, now_ms: int) -> bool:
+    """Return whether `checked` and `recoded` look at each record of a batch that may have many."""
+    header = claimed_header(data or b"")
+    if header is None or data is None:
+        return False
+    packed = header.compression is not Compression.NONE and len(data) >= MANY_BYTES
+    if header.records_count < MANY_RECORDS and not packed:
+        return False
+    recodes = configs.codec is not None and configs.codec is not header.compression
+    return configs.is_compacted or recodes or _is_out_of_time(header, configs, now_ms)
+
+
 def checked(
     data: memoryview | None, version: int, configs: TopicConfigs, where: str, now_ms: int
 ) -> BatchHeader | BatchRefusal:
@@ -70,6 +88,8 @@ def recoded(
     wanted = configs.codec
     if wanted is None or wanted is header.compression:
         return data, header
+    if header.records_count > LIMIT_RECORDS:
+        return BatchRefusal(KafkaCode.MESSAGE_TOO_LARGE)
     try:
         batch = decode_batch(data)
     except WireError:
@@ -97,13 +117,19 @@ def _wrong(
     )
     if unfit:
         return BatchRefusal(KafkaCode.INVALID_RECORD, in_log=True)
+    looks = configs.is_compacted or _is_out_of_time(header, configs, now_ms)
+    if looks and header.records_count > LIMIT_RECORDS:
+        return BatchRefusal(KafkaCode.MESSAGE_TOO_LARGE)
     if configs.is_compacted and (refusal := _uncompactable(data, where)) is not None:
         return refusal
-    if not configs.is_append_time and header.max_timestamp_ms - now_ms > configs.after_max_ms:
-        return _of_time(data, configs, now_ms)
-    if configs.before_max_ms < now_ms and now_ms - header.base_timestamp_ms > configs.before_max_ms:
-        return None if configs.is_append_time else _of_time(data, configs, now_ms)
-    return None
+    return _of_time(data, configs, now_ms) if _is_out_of_time(header, configs, now_ms) else None
+
+
+def _is_out_of_time(header: BatchHeader, configs: TopicConfigs, now_ms: int) -> bool:
+    """Return whether a record of the batch may be of a time that its topic does not take."""
+    late = header.max_timestamp_ms - now_ms > configs.after_max_ms
+    early = configs.before_max_ms < now_ms and now_ms - header.base_timestamp_ms > configs.before_max_ms
+    return (late or early) and not configs.is_append_time
 
 
 def _is_as_sent(data: memoryview, header: BatchHeader) -> bool:

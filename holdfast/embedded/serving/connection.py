@@ -361,6 +361,9 @@ class KafkaConnection(asyncio.Protocol):
             fields = await answer
             if fields is not None:
                 self._write(asked, fields)
+        except HangUp as reason:
+            logger.info("%(reason)s: the connection is closed", {"reason": reason})
+            self._hang_up()
         except BrokerFolderError:
             self.close()
         except Exception:

@@ -65,7 +65,7 @@ def test_a_broker_goes_on_where_it_ended(tmp_path: Path, in_order: bool) -> None
         make_topic(cluster, "orders", 2, segment_bytes="1048576")
         topic = cluster.topics.get("orders")
         assert topic is not None
-        cluster.topics.configure({topic, {**topic.configs.own: "retention.ms": "-1"}})
+        cluster.topics.configure({topic: {**topic.configs.own, "retention.ms": "-1"}})
         topic_id = topic.topic_id
         writer = TransactionalWriter(cluster, "writer")
         producer = writer.begin()

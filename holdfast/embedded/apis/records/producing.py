@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Awaitable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, TypeAlias
 
 from holdfast.core.kafka.producer_state import AppendOutcome, AppendVerdict
 from holdfast.core.kafka.record_batch import BatchHeader, claimed_header
+from holdfast.core.kafka.topic_partition import Place
 from holdfast.embedded.apis.call import Call, Fields, HangUp
 from holdfast.embedded.apis.transactions.transacting import admitted
-from holdfast.embedded.logs.batch_checks import BatchRefusal, checked, recoded
+from holdfast.embedded.logs.batch_checks import BatchRefusal, checked, recoded, takes_long
 from holdfast.embedded.protocol.codes import KafkaCode
 from holdfast.embedded.security.acl_rules import AclOperation
 from holdfast.embedded.topics.partition import EmbeddedPartition, EmbeddedTopic
@@ -23,28 +25,81 @@ _FORBIDDEN_ID = BatchRefusal(KafkaCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
 _UNVERIFIED = "Unable to verify the partition has been added to the transaction. Underlying error: "
 
 
-def produce(call: Call) -> Fields | None:
+class _Asked(NamedTuple):
+    """What is to be written to one partition, and that partition, or why it is not written to."""
+
+    told: Fields
+    topic: EmbeddedTopic | None
+    name: str | None
+    found: EmbeddedPartition | BatchRefusal
+
+
+_Packed: TypeAlias = "tuple[bytes | memoryview, BatchHeader] | BatchRefusal"
+
+
+def produce(call: Call) -> Fields | Awaitable[Fields | None] | None:
     """Answer Produce; None where the producer asks for no answer. Where it does, and something was refused,
     HangUp: then it looks who leads, as after a leader that has moved.
     """
-    acks = call.fields["acks"]
+    asked = list(_asked(call))
+    if any(_takes_long(call, each) for each in asked):
+        return _later(call, asked)
+    return _written(call, [(each, _packed(call, each)) for each in asked])
+
+
+def _asked(call: Call) -> Iterator[_Asked]:
     forbidden = _is_forbidden(call)
-    responses = []
     for told in call.fields["topic_data"]:
         topic = _topic(call, told)
+        for each in told["partition_data"]:
+            found = _FORBIDDEN_ID if forbidden else _partition(call, topic, told["name"], each["index"])
+            yield _Asked(each, topic, told["name"], found)
+
+
+def _takes_long(call: Call, asked: _Asked) -> bool:
+    if isinstance(asked.found, BatchRefusal) or asked.topic is None:
+        return False
+    return takes_long(asked.told["records"], asked.topic.configs, call.cluster.now_ms())
+
+
+async def _later(call: Call, asked: list[_Asked]) -> Fields | None:
+    packed = []
+    for each in asked:
+        data = await call.cluster.beside(_packed, call, each)
+        if isinstance(each.found, EmbeddedPartition):  # it may have gone meanwhile, or be led by another
+            again = _partition(call, _topic_again(call, each), each.name, each.told["index"])
+            each = each._replace(found=again)
+        packed.append((each, data))
+    return _written(call, packed)
+
+
+def _topic_again(call: Call, asked: _Asked) -> EmbeddedTopic | None:
+    return None if asked.topic is None else call.cluster.topics.by_id(asked.topic.topic_id)
+
+
+def _packed(call: Call, asked: _Asked) -> _Packed:
+    """Return the batch as it is to be stored."""
+    if isinstance(asked.found, BatchRefusal):
+        return asked.found
+    assert asked.topic is not None
+    data, configs = asked.told["records"], asked.topic.configs
+    header = checked(data, call.version, configs, asked.found.name, call.cluster.now_ms())
+    return header if isinstance(header, BatchRefusal) else recoded(data, header, configs)
+
+
+def _written(call: Call, packed: list[tuple[_Asked, _Packed]]) -> Fields | None:
+    admissions = _admissions(call, packed)
+    answers = iter([_produced(call, asked, batch, admissions) for asked, batch in packed])
+    responses = []
+    for told in call.fields["topic_data"]:
         name = {"topic_id": told["topic_id"]} if call.version >= FIRST_BY_ID else {"name": told["name"]}
-        partitions = [
-            _refused(each["index"], _FORBIDDEN_ID)
-            if forbidden
-            else _produced(call, topic, told["name"], each)
-            for each in told["partition_data"]
-        ]
+        partitions = [next(answers) for _ in told["partition_data"]]
         responses.append({**name, "partition_responses": partitions})
-    if acks != NO_ANSWER:
+    if call.fields["acks"] != NO_ANSWER:
         return {"responses": responses}
     codes = [each["error_code"] for topic in responses for each in topic["partition_responses"]]
     if any(codes):
-        raise HangUp(f"records that need no answer were refused with {codes}")
+        raise HangUp(f"records that need no answer were refused with {codes[:10]}")
     return None
 
 
@@ -70,20 +125,15 @@ def _topic(call: Call, told: Fields) -> EmbeddedTopic | None:
     return topics.by_id(told["topic_id"]) if call.version >= FIRST_BY_ID else topics.get(told["name"])
 
 
-def _produced(call: Call, topic: EmbeddedTopic | None, name: str | None, told: Fields) -> Fields:
-    index = told["index"]
-    found = _partition(call, topic, name, index)
+def _produced(call: Call, asked: _Asked, packed: _Packed, admissions: Mapping[Place, int]) -> Fields:
+    index, found = asked.told["index"], asked.found
     if isinstance(found, BatchRefusal):
         return _refused(index, found)
-    assert topic is not None
-    now_ms = call.cluster.now_ms()
-    header = checked(told["records"], call.version, topic.configs, found.name, now_ms)
-    if isinstance(header, BatchRefusal):
-        return _refused(index, header, found)
-    packed = recoded(told["records"], header, topic.configs)
     if isinstance(packed, BatchRefusal):
         return _refused(index, packed, found)
-    return _appended(call, topic, found, packed, now_ms)
+    assert asked.topic is not None
+    refusal = _refusal_of(call, admissions.get((found.topic, index), KafkaCode.NONE))
+    return _refused(index, refusal) if refusal is not None else _appended(call, asked.topic, found, packed)
 
 
 def _partition(
@@ -133,18 +183,15 @@ def _appended(
     topic: EmbeddedTopic,
     partition: EmbeddedPartition,
     batch: tuple[bytes | memoryview, BatchHeader],
-    now_ms: int,
 ) -> Fields:
     data, header = batch
-    if header.is_transactional and (refusal := _not_admitted(call, partition, header, now_ms)) is not None:
-        return _refused(partition.index, refusal)
     log = partition.log
     is_append_time = topic.configs.is_append_time
     verdict = log.append(
         data,
         header,
         leader_epoch=partition.leader_epoch,
-        now_ms=now_ms,
+        now_ms=call.cluster.now_ms(),
         is_append_time=is_append_time,
         verified=True,
     )
@@ -154,27 +201,36 @@ def _appended(
     return _answer(partition, verdict, is_append_time)
 
 
-def _not_admitted(
-    call: Call, partition: EmbeddedPartition, header: BatchHeader, now_ms: int
-) -> BatchRefusal | None:
-    """Return why a transaction may not write here, as its coordinator says; None when it may, or is open
-    here.
+def _admissions(call: Call, packed: Iterable[tuple[_Asked, _Packed]]) -> dict[Place, int]:
+    """Return the code with which the coordinator answers for each partition that a transaction writes to, and
+    is not open in; all of a producer's partitions are added at once, as in Kafka.
     """
-    producer = header.producer_id, header.producer_epoch
-    if not partition.log.begin_verification(*producer, header.base_sequence, now_ms):
-        return None
-    adds = call.version >= _ADDS_ITSELF
-    code = admitted(
-        call,
-        call.fields["transactional_id"] or "",
-        producer,
-        (partition.topic, partition.index),
-        adds=adds,
-        abortable=call.version >= _KNOWS_ABORTABLE,
-    )
+    wanted: dict[tuple[int, int], list[Place]] = {}
+    for asked, batch in packed:
+        if isinstance(asked.found, BatchRefusal) or isinstance(batch, BatchRefusal):
+            continue
+        header, log = batch[1], asked.found.log
+        producer = header.producer_id, header.producer_epoch
+        if header.is_transactional and log.begin_verification(
+            *producer, header.base_sequence, call.cluster.now_ms()
+        ):
+            wanted.setdefault(producer, []).append((asked.found.topic, asked.found.index))
+    name, abortable = call.fields["transactional_id"] or "", call.version >= _KNOWS_ABORTABLE
+    found: dict[Place, int] = {}
+    for producer, places in wanted.items():
+        together = [tuple(places)] if call.version >= _ADDS_ITSELF else [(each,) for each in places]
+        for part in together:
+            adds = call.version >= _ADDS_ITSELF
+            code = admitted(call, name, producer, part, adds=adds, abortable=abortable)
+            found |= dict.fromkeys(part, code)
+    return found
+
+
+def _refusal_of(call: Call, code: int) -> BatchRefusal | None:
+    """Return why a transaction may not write, as its coordinator says; None when it may."""
     if code == KafkaCode.INVALID_TXN_STATE:
         return BatchRefusal(KafkaCode.INVALID_TXN_STATE, "Partition was not added to the transaction")
-    if code == KafkaCode.CONCURRENT_TRANSACTIONS and not adds:
+    if code == KafkaCode.CONCURRENT_TRANSACTIONS and call.version < _ADDS_ITSELF:
         return BatchRefusal(KafkaCode.NOT_ENOUGH_REPLICAS, _UNVERIFIED + KafkaCode(code).name)
     return BatchRefusal(KafkaCode(code)) if code else None
 

@@ -163,11 +163,17 @@ def _verified(call: Call, told: Fields, place: Place) -> int:
 
 
 def admitted(
-    call: Call, transactional_id: str, producer: tuple[int, int], place: Place, *, adds: bool, abortable: bool
+    call: Call,
+    transactional_id: str,
+    producer: tuple[int, int],
+    places: tuple[Place, ...],
+    *,
+    adds: bool,
+    abortable: bool,
 ) -> int:
     """Return the code with which the coordinator answers a leader that asks whether a transaction may write
-    to *place*; with *adds* it may from now on (KIP-890). Clients that do not know *abortable* errors are told
-    another one.
+    to *places*, of which there is one; with *adds* there may be several, and it may from now on (KIP-890).
+    Clients that do not know *abortable* errors are told another one.
     """
     command: CoordinatorCommand
     if adds:
@@ -175,10 +181,11 @@ def admitted(
             transactional_id=transactional_id,
             producer_id=producer[0],
             epoch=producer[1],
-            partitions=(place,),
+            partitions=places,
             client_version=EPOCH_PER_TRANSACTION,
         )
     else:
+        (place,) = places
         command = VerifyPartition(
             transactional_id=transactional_id, producer_id=producer[0], epoch=producer[1], partition=place
         )
@@ -247,7 +254,7 @@ def _admitted_offsets(call: Call, producer: tuple[int, int], home: Place) -> int
     if not log.begin_verification(*producer, -1, call.cluster.now_ms()):
         return KafkaCode.NONE
     adds, abortable = call.version >= _IMPLICIT, call.version >= _KNOWS_ABORTABLE
-    return admitted(call, call.fields["transactional_id"], producer, home, adds=adds, abortable=abortable)
+    return admitted(call, call.fields["transactional_id"], producer, (home,), adds=adds, abortable=abortable)
 
 
 # -- ends
