@@ -137,7 +137,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
                 "topics",
             }
         ),
-        "serving": frozenset({"apis", "cluster", "faults", "protocol", "security", "settings"}),
+        "serving": frozenset({"apis", "cluster", "faults", "protocol", "recurring", "security", "settings"}),
         "kafka": frozenset({"apis", "cluster", "faults", "security", "serving", "settings", "topics"}),
     },
     "embedded.storage": {

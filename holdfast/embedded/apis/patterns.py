@@ -32,7 +32,7 @@ class PatternTrouble(NamedTuple):
     text: str
 
 
-class _State:
+class _Step:
     """Where a name may be: *test* is what the next letter must pass, *steps* where one goes without or after
     it; *edge* is where one may be only at the begin or the end.
     """
@@ -49,7 +49,7 @@ class NamePattern:
     """A pattern that whole names are held against."""
 
     def __init__(self, pattern: str) -> None:
-        self._states: list[_State] = []
+        self._states: list[_Step] = []
         self._made = 0
         """How many parts of it became states, each as often as it is repeated."""
         parsed = parser.parse(pattern)
@@ -64,7 +64,7 @@ class NamePattern:
     def _new(self) -> int:
         if len(self._states) >= LIMIT_STATES:
             raise re.error(_TOO_LARGE)
-        self._states.append(_State())
+        self._states.append(_Step())
         return len(self._states) - 1
 
     def _sequence(self, items: Iterable[tuple[Any, Any]], then: int) -> int:

@@ -5,15 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import socket
 import struct
+import threading
 import time
 from collections.abc import Awaitable, Iterator
+from random import Random
+from typing import Any
 
 import pytest
 
 from holdfast.embedded.apis.call import Call
 from holdfast.embedded.apis.handlers import HANDLERS, offered
+from holdfast.embedded.apis.patterns import PatternTrouble, name_pattern
+from holdfast.embedded.apis.records import producing
 from holdfast.embedded.kafka import EmbeddedKafka
 from holdfast.embedded.protocol.codec import FieldReader, decode, encode, is_flexible
 from holdfast.embedded.protocol.codes import KafkaCode
@@ -335,3 +341,90 @@ def test_what_is_written_before_a_fetch_begins_to_wait_ends_its_wait() -> None:
     answer = asyncio.run(fetched())
     assert isinstance(answer, dict)
     assert answer["responses"][0]["partitions"][0]["high_watermark"] == 1
+
+
+def test_a_batch_with_many_records_is_looked_through_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And still in its order, by the same rules."""
+    looked = list[str]()
+    packed = producing._packed
+
+    def noted(*given: Any) -> Any:
+        looked.append(threading.current_thread().name)
+        return packed(*given)
+
+    monkeypatch.setattr(producing, "_packed", noted)
+    with EmbeddedKafka() as kafka, RawClient(kafka.bootstrap) as client:
+        kafka.create_topic("compacted", config={"cleanup.policy": "compact"})
+        kafka.create_topic("plain")
+
+        def codes(topic: str, *batches: bytes) -> list[int]:
+            for data in batches:
+                partition = {"index": 0, "records": data}
+                written = [{"name": topic, "partition_data": [partition]}]
+                client.send("Produce", 9, acks=-1, timeout_ms=1, topic_data=written)
+            answers = [client.receive("Produce", 9)["responses"] for _ in batches]
+            return [each[0]["partition_responses"][0]["error_code"] for each in answers]
+
+        many = batch(*[b"v"] * 600)
+        assert codes("compacted", many, batch(b"v"), batch(*[b"v"] * 600, key=None)) == [0, 0, 87]
+        assert codes("plain", many) == [0]
+    beside = [each.startswith("embedded-kafka-records") for each in looked]
+    assert beside == [True, False, True, False]
+
+
+def test_a_transaction_over_many_partitions_is_logged_once(kafka: EmbeddedKafka) -> None:
+    topic, home = kafka.create_topic("orders", partitions=50), "__transaction_state"
+    with RawClient(kafka.bootstrap) as client:
+        told = {"transactional_id": "pay", "transaction_timeout_ms": 60_000}
+        new = client.ask("InitProducerId", 4, **told)
+        producer = {"producer_id": new["producer_id"], "producer_epoch": new["producer_epoch"]}
+        data = batch(b"v", **producer, base_sequence=0, attributes=1 << 4)
+        partitions = [{"index": each, "records": data} for each in range(50)]
+        written = [{"name": topic, "partition_data": partitions}]
+        before = ends(kafka, home)
+        answer = client.ask("Produce", 12, acks=-1, timeout_ms=1, transactional_id="pay", topic_data=written)
+        (found,) = answer["responses"]
+        assert {each["error_code"] for each in found["partition_responses"]} == {0}
+        assert ends(kafka, home) == before + 1
+
+
+def ends(kafka: EmbeddedKafka, topic: str) -> int:
+    found = kafka.cluster.topics.get(topic)
+    assert found is not None
+    return sum(each.log.end_offset for each in found.partitions)
+
+
+@pytest.mark.parametrize("pattern", ["(a+)+b", "(a|aa)*c", "((a*)*)*d", "a{1,200}b"])
+def test_a_pattern_costs_no_more_than_the_name_is_long(pattern: str) -> None:
+    found = name_pattern(pattern)
+    assert not isinstance(found, PatternTrouble)
+    assert not found.matches("a" * 249)
+
+
+@pytest.mark.parametrize(
+    "pattern", ["(", "(a{1000}){1000}", "((){1000}){1000}", "(?=a)a", r"(a)\1", "a" * 5_000]
+)
+def test_a_pattern_that_is_none_or_too_large_is_refused(pattern: str) -> None:
+    assert isinstance(name_pattern(pattern), PatternTrouble)
+
+
+def test_a_pattern_means_what_pythons_own_machine_takes_it_for() -> None:
+    chance = Random(1)
+
+    def made(depth: int = 0) -> str:
+        kind = chance.random()
+        if depth > 4 or kind < 0.4:
+            return chance.choice(["a", "b", ".", "[ab]", "[^a]", r"\d", r"\w", "c", ""])
+        if kind < 0.6:
+            return made(depth + 1) + made(depth + 1)
+        if kind < 0.75:
+            return f"({made(depth + 1)}|{made(depth + 1)})"
+        if kind < 0.9:
+            return f"({made(depth + 1)}){chance.choice(['*', '+', '?', '{2}', '{1,3}', '*?', '{2,}'])}"
+        return chance.choice("^$") + made(depth + 1)
+
+    for _ in range(400):
+        pattern, name = made(), "".join(chance.choice("abc1-") for _ in range(chance.randrange(7)))
+        found = name_pattern(pattern)
+        assert not isinstance(found, PatternTrouble)
+        assert found.matches(name) is bool(re.fullmatch(pattern, name, re.ASCII)), (pattern, name)

@@ -25,7 +25,7 @@ _FORBIDDEN_ID = BatchRefusal(KafkaCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
 _UNVERIFIED = "Unable to verify the partition has been added to the transaction. Underlying error: "
 
 
-class _Asked(NamedTuple):
+class _AskedWrite(NamedTuple):
     """What is to be written to one partition, and that partition, or why it is not written to."""
 
     told: Fields
@@ -47,22 +47,22 @@ def produce(call: Call) -> Fields | Awaitable[Fields | None] | None:
     return _written(call, [(each, _packed(call, each)) for each in asked])
 
 
-def _asked(call: Call) -> Iterator[_Asked]:
+def _asked(call: Call) -> Iterator[_AskedWrite]:
     forbidden = _is_forbidden(call)
     for told in call.fields["topic_data"]:
         topic = _topic(call, told)
         for each in told["partition_data"]:
             found = _FORBIDDEN_ID if forbidden else _partition(call, topic, told["name"], each["index"])
-            yield _Asked(each, topic, told["name"], found)
+            yield _AskedWrite(each, topic, told["name"], found)
 
 
-def _takes_long(call: Call, asked: _Asked) -> bool:
+def _takes_long(call: Call, asked: _AskedWrite) -> bool:
     if isinstance(asked.found, BatchRefusal) or asked.topic is None:
         return False
     return takes_long(asked.told["records"], asked.topic.configs, call.cluster.now_ms())
 
 
-async def _later(call: Call, asked: list[_Asked]) -> Fields | None:
+async def _later(call: Call, asked: list[_AskedWrite]) -> Fields | None:
     packed = []
     for each in asked:
         data = await call.cluster.beside(_packed, call, each)
@@ -73,11 +73,11 @@ async def _later(call: Call, asked: list[_Asked]) -> Fields | None:
     return _written(call, packed)
 
 
-def _topic_again(call: Call, asked: _Asked) -> EmbeddedTopic | None:
+def _topic_again(call: Call, asked: _AskedWrite) -> EmbeddedTopic | None:
     return None if asked.topic is None else call.cluster.topics.by_id(asked.topic.topic_id)
 
 
-def _packed(call: Call, asked: _Asked) -> _Packed:
+def _packed(call: Call, asked: _AskedWrite) -> _Packed:
     """Return the batch as it is to be stored."""
     if isinstance(asked.found, BatchRefusal):
         return asked.found
@@ -87,7 +87,7 @@ def _packed(call: Call, asked: _Asked) -> _Packed:
     return header if isinstance(header, BatchRefusal) else recoded(data, header, configs)
 
 
-def _written(call: Call, packed: list[tuple[_Asked, _Packed]]) -> Fields | None:
+def _written(call: Call, packed: list[tuple[_AskedWrite, _Packed]]) -> Fields | None:
     admissions = _admissions(call, packed)
     answers = iter([_produced(call, asked, batch, admissions) for asked, batch in packed])
     responses = []
@@ -125,7 +125,7 @@ def _topic(call: Call, told: Fields) -> EmbeddedTopic | None:
     return topics.by_id(told["topic_id"]) if call.version >= FIRST_BY_ID else topics.get(told["name"])
 
 
-def _produced(call: Call, asked: _Asked, packed: _Packed, admissions: Mapping[Place, int]) -> Fields:
+def _produced(call: Call, asked: _AskedWrite, packed: _Packed, admissions: Mapping[Place, int]) -> Fields:
     index, found = asked.told["index"], asked.found
     if isinstance(found, BatchRefusal):
         return _refused(index, found)
@@ -201,7 +201,7 @@ def _appended(
     return _answer(partition, verdict, is_append_time)
 
 
-def _admissions(call: Call, packed: Iterable[tuple[_Asked, _Packed]]) -> dict[Place, int]:
+def _admissions(call: Call, packed: Iterable[tuple[_AskedWrite, _Packed]]) -> dict[Place, int]:
     """Return the code with which the coordinator answers for each partition that a transaction writes to, and
     is not open in; all of a producer's partitions are added at once, as in Kafka.
     """
