@@ -13,6 +13,7 @@ from holdfast.core.kafka.compression import Compression
 from holdfast.core.kafka.record_batch import (
     COMPRESSION_BITS,
     CRC_FROM,
+    HEADER_BYTES,
     NO_PRODUCER,
     BatchHeader,
     claimed_header,
@@ -49,13 +50,15 @@ LIMIT_RECORDS = 1_000_000
 
 def takes_long(data: memoryview | None, configs: TopicConfigs, now_ms: int) -> bool:
     """Return whether `checked` and `recoded` look at each record of a batch that may have many."""
-    header = claimed_header(data or b"")
-    if header is None or data is None:
+    if data is None or len(data) < HEADER_BYTES:
         return False
-    packed = header.compression is not Compression.NONE and len(data) >= MANY_BYTES
-    if header.records_count < MANY_RECORDS and not packed:
+    few = int.from_bytes(data[HEADER_BYTES - 4 : HEADER_BYTES], "big") < MANY_RECORDS
+    if few and len(data) < MANY_BYTES:  # most are: their header is not read for this
         return False
-    recodes = configs.codec is not None and configs.codec is not header.compression
+    header = claimed_header(data)
+    if header is None or (few and not header.attributes & COMPRESSION_BITS):
+        return False
+    recodes = configs.codec is not None and configs.codec != header.attributes & COMPRESSION_BITS
     return configs.is_compacted or recodes or _is_out_of_time(header, configs, now_ms)
 
 
