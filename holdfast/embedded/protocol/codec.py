@@ -38,6 +38,9 @@ LIMIT_TEXT = (1 << 15) - 1
 """Of a string, in bytes, whichever way its length is written."""
 
 
+_NO_TAGS: dict[int, bytes] = {}
+
+
 class FieldReader(WireReader):
     """A reader of a message whose arrays may have *room* elements together: it looks at counts before it
     takes anything.
@@ -57,6 +60,9 @@ class FieldReader(WireReader):
             raise self.error(text, WireReason.SIZE, at)
 
     def tags(self, what: str) -> dict[int, bytes]:
+        if self.at < self.end and not self.data[self.at]:  # nearly always
+            self.at += 1
+            return _NO_TAGS
         at, out = self.at, {}
         count = self.uvarint(what)
         self.take_room(count, what, at)
@@ -245,7 +251,8 @@ def _read_array(field: MessageField, version: int, flexible: bool, nullable: boo
             raise reader.error(
                 f"{name}: {count} elements do not fit {reader.left} bytes", WireReason.LENGTH, at
             )
-        reader.take_room(count, name, at)
+        if count > 0:
+            reader.take_room(count, name, at)
         return None if count < 0 else element_read(reader, count)
 
     return read

@@ -52,6 +52,8 @@ _HEADER, _API = Struct(">hhi"), Struct(">hh")
 LIMIT_TAGS = 100
 """In the header of a request; Kafka knows none."""
 LEAST_REAUTH_MS = 1_000
+LEAST_HELD = 1 << 14
+"""Bytes that wait on one connection before they count with those of others."""
 LIMIT_WAITING, LIMIT_WAITING_BYTES = 100, 1 << 24
 """Frames of one connection that wait for those before them; with more it is not read from."""
 _FIRST = {key: versions[0] for key, _, versions in apis()}
@@ -84,6 +86,8 @@ class KafkaConnection(asyncio.Protocol):
         self._is_sound = False
         """Whether what is known of the next frame is that of a request: its size, api and version."""
         self._heard_s = system_clock.monotonic_s()
+        self._counts = False
+        """Whether what waits here counts with what waits elsewhere."""
         self._refused = 0
         """Bytes that are still to come of a frame that is not taken."""
         self._task: asyncio.Task[None] | None = None
@@ -165,7 +169,6 @@ class KafkaConnection(asyncio.Protocol):
                 at = end
         if at:
             del self._received[:at]
-        self._note_held()
         self._work()
         if trouble is not None:
             self._refuse()
@@ -211,8 +214,13 @@ class KafkaConnection(asyncio.Protocol):
         return None if self._is_sound else f"{name} may have at most {most}"
 
     def _note_held(self) -> None:
-        """Have it count with those of all others what this connection has sent and was not answered yet."""
-        self._others.queued.hold(self, len(self._received) + self._frames_bytes)
+        """Have what this connection has sent and was not answered count with that of all others, if it is
+        much.
+        """
+        held = len(self._received) + self._frames_bytes
+        if held >= LEAST_HELD or self._counts:
+            self._counts = held >= LEAST_HELD
+            self._others.queued.hold(self, held if self._counts else 0)
 
     def _read_on(self) -> None:
         """Read from the client, or let it wait while what it has asked is more than the limit."""
@@ -245,10 +253,8 @@ class KafkaConnection(asyncio.Protocol):
 
     def _work(self) -> None:
         """Answer what has come, until an answer must wait, or others should have their turn."""
-        before = self._frames_bytes
         self._answer_frames()
-        if self._frames_bytes != before:
-            self._note_held()
+        self._note_held()
         self._read_on()
 
     def _answer_frames(self) -> None:

@@ -205,6 +205,8 @@ def _admissions(call: Call, packed: Iterable[tuple[_AskedWrite, _Packed]]) -> di
     """Return the code with which the coordinator answers for each partition that a transaction writes to, and
     is not open in; all of a producer's partitions are added at once, as in Kafka.
     """
+    if call.fields["transactional_id"] is None:
+        return {}  # what has no name was refused before, where it is of a transaction
     wanted: dict[tuple[int, int], list[Place]] = {}
     for asked, batch in packed:
         if isinstance(asked.found, BatchRefusal) or isinstance(batch, BatchRefusal):
