@@ -13,7 +13,7 @@ import google_crc32c
 import pytest
 
 from holdfast.core.engine.fold.skips import OffsetRanges, Skip, behind, decode_skip, encode_skip, merged
-from holdfast.core.kafka.compression import Compression
+from holdfast.core.kafka.compression import Compression, compress
 from holdfast.core.kafka.record_batch import (
     HEADER_BYTES,
     LOG_APPEND_TIME_BIT,
@@ -25,7 +25,15 @@ from holdfast.core.kafka.record_batch import (
     encode_records,
 )
 from holdfast.errors import WireError
-from holdfast.kafka.fetching.batch_reader import LIMIT_HEADERS, PIECE_BYTES, BatchReader
+from holdfast.kafka.fetching.batch_reader import (
+    INLINE_BYTES,
+    INLINE_PARTS,
+    LIMIT_HEADERS,
+    PIECE_BYTES,
+    PIECE_RECORDS,
+    BatchReader,
+    pieces,
+)
 from holdfast.kafka.fetching.records import Records
 from tests.support.marker_batches import marker_batch
 
@@ -434,3 +442,54 @@ def test_headers_count_by_what_they_take_and_not_by_what_they_are_packed_in() ->
     most = Record(value=bytes(PIECE_BYTES), headers=(("", None),) * (LIMIT_HEADERS + 1))
     with pytest.raises(WireError, match="headers"):
         read(encode_batch(RecordBatch(records=(most,))))
+
+
+def _packed_as(packed: bytes, codec: Compression) -> bytes:
+    """Return a batch of one record whose records were packed to *packed* elsewhere."""
+    head = bytearray(encode_batch(RecordBatch(attributes=int(codec), records=(Record(),)))[:HEADER_BYTES])
+    struct.pack_into(">i", head, 8, HEADER_BYTES - 12 + len(packed))
+    data = bytes(head) + packed
+    crc = int(google_crc32c.value(data[21:]))
+    return data[:17] + struct.pack(">I", crc) + data[21:]
+
+
+@pytest.mark.parametrize("codec", [Compression.GZIP, Compression.SNAPPY])
+def test_a_batch_in_many_parts_is_unpacked_elsewhere(codec: Compression) -> None:
+    """On the event loop each part would cost a microsecond or two, and there may be a million."""
+    value = b"a" * (INLINE_PARTS + 1)
+    plain = encode_records([Record(value=value)], 0)
+    at, header = plain.index(value), compress(codec, b"") if codec is Compression.SNAPPY else b""
+    parts = [plain[:at], *(b"a" for _ in value), plain[at + len(value) :]]
+    data = _packed_as(header + b"".join(compress(codec, each)[len(header) :] for each in parts), codec)
+    reader, records = BatchReader(memoryview(data), (), 0, limit_bytes=MIB), Records()
+    assert reader.take(records, 10) == 0
+    assert reader.packed is not None
+    reader.unpacked(reader.unpack())
+    reader.take(records, 10)
+    assert records.values == [value]
+
+
+def test_a_batch_that_is_large_as_it_is_packed_is_unpacked_elsewhere() -> None:
+    """Whatever it unpacks to: frames of zstd may hold nothing."""
+    skipped = b"\x50\x2a\x4d\x18" + INLINE_BYTES.to_bytes(4, "little") + bytes(INLINE_BYTES)
+    plain = encode_records([Record(value=b"v")], 0)
+    reader = BatchReader(
+        memoryview(_packed_as(skipped + compress(Compression.ZSTD, plain), Compression.ZSTD)),
+        (),
+        0,
+        limit_bytes=MIB,
+    )
+    records = Records()
+    reader.take(records, 10)
+    assert reader.packed is not None
+    reader.unpacked(reader.unpack())
+    reader.take(records, 10)
+    assert records.values == [b"v"]
+
+
+def test_a_piece_of_a_large_batch_has_not_many_records() -> None:
+    count = 2 * PIECE_RECORDS + 1
+    records = encode_records([Record(offset_delta=each) for each in range(count)], count - 1)
+    found = list(pieces(memoryview(records), count))
+    assert [made for made, _ in found] == [PIECE_RECORDS, PIECE_RECORDS, 1]
+    assert b"".join(each for _, each in found) == records

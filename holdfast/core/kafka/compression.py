@@ -21,6 +21,10 @@ _XERIAL_HEADER = _XERIAL + b"\x00\x00\x00\x01\x00\x00\x00\x01"
 _XERIAL_BLOCK = 32 << 10
 _GZIP_BITS = 31
 _TOO_SMALL = "whole buffer"
+_FIRST_STEP = 64
+"""So many bytes of a gzip member are unpacked first, then twice as many each: what lies behind a member is
+copied when it ends, and is never much more than the member.
+"""
 
 
 class Compression(IntEnum):
@@ -63,10 +67,17 @@ def compress(kind: Compression, data: bytes) -> bytes:
 
 
 def decompress(
-    kind: Compression, data: bytes, *, limit_bytes: int = LIMIT_UNPACKED_BYTES, base: int = 0
+    kind: Compression,
+    data: bytes,
+    *,
+    limit_bytes: int = LIMIT_UNPACKED_BYTES,
+    limit_parts: int | None = None,
+    base: int = 0,
 ) -> bytes:
-    """Return what is packed in *data*; WireError (at *base*, or within) when it is corrupt or takes more than
-    *limit_bytes*.
+    """Return what is packed in *data*; WireError (at *base*, or within) when it is corrupt, takes more than
+    *limit_bytes*, or consists of more than *limit_parts* (gzip members, blocks of snappy).
+
+    The time is linear in the sizes of both, however many parts there are: a part takes 2 us beside its bytes.
 
     >>> decompress(Compression.ZSTD, compress(Compression.ZSTD, b"abc" * 9), limit_bytes=27)[:6]
     b'abcabc'
@@ -78,9 +89,9 @@ def decompress(
     try:
         match kind:
             case Compression.GZIP:
-                return _gunzip(data, limit_bytes, base)
+                return _gunzip(data, limit_bytes, limit_parts, base)
             case Compression.SNAPPY:
-                return _unsnappy(data, limit_bytes, base)
+                return _unsnappy(data, limit_bytes, limit_parts, base)
             case Compression.LZ4:
                 return _grown(cramjam.lz4.decompress_into, data, limit_bytes, base)
             case Compression.ZSTD:
@@ -116,25 +127,44 @@ def _grown(unpack: Callable[[bytes, Any], int], data: bytes, limit_bytes: int, b
         size = min(limit_bytes, 4 * size)
 
 
-def _gunzip(data: bytes, limit_bytes: int, base: int) -> bytes:
-    out = b""
-    while data:  # a gzip file may be several, one behind the other
-        member = zlib.decompressobj(wbits=_GZIP_BITS)
-        out += member.decompress(data, limit_bytes - len(out) + 1)
+def _check_parts(parts: int, limit_parts: int | None, base: int) -> None:
+    if limit_parts is not None and parts > limit_parts:
+        raise WireError(
+            f"the records are packed in more than {limit_parts} parts", offset=base, reason=WireReason.SIZE
+        )
+
+
+def _gunzip(data: bytes, limit_bytes: int, limit_parts: int | None, base: int) -> bytes:
+    out, view, at, members = bytearray(), memoryview(data), 0, 0
+    while at < len(view):  # a gzip file may be several, one behind the other
+        members += 1
+        _check_parts(members, limit_parts, base)
+        at = _gunzip_member(view, at, out, limit_bytes, base)
+    return bytes(out)
+
+
+def _gunzip_member(view: memoryview, at: int, out: bytearray, limit_bytes: int, base: int) -> int:
+    """Add what the member at *at* holds to *out*; return where it ends."""
+    member, step = zlib.decompressobj(wbits=_GZIP_BITS), _FIRST_STEP
+    while not member.eof:
+        if at >= len(view):
+            raise zlib.error("incomplete stream")
+        packed = view[at : at + step]
+        out += member.decompress(packed, limit_bytes - len(out) + 1)
         if len(out) > limit_bytes:
             raise _too_large(limit_bytes, base)
-        if not member.eof:
-            raise zlib.error("incomplete stream")
-        data = member.unused_data
-    return out
+        at, step = at + len(packed), 2 * step
+    return at - len(member.unused_data)
 
 
-def _unsnappy(data: bytes, limit_bytes: int, base: int) -> bytes:
+def _unsnappy(data: bytes, limit_bytes: int, limit_parts: int | None, base: int) -> bytes:
     if not data.startswith(_XERIAL):
         return _snappy_block(data, limit_bytes, base)
-    out, reader = bytearray(), WireReader(data, base=base)
+    out, reader, blocks = bytearray(), WireReader(data, base=base), 0
     reader.raw(len(_XERIAL_HEADER), "xerial header")
     while reader.left:
+        blocks += 1
+        _check_parts(blocks, limit_parts, base)
         at = reader.at
         size = reader.int32("length of a snappy block")
         if size < 0:

@@ -40,12 +40,16 @@ from holdfast.core.kafka.wire import WireReader, WireReason
 from holdfast.errors import WireError
 from holdfast.kafka.fetching.records import BatchOrigin, Records
 
-INLINE_BYTES = 1 << 20
-"""What unpacks to less is unpacked at once: some 2 ms of the event loop. For more a thread is asked."""
+INLINE_BYTES, INLINE_PARTS = 1 << 20, 1_000
+"""What is no larger, packed and unpacked, nor in more parts, is unpacked at once: some 2 ms of the event
+loop. For more a thread is asked.
+"""
 PIECE_BYTES = 1 << 20
 """A larger batch is taken apart in pieces of so much, each of whole records: what is made of a piece may
 be 50 times as large.
 """
+PIECE_RECORDS = 4_000
+"""Nor has a piece more records: to find where they end takes a microsecond for each."""
 LIMIT_HEADERS = 100_000
 """So many headers may a record have that is larger than a piece."""
 HEADER_COST_BYTES = 100
@@ -283,13 +287,26 @@ class BatchReader:
             self._unpacked(header, self._data[self._at + HEADER_BYTES : end])
             return
         packed = body[HEADER_BYTES - CRC_FROM :]
-        inline = min(INLINE_BYTES, self._limit_bytes)
-        try:
-            self._unpacked(header, memoryview(decompress(header.compression, packed, limit_bytes=inline)))
-        except WireError as error:
-            if error.reason != WireReason.SIZE or inline == self._limit_bytes:
-                raise
+        if (records := self._unpacked_at_once(header, packed)) is None:
             self.packed = packed
+        else:
+            self._unpacked(header, memoryview(records))
+
+    def _unpacked_at_once(self, header: BatchHeader, packed: bytes) -> bytes | None:
+        """Return what is in *packed*; None where that takes long, or is more than the limit."""
+        if len(packed) > INLINE_BYTES:
+            return None
+        try:
+            return decompress(
+                header.compression,
+                packed,
+                limit_bytes=min(INLINE_BYTES, self._limit_bytes),
+                limit_parts=INLINE_PARTS,
+            )
+        except WireError as error:
+            if error.reason != WireReason.SIZE:
+                raise
+            return None
 
     def unpack(self) -> bytes:
         """Return what is `packed`, from any thread; WireError when it is corrupt or more than the limit."""
@@ -430,7 +447,7 @@ def pieces(records: memoryview, count: int) -> Iterator[tuple[int, memoryview]]:
                 f"record {number} of {length} bytes, {reader.left} are left", WireReason.LENGTH, at
             )
         end = reader.at + length
-        if inside and end - begin > PIECE_BYTES:
+        if inside and (end - begin > PIECE_BYTES or inside >= PIECE_RECORDS):
             yield inside, records[begin:at]
             begin, inside = at, 0
         if length > PIECE_BYTES:

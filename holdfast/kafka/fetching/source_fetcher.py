@@ -32,6 +32,8 @@ meanwhile.
 """
 HANDFUL_S = 0.005
 """A handful of many small batches ends after so long."""
+TAKE_S = 0.1
+"""What was taken is handed over after so long: batches that are slow to unpack hold up no others."""
 ATTEMPTS = 3
 """So often is a batch fetched that is corrupt, before it counts as unreadable: what is on the way may be,
 and what lies there not.
@@ -156,11 +158,8 @@ class SourceFetcher:
 
         At most *fetch_records*, and no more of them once they have *fetch_bytes*.
         """
-        assigned, fetches, until_s = (
-            self._assigned,
-            dict[Place, Fetched](),
-            system_clock.monotonic_s() + wait_s,
-        )
+        assigned, fetches, began_s = self._assigned, dict[Place, Fetched](), system_clock.monotonic_s()
+        until_s = began_s + wait_s
         taken = taken_bytes = 0
         while taken < self._fetch_records and taken_bytes < self._fetch_bytes:
             if self._fetcher.failure is not None:
@@ -175,6 +174,8 @@ class SourceFetcher:
             taken, taken_bytes = taken + records, taken_bytes + size
             if self._current is not None and self._current[1].packed is not None:
                 await self._unpack(*self._current)
+                if taken and system_clock.monotonic_s() - began_s > TAKE_S:
+                    break
             elif taken < self._fetch_records and taken_bytes < self._fetch_bytes and self._something():
                 await asyncio.sleep(0)
             if assigned != self._assigned:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import json
 import tracemalloc
+import zlib
 from typing import Any
 
 import cramjam
@@ -44,6 +45,7 @@ from holdfast.models.requests import (
     encode_request,
     encode_response,
 )
+from tests.support.limits import at_most
 from tests.support.marker_batches import marker_batch
 from tests.support.places import TESTDATA
 
@@ -465,6 +467,62 @@ def test_snappy_is_read_with_and_without_xerials_frames_and_gzip_in_several_memb
     assert decompress(Compression.SNAPPY, bytes(cramjam.snappy.compress_raw(data))) == data
     assert compress(Compression.SNAPPY, data).startswith(b"\x82SNAPPY\0")
     assert decompress(Compression.GZIP, compress(Compression.GZIP, data) * 2) == data * 2
+
+
+def test_what_lies_behind_a_gzip_member_is_not_copied_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the time would grow with the square of how many there are."""
+    copied, members = 0, 2_000
+
+    class Counting:
+        def __init__(self, wbits: int) -> None:
+            self._one = decompressobj(wbits=wbits)
+
+        def decompress(self, data: bytes, max_length: int) -> bytes:
+            nonlocal copied
+            found = self._one.decompress(data, max_length)
+            copied += len(self._one.unused_data) + len(self._one.unconsumed_tail)
+            return found
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._one, name)
+
+    decompressobj = zlib.decompressobj
+    monkeypatch.setattr(zlib, "decompressobj", Counting)
+    for value, limit in ((b"", 0), (b"a", members), (b"abc" * 40, members * 120)):
+        one = compress(Compression.GZIP, value)
+        copied = 0
+        assert decompress(Compression.GZIP, one * members, limit_bytes=limit) == value * members
+        assert copied <= members * 3 * len(one)
+    with pytest.raises(WireError, match="more than 9 bytes"):
+        decompress(Compression.GZIP, compress(Compression.GZIP, b"a") * 10, limit_bytes=9)
+    with pytest.raises(WireError, match="incomplete stream"):
+        decompress(Compression.GZIP, compress(Compression.GZIP, b"a") * 3 + b"\x1f\x8b\x08")
+    with pytest.raises(WireError, match="incorrect header check"):
+        decompress(Compression.GZIP, compress(Compression.GZIP, b"a") * 3 + b"\0" * 40)
+
+
+def _many_parts(kind: Compression, count: int) -> bytes:
+    """Return *count* letters, each packed alone."""
+    one = compress(kind, b"a")
+    if kind is not Compression.SNAPPY:
+        return one * count
+    header = compress(kind, b"")
+    return header + one[len(header) :] * count
+
+
+MANY_PARTS = 60_000
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", [Compression.GZIP, Compression.SNAPPY, Compression.LZ4, Compression.ZSTD])
+def test_a_batch_of_many_parts_is_unpacked_in_linear_time(kind: Compression) -> None:
+    with at_most(2.0, "a megabyte of parts of one byte"):  # the square took gzip 2 s and more
+        assert decompress(kind, _many_parts(kind, MANY_PARTS)) == b"a" * MANY_PARTS
+    if kind in (Compression.GZIP, Compression.SNAPPY):
+        with pytest.raises(WireError, match="in more than 1000 parts") as caught:
+            decompress(kind, _many_parts(kind, 1_001), limit_parts=1_000)
+        assert caught.value.reason == WireReason.SIZE
+        assert decompress(kind, _many_parts(kind, 1_000), limit_parts=1_000) == b"a" * 1_000
 
 
 @pytest.mark.parametrize("kind", [Compression.GZIP, Compression.SNAPPY, Compression.LZ4, Compression.ZSTD])
