@@ -29,7 +29,7 @@ EXTRAS = {
     "cryptography": "tls",
     "fastavro": "avro",
     "google.protobuf": "protobuf",
-    "jsonschema": "jsonschema",
+    "jsonschema_rs": "jsonschema",
     "opentelemetry": "otel",
 }
 """Extras by the packages that they bring, as these are imported."""

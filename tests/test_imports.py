@@ -401,7 +401,7 @@ PACKAGES: Mapping[str, frozenset[str]] = {
     "config": frozenset({"msgspec"}),
     "jars": frozenset({"pyspark"}),
     "core": frozenset({"cramjam", "datasketches", "google_crc32c", "msgspec"}),
-    "schemas": frozenset({"confluent_kafka", "fastavro", "google", "jsonschema", "msgspec", "referencing"}),
+    "schemas": frozenset({"confluent_kafka", "fastavro", "google", "jsonschema_rs", "msgspec"}),
     "streams": frozenset(),
     "models": frozenset({"msgspec"}),
     "embedded": frozenset({"cryptography", "google_crc32c", "msgspec"}),
@@ -463,7 +463,7 @@ INSIDE_FUNCTIONS_ONLY: Mapping[str, frozenset[str]] = {
     "pipeline": frozenset({"pyspark", "delta"}),
     "jars": frozenset({"pyspark"}),
     "tracing": frozenset({"opentelemetry"}),
-    "schemas": frozenset({"confluent_kafka", "fastavro", "google", "jsonschema", "referencing"}),
+    "schemas": frozenset({"confluent_kafka", "fastavro", "google", "jsonschema_rs"}),
 }
 
 

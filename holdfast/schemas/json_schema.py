@@ -10,9 +10,10 @@ import msgspec
 
 from holdfast.core.untrusted import UNFIT
 from holdfast.errors import ConfigError, DecodeError, FoldError
+from holdfast.schemas.json_rules import JsonRules
 from holdfast.schemas.registry import SchemaRegistry, SchemaText
 from holdfast.schemas.serde import Read, SchemaSerde
-from holdfast.schemas.types import missing, without_none
+from holdfast.schemas.types import without_none
 
 T = TypeVar("T")
 
@@ -73,8 +74,8 @@ class JsonSchema(SchemaSerde[T]):
         except (TypeError, ValueError, NotImplementedError) as error:
             raise ConfigError(f"{self}: {error}") from error
         self._encode = msgspec.json.Encoder(order="deterministic").encode
-        check = _validator(made, {})
-        self._check_own = None if schema is None or not validate else check
+        rules = JsonRules(made)
+        self._check_own = None if schema is None or not validate else rules.check
 
     @property
     def schema(self) -> SchemaText:
@@ -86,12 +87,15 @@ class JsonSchema(SchemaSerde[T]):
     def reader(self, schema: SchemaText, asked: SchemaRegistry) -> Read:
         named: dict[str, Any] = {}
         _collect(schema, asked, named)
-        check = _validator(json.loads(schema.text), named) if self._validate else None
+        try:
+            check = JsonRules(json.loads(schema.text), named).check if self._validate else None
+        except ConfigError as error:
+            raise DecodeError(str(error)) from error
 
         def value(payload: bytes) -> Any:
             try:
                 if check is not None:
-                    check(msgspec.json.decode(payload))
+                    check(msgspec.json.decode(payload), payload)
                 return self._decode(payload)
             except UNFIT as error:
                 raise DecodeError(str(error)) from None
@@ -103,7 +107,7 @@ class JsonSchema(SchemaSerde[T]):
             encoded = self._encode(value)
             self._decode(encoded)
             if self._check_own is not None:
-                self._check_own(msgspec.json.decode(encoded))
+                self._check_own(msgspec.json.decode(encoded), encoded)
         except MemoryError:  # no record is to blame
             raise
         except Exception as error:
@@ -132,32 +136,3 @@ def _collect(schema: SchemaText, asked: SchemaRegistry, named: dict[str, Any]) -
             found = asked.version(subject, version).schema
             named[name] = json.loads(found.text)
             _collect(found, asked, named)
-
-
-def _validator(schema: Any, named: Mapping[str, Any]) -> Any:
-    """Return what raises for values that are not valid by *schema*. Nothing is fetched from anywhere."""
-    try:
-        from jsonschema import Draft202012Validator, exceptions
-        from jsonschema.validators import validator_for
-        from referencing import Registry, Resource
-        from referencing.jsonschema import DRAFT202012
-    except ImportError as error:
-        raise missing("jsonschema", error) from error
-    kind = validator_for(schema, default=Draft202012Validator)
-    try:
-        kind.check_schema(schema)
-    except exceptions.SchemaError as error:
-        raise ConfigError(f"the JSON Schema cannot be used: {error.message:.500}") from error
-    resources = [
-        (name, Resource.from_contents(each, default_specification=DRAFT202012))
-        for name, each in named.items()
-    ]
-    known: Registry[Any] = Registry().with_resources(resources)
-    validator = kind(schema, registry=known)
-
-    def check(value: Any) -> None:
-        error = exceptions.best_match(validator.iter_errors(value))
-        if error is not None:
-            raise DecodeError(f"{error.json_path}: {error.message:.500}")
-
-    return check
