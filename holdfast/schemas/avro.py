@@ -15,6 +15,8 @@ import msgspec
 from holdfast.core.untrusted import UNFIT
 from holdfast.errors import ConfigError, DecodeError, FoldError
 from holdfast.schemas import avro_schemas
+from holdfast.schemas.avro_logical import install
+from holdfast.schemas.avro_resolution import plain
 from holdfast.schemas.avro_types import schema_of
 from holdfast.schemas.registry import SchemaRegistry, SchemaText
 from holdfast.schemas.serde import Read, SchemaSerde
@@ -81,6 +83,9 @@ class Avro(SchemaSerde[T]):
         made = schema_of(inner, namespace) if schema is None else _json_of(schema)
         self._text = _text_of(made)
         self._own, self._named = _parsed_own(made)
+        self._into = _info_of(inner)
+        install()
+        self._written = _parsed_own(plain(self._own, writes=True))[0]
         if schema is not None:
             self._check_given()
 
@@ -93,13 +98,20 @@ class Avro(SchemaSerde[T]):
 
     def reader(self, schema: SchemaText, asked: SchemaRegistry) -> Read:
         written, named = avro_schemas.parsed(schema, asked)
-        own = None if self._schema is None else self._own
-        by_name = own is not None
+        by_name = self._schema is not None
         if not self._kinds and (
             why := avro_schemas.why_unlike(written, named, self._own, self._named, by_name=by_name)
         ):
             raise DecodeError(why)
-        read = avro_schemas.reading(written, named, own, tells_names=bool(self._kinds))
+        read = avro_schemas.reading(
+            written,
+            named,
+            self._own,
+            self._named,
+            self._into,
+            by_name=by_name,
+            tells_names=bool(self._kinds),
+        )
         top = written.get("name", "") if isinstance(written, dict) else ""
 
         def value(payload: bytes) -> Any:
@@ -118,11 +130,11 @@ class Avro(SchemaSerde[T]):
             raise self._unwritten(value, f"it is of type {type(value).__name__}")
         file = BytesIO()
         try:
-            plain = msgspec.to_builtins(value, builtin_types=_AS_THEY_ARE, order="deterministic")
-            _converted_to(type(value) if self._kinds else self._inner, plain)
+            found = msgspec.to_builtins(value, builtin_types=_AS_THEY_ARE, order="deterministic")
+            _converted_to(type(value) if self._kinds else self._inner, found)
             if self._kinds:
-                plain = (self._full_name(type(value).__name__), plain)
-            schemaless_writer(file, self._own, plain)
+                found = (self._full_name(type(value).__name__), found)
+            schemaless_writer(file, self._written, found)
         except MemoryError:  # no record is to blame
             raise
         except Exception as error:
@@ -163,6 +175,13 @@ def _converted_to(kind: Any, found: Any) -> Any:
     return msgspec.convert(found, kind, builtin_types=(bytes,))
 
 
+def _info_of(of: Any) -> msgspec.inspect.Type | None:
+    try:
+        return msgspec.inspect.type_info(of)
+    except (TypeError, NameError, NotImplementedError):
+        return None  # a type of which only values tell
+
+
 def _json_of(schema: str | Mapping[str, Any]) -> Any:
     if not isinstance(schema, str):
         return schema
@@ -186,7 +205,7 @@ def _parsed_own(schema: Any) -> tuple[Any, dict[str, Any]]:
         raise missing("avro", error) from error
     named: dict[str, Any] = {}
     try:
-        return parse_schema(schema, named_schemas=named), named
+        return parse_schema(avro_schemas.readable(schema), named_schemas=named), named
     except Exception as error:
         raise ConfigError(f"the Avro schema cannot be used: {type(error).__name__}: {error}") from error
 

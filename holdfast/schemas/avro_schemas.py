@@ -7,7 +7,11 @@ from collections.abc import Callable, Mapping
 from io import BytesIO
 from typing import Any
 
+from msgspec import inspect
+
 from holdfast.errors import DecodeError
+from holdfast.schemas.avro_logical import install, logical
+from holdfast.schemas.avro_resolution import Resolution, fill_defaults, plain
 from holdfast.schemas.registry import SchemaRegistry, SchemaText
 
 Schema = Any
@@ -20,8 +24,25 @@ def parsed(schema: SchemaText, asked: SchemaRegistry) -> tuple[Schema, Named]:
 
     named: Named = {}
     _parse_named(schema, asked, named, set())
-    made = parse_schema(json.loads(schema.text), named_schemas=named)
+    made = parse_schema(readable(json.loads(schema.text)), named_schemas=named)
     return made, named
+
+
+def readable(schema: Any) -> Any:
+    """Return a schema without logical types that do not fit what they stand at: Avro has them ignored, and
+    fastavro refuses them.
+    """
+    match schema:
+        case {"type": "bytes" | "fixed", "logicalType": "decimal"} if logical({"size": 0, **schema}) is None:
+            return {name: each for name, each in schema.items() if name != "logicalType"}
+        case dict():
+            return {
+                name: readable(each) if name in ("type", "items", "values", "fields") else each
+                for name, each in schema.items()
+            }
+        case list():
+            return [readable(each) for each in schema]
+    return schema
 
 
 def _parse_named(schema: SchemaText, asked: SchemaRegistry, named: Named, seen: set[tuple[str, int]]) -> None:
@@ -32,24 +53,41 @@ def _parse_named(schema: SchemaText, asked: SchemaRegistry, named: Named, seen: 
             seen.add((subject, version))
             found = asked.version(subject, version).schema
             _parse_named(found, asked, named, seen)
-            parse_schema(json.loads(found.text), named_schemas=named)
+            parse_schema(readable(json.loads(found.text)), named_schemas=named)
 
 
 def reading(
-    schema: Schema, named: Mapping[str, Any], reader: Schema | None, *, tells_names: bool
+    schema: Schema,
+    named: Mapping[str, Any],
+    own: Schema,
+    owns: Mapping[str, Any],
+    into: inspect.Type | None,
+    *,
+    by_name: bool,
+    tells_names: bool,
 ) -> Callable[[bytes], Any]:
-    """Return what reads payloads written with *schema*, as *reader* where one is given. With *tells_names*, a
-    record of a union of several is a pair of its name and its fields.
+    """Return what reads payloads written with *schema*, with the logical types of *own* and what they go
+    *into*; with *by_name* as *own* by Avro's rules. With *tells_names*, a record of a union of several is a
+    pair of its name and its fields.
 
     fastavro's compiled reader ends the process on nesting without end, so a schema that can nest so is read
     by its other one. An array of what takes no bytes could have any length: such a schema is refused.
     """
+    from fastavro.schema import parse_schema
+
     if _has_endless_array(schema, named):
         raise DecodeError("it has an array of items that take no bytes, which could have any length")
     if is_recursive(schema, named):
         from fastavro._read_py import schemaless_reader
     else:
         from fastavro import schemaless_reader
+
+    install()
+    reader = None
+    if by_name and (schema, named) != (own, owns):
+        reader = parse_schema(plain(own), named_schemas={})
+        fill_defaults(reader, own, owns)
+    schema = parse_schema(Resolution(named, owns, by_name=by_name).of(schema, own, into), named_schemas={})
 
     def read(payload: bytes) -> Any:
         file = BytesIO(payload)
@@ -171,6 +209,8 @@ class _Likeness:
             ]
             return None if None in found else found[0]
         one, other = _kind(written), _kind(read)
+        if not self._by_name and (told := logical(written)) is not None and told == logical(read):
+            return None  # as text or as bytes, a number of both is one of Python's
         if other not in _WIDER.get(one, {one}) or (not self._by_name and {one, other} == _BY_SCHEMA):
             return f"{where and f'{where} '}is {one}, not {other}"
         match one:
