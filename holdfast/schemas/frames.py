@@ -1,15 +1,24 @@
-"""Confluent's wire format: a zero byte, the schema's id in four bytes, for Protobuf the path to a message,
-and the payload. Pure.
+"""Confluent's wire format: a zero byte and the schema's id in four bytes, or a one and its GUID in sixteen,
+for Protobuf the path to a message, and the payload. Pure.
+
+Newer serializers put all of it but the payload into a header of the record.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
+from uuid import UUID
 
+from holdfast.core.engine.declared.serdes import KEY_ID, VALUE_ID
 from holdfast.errors import DecodeError
 
-MAGIC = 0
-HEADER_BYTES = 5
+SchemaId: TypeAlias = "int | UUID"
+"""What a registry knows a schema by: the number that it gave it, or its GUID, the same in every registry."""
+MAGIC, MAGIC_GUID = 0, 1
+HEADER_BYTES, GUID_HEADER_BYTES = 5, 17
+ID_HEADERS = {"value": VALUE_ID, "key": KEY_ID}
+"""The headers of records that tell what stands before a payload otherwise."""
 LIMIT_PATH = 32
 """Longest path to a nested message type; Protobuf's own compilers stop earlier."""
 
@@ -23,7 +32,20 @@ def header(schema_id: int) -> bytes:
     return bytes([MAGIC]) + schema_id.to_bytes(4, "big")
 
 
-def split(value: bytes) -> tuple[int, bytes]:
+def framed(part: str, value: bytes | None, headers: Sequence[tuple[str, bytes | None]]) -> bytes | None:
+    """Return a record's *part* with what a header tells of its schema before it, as others have it in there.
+
+    >>> framed("value", b"abc", [("__value_schema_id", b"\x00\x00\x00\x01\x02")])
+    b'\x00\x00\x00\x01\x02abc'
+    >>> framed("key", b"abc", [("__value_schema_id", b"\x00\x00\x00\x01\x02")])
+    b'abc'
+    """
+    name = ID_HEADERS[part]
+    told = next((found for each, found in headers if each == name and found is not None), None)
+    return value if told is None or value is None else told + value
+
+
+def split(value: bytes) -> tuple[SchemaId, bytes]:
     """Return the schema's id and what follows it; raises DecodeError for what is not framed so.
 
     >>> split(b"\\x00\\x00\\x00\\x01\\x02abc")
@@ -36,6 +58,8 @@ def split(value: bytes) -> tuple[int, bytes]:
         raise DecodeError(
             f"has {len(value)} bytes, and the header of a schema's id alone takes {HEADER_BYTES}"
         )
+    if value[0] == MAGIC_GUID and len(value) >= GUID_HEADER_BYTES:
+        return UUID(bytes=value[1:GUID_HEADER_BYTES]), value[GUID_HEADER_BYTES:]
     if value[0] != MAGIC:
         raise DecodeError(
             f"begins with byte 0x{value[0]:02x}, not 0x00: it was not written with a schema registry's"

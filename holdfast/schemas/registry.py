@@ -13,11 +13,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from threading import Thread
 from typing import Any, TypeVar
+from uuid import UUID
 
 from holdfast.clock import system_clock
 from holdfast.config import SchemaRegistrySettings, settings_from_environment
 from holdfast.errors import Later, SchemaError
 from holdfast.schemas.bounded import Bounded
+from holdfast.schemas.frames import SchemaId
 
 T = TypeVar("T")
 
@@ -75,11 +77,11 @@ class SchemaRegistry:
 
     def __init__(self, settings: SchemaRegistrySettings) -> None:
         self.settings = settings
-        self._by_id: Bounded[tuple[int, str | None], SchemaText] = Bounded(LIMIT_SCHEMAS)
+        self._by_id: Bounded[tuple[SchemaId, str | None], SchemaText] = Bounded(LIMIT_SCHEMAS)
         self._by_version: Bounded[tuple[str, int], SchemaVersion] = Bounded(LIMIT_SCHEMAS)
         self._ids: Bounded[tuple[str, SchemaText], int] = Bounded(LIMIT_SCHEMAS)
-        self._unknown: Bounded[int, float] = Bounded(LIMIT_SCHEMAS)
-        self._witnesses: dict[tuple[int, str | None], SchemaText] = {}
+        self._unknown: Bounded[SchemaId, float] = Bounded(LIMIT_SCHEMAS)
+        self._witnesses: dict[tuple[SchemaId, str | None], SchemaText] = {}
         """What it told first: a registry that tells none of that any more is another one."""
         self._client: Any = None
         self._pid = 0
@@ -93,7 +95,7 @@ class SchemaRegistry:
 
     # -- what never changes
 
-    def schema(self, schema_id: int, form: str | None = None) -> SchemaText:
+    def schema(self, schema_id: SchemaId, form: str | None = None) -> SchemaText:
         """Return the schema of this id, in a registry's *form* of it if one is named; raises
         NotRegisteredError for an id that is unknown.
         """
@@ -102,7 +104,7 @@ class SchemaRegistry:
         if (until_s := self._unknown.get(schema_id)) is not None and system_clock.monotonic_s() < until_s:
             raise NotRegisteredError(f"{self.place} has no schema of id {schema_id}")
         try:
-            answer = self._ask(lambda client: client.get_schema(schema_id, fmt=form))
+            answer = self._ask(lambda client: _schema_of(client, schema_id, form))
         except NotRegisteredError:
             self.require_same()
             self._unknown[schema_id] = system_clock.monotonic_s() + UNKNOWN_FOR_S
@@ -112,7 +114,7 @@ class SchemaRegistry:
             self._witnesses[schema_id, form] = found
         return found
 
-    def require_same(self, doubted: int | None = None) -> None:
+    def require_same(self, doubted: SchemaId | None = None) -> None:
         """Raise Later where the registry tells none of the schemas any more that it told first: then it is
         another one, or has lost them, and no record is to blame for what it says. What it told of the id
         *doubted* is forgotten then.
@@ -130,9 +132,9 @@ class SchemaRegistry:
             " written with"
         )
 
-    def _tells(self, schema_id: int, form: str | None) -> SchemaText | None:
+    def _tells(self, schema_id: SchemaId, form: str | None) -> SchemaText | None:
         try:
-            return _text(self._ask(lambda client: client.get_schema(schema_id, fmt=form)))
+            return _text(self._ask(lambda client: _schema_of(client, schema_id, form)))
         except NotRegisteredError:
             return None
 
@@ -282,6 +284,12 @@ class SchemaRegistry:
         client, self._client = self._client, None
         if client is not None and self._pid == os.getpid():
             client.close()
+
+
+def _schema_of(client: Any, schema_id: SchemaId, form: str | None) -> Any:
+    if isinstance(schema_id, UUID):
+        return client.get_schema_by_guid(str(schema_id), fmt=form)
+    return client.get_schema(schema_id, fmt=form)
 
 
 def _client(settings: SchemaRegistrySettings) -> Any:

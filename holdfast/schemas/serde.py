@@ -4,14 +4,14 @@ pickled form.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from holdfast.config import SchemaRegistrySettings
 from holdfast.errors import ConfigError, DecodeError, FoldError, Later, SchemaError, UnknownSchemaError
 from holdfast.schemas import registry
 from holdfast.schemas.bounded import Bounded
-from holdfast.schemas.frames import header, split
+from holdfast.schemas.frames import SchemaId, framed, header, split
 from holdfast.schemas.registry import NotRegisteredError, SchemaRegistry, SchemaText
 
 T = TypeVar("T")
@@ -46,6 +46,7 @@ class SchemaSerde(Generic[T]):
                 " leave it out"
             )
         self.subject = subject
+        self._part = "value"
         self._header: bytes | None = None
         self._forget(None)
 
@@ -122,12 +123,18 @@ class SchemaSerde(Generic[T]):
         unless one was given.
         """
         subject = f"{topic}-{part}" if self._given is None else self._given
-        if subject == self.subject:
+        if (subject, part) == (self.subject, self._part):
             return self
         arguments, named = self.arguments()
         made = type(self)(*arguments, **named)
-        made.subject = subject
+        made.subject, made._part = subject, part
         return made
+
+    def framed(self, value: bytes | None, headers: Sequence[tuple[str, bytes | None]]) -> bytes | None:
+        """Return what `decode` takes, of a record whose *headers* may tell its schema in place of its
+        bytes.
+        """
+        return framed(self._part, value, headers) if headers else value
 
     def why_unreadable(self, schema: SchemaText, asked: SchemaRegistry) -> str | None:
         """Return why values written with *schema* cannot be read, None where they can or where each value
@@ -141,11 +148,11 @@ class SchemaSerde(Generic[T]):
 
     def _forget(self, asked: SchemaRegistry | None) -> None:
         self._registry = asked
-        self._reads: Bounded[int, Read] = Bounded(LIMIT_READERS)
-        self._labels: Bounded[int, str] = Bounded(LIMIT_READERS)
+        self._reads: Bounded[SchemaId, Read] = Bounded(LIMIT_READERS)
+        self._labels: Bounded[SchemaId, str] = Bounded(LIMIT_READERS)
         self._header = None
 
-    def _open(self, schema_id: int) -> Read:
+    def _open(self, schema_id: SchemaId) -> Read:
         """Return the reader of this id, which is kept; one that refuses every record, where the schema does
         not fit.
         """
@@ -174,13 +181,14 @@ class SchemaSerde(Generic[T]):
         except Exception as error:
             raise DecodeError(f"it cannot be used: {type(error).__name__}: {error}") from error
 
-    def _label(self, schema_id: int) -> str:
+    def _label(self, schema_id: SchemaId) -> str:
         """Name a schema for an error."""
         if (known := self._labels.get(schema_id)) is None:
             assert self._registry is not None
             subjects = [self.subject] if self.subject is not None else []
             try:
-                subjects = self._registry.subjects_of(schema_id) or subjects
+                if isinstance(schema_id, int):
+                    subjects = self._registry.subjects_of(schema_id) or subjects
             except (Later, SchemaError):
                 pass
             known = f"schema {schema_id} of subject {', '.join(subjects)[:200] or '(unknown)'}"
@@ -202,7 +210,7 @@ class SchemaSerde(Generic[T]):
         return f"{self.name}({getattr(self.of, '__name__', self.of)})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickled, (type(self), *self.arguments(), self.subject, registry.told())
+        return _unpickled, (type(self), *self.arguments(), self.subject, self._part, registry.told())
 
 
 class _Refusing:
@@ -220,11 +228,12 @@ def _unpickled(
     arguments: tuple[Any, ...],
     named: dict[str, Any],
     subject: str | None,
+    part: str,
     settings: SchemaRegistrySettings | None,
 ) -> SchemaSerde[Any]:
     """Return the serde again: in another process it asks the registry that the sender asked."""
     if settings is not None:
         registry.use(settings)
     made = kind(*arguments, **named)
-    made.subject = subject
+    made.subject, made._part = subject, part
     return made

@@ -85,7 +85,7 @@ def aggregate(
     'longest.v1'
     """
     _check(name, key=(key, "event"), fold=(fold, "aggregate", "event"))
-    topic, decode = reading(f"processor {name}", source, decode, inputs)
+    topic, decode, inputs = reading(f"processor {name}", source, decode, inputs)
     results = _results(name, emits)
     check_topics(f"processor {name}", (topic,), None if results is None else results.topic)
 
@@ -336,7 +336,7 @@ def dedupe(
 
     Repeats are found within a partition: records of one id must be in one.
     """
-    topic, reads = reading(f"processor {name}", source, decode, inputs)
+    topic, reads, inputs = reading(f"processor {name}", source, decode, inputs)
     _check(name, decode=(reads, *inputs), key=(key, "event"))
     check_topics(f"processor {name}", (topic,), to)
     ttl_ms = duration_ms(ttl, f"processor {name}: ttl")

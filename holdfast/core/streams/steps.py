@@ -10,7 +10,7 @@ import msgspec
 
 from holdfast.core.engine.declared.declaring import why_uncallable
 from holdfast.core.engine.declared.processor import EmitsFrom, OnError, Processor
-from holdfast.core.engine.declared.serdes import Bytes, Serde
+from holdfast.core.engine.declared.serdes import KEY_ID, VALUE_ID, Bytes, Serde, framing, without_ids
 from holdfast.core.engine.declared.sources import FoldWith, Input, Source
 from holdfast.core.engine.declared.streams import Internal, Stream
 from holdfast.core.engine.emits import Emit, Emits, Headers
@@ -107,7 +107,8 @@ class Map(Step[T], Generic[S, T]):
 
         def fold(rows: Rows[NoRow], record: Record, at_ms: int) -> Emits:
             event, _, key, headers, partition = record
-            return (Emit(topic, key, encode(each(event)), headers, partition if stays else None),)
+            kept = without_ids(headers, VALUE_ID)
+            return (Emit(topic, key, encode(each(event)), kept, partition if stays else None),)
 
         self._declare(
             name=name,
@@ -395,28 +396,27 @@ Fold = Callable[[Rows[NoRow], Record, int], Emits]
 class _By:
     """The fold of `Rekey(by=...)`, one record at a time or, four times as fast, whole columns."""
 
-    __slots__ = ("_by", "_encode_key", "_read", "_topic")
+    __slots__ = ("_by", "_encode_key", "_frames", "_read", "_topic")
 
     def __init__(self, source: Source[Any], out: Stream[Any], by: Callable[[Any], Any]) -> None:
-        self._topic, self._encode_key, self._read, self._by = (
-            str(out),
-            out.key.encode,
-            source.serde.decode,
-            by,
-        )
+        self._topic, self._encode_key, self._by = str(out), out.key.encode, by
+        self._read, self._frames = source.serde.decode, framing(source.serde)
 
     def __call__(self, rows: Rows[NoRow], record: Record, at_ms: int) -> Emits:
         event, value, _, headers, _ = record
         key = self._by(event)
-        return None if key is None else (Emit(self._topic, self._encode_key(key), value, headers),)
+        if key is None:
+            return None
+        return (Emit(self._topic, self._encode_key(key), value, without_ids(headers, KEY_ID)),)
 
     def send_all(self, columns: Sequence[Sequence[Any]]) -> list[Emit]:
         values, _, all_headers, _ = columns
         topic, encode_key, read, by = self._topic, self._encode_key, self._read, self._by
+        told = values if self._frames is None else map(self._frames, values, all_headers)
         return [
-            Emit(topic, encode_key(key), value, headers)
-            for value, headers in zip(values, all_headers, strict=True)
-            if (key := by(read(value))) is not None
+            Emit(topic, encode_key(key), value, without_ids(headers, KEY_ID))
+            for value, event, headers in zip(values, told, all_headers, strict=True)
+            if (key := by(read(event))) is not None
         ]
 
 
@@ -424,7 +424,7 @@ def _pairs(out: Stream[Any], pairs: Callable[[Any], Iterable[tuple[Any, Any]]]) 
     topic, encode_key, encode = str(out), out.key.encode, out.serde.encode
 
     def fold(rows: Rows[NoRow], record: Record, at_ms: int) -> Emits:
-        headers = record[3]
+        headers = without_ids(record[3], KEY_ID, VALUE_ID)
         return [Emit(topic, encode_key(key), encode(value), headers) for key, value in pairs(record[0])]
 
     return fold
@@ -449,10 +449,11 @@ def _as_is(serde: Serde[Any]) -> Any:
 
 def _one(source: Source[Any], out: Stream[Any], stays: bool) -> dict[str, Any]:
     """Return what a step of one source declares besides its fold."""
-    read = source.serde.decode
+    read, frames = source.serde.decode, framing(source.serde)
 
     def decode(value: bytes | None, key: bytes | None, headers: Headers, partition: int) -> Record:
-        return read(value), value, key, headers, partition
+        event = read(value if frames is None else frames(value, headers))
+        return event, value, key, headers, partition
 
     return {
         "source": source.topic,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from types import UnionType
-from typing import Any, Generic, Protocol, TypeVar, get_origin, overload
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar, get_origin, overload
 
 import msgspec
 
+from holdfast.core.engine.emits import Headers
 from holdfast.core.untrusted import UNFIT
 from holdfast.errors import ConfigError, DecodeError, FoldError
 
@@ -32,6 +33,28 @@ def of_topic(serde: Serde[T], topic: str, part: str) -> Serde[T]:
     """
     tell: Callable[[str, str], Serde[T]] | None = getattr(serde, "for_topic", None)
     return serde if tell is None else tell(topic, part)
+
+
+Framing: TypeAlias = Callable[[bytes | None, Headers], bytes | None]
+
+
+VALUE_ID, KEY_ID = "__value_schema_id", "__key_schema_id"
+"""The headers in which newer serializers tell the schema of a record's value, and of its key."""
+
+
+def without_ids(headers: Headers, *names: str) -> Headers:
+    """Return headers for a record of which the parts that *names* tell the schemas of are written anew.
+
+    >>> without_ids((("a", b""), (VALUE_ID, b"\\0")), VALUE_ID)
+    (('a', b''),)
+    """
+    return tuple(each for each in headers if each[0] not in names) if headers else headers
+
+
+def framing(serde: Serde[Any]) -> Framing | None:
+    """Return what makes of a record's bytes and headers what *serde* decodes, where it looks at headers."""
+    found: Framing | None = getattr(serde, "framed", None)
+    return found
 
 
 class _Typed(Generic[T]):

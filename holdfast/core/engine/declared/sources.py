@@ -17,7 +17,7 @@ from zlib import crc32
 from holdfast.core.engine.batches import Batch
 from holdfast.core.engine.declared.declaring import is_serde, is_topic
 from holdfast.core.engine.declared.retention import kept
-from holdfast.core.engine.declared.serdes import Serde, Text, decode_all, of_topic
+from holdfast.core.engine.declared.serdes import Serde, Text, decode_all, framing, of_topic
 from holdfast.core.engine.declared.streams import Internal
 from holdfast.core.engine.emits import Emits
 from holdfast.core.engine.state.rows import Rows
@@ -147,7 +147,7 @@ class SourceFold:
     *inputs* are the columns that batches of this source must have.
     """
 
-    __slots__ = ("_asked", "_takes", "decode", "fold", "inputs", "number", "source")
+    __slots__ = ("_asked", "_frames", "_frames_key", "_takes", "decode", "fold", "inputs", "number", "source")
 
     def __init__(
         self, number: int, source: Source[Any], fold: Callable[..., Emits] | FoldWith | FoldColumns
@@ -161,8 +161,13 @@ class SourceFold:
         if isinstance(fold, FoldWith):
             self._asked = tuple(fold.inputs)
             self.inputs = ("value", *dict.fromkeys(name for name in fold.inputs if name in INPUTS))
-        elif isinstance(fold, FoldColumns):
+        self._frames, self._frames_key = framing(source.serde), framing(source.key)
+        if isinstance(fold, FoldColumns):
+            self._frames = None
             self.inputs, self.decode, self._takes = columns_in(fold.inputs), fold.decode, tuple(fold.inputs)
+
+        elif self._frames or (self._frames_key and "key" in self.inputs):
+            self.inputs = tuple(dict.fromkeys((*self.inputs, "headers")))
 
     def told(self, batch: Batch, *, quickly: bool = False) -> list[Iterable[Any]]:
         """Return the events of *batch*, then of each thing that the fold asks for the values, all in step
@@ -174,6 +179,9 @@ class SourceFold:
             return [map(self.decode, *decoder_columns(self._takes, self.source.topic, batch))]
         decoded = decode_all if quickly else _decode_each
         columns = dict(zip(self.inputs, batch.columns, strict=True))
+        for name, frames in (("value", self._frames), ("key", self._frames_key)):
+            if frames is not None and name in columns and any(columns["headers"]):
+                columns[name] = list(map(frames, columns[name], columns["headers"]))
         events = iter(decoded(self.source.serde, columns["value"]))
         told: list[Iterable[Any]] = [events]
         for name in self._asked:

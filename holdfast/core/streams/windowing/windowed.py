@@ -96,7 +96,7 @@ class Windowed(Processor[Any, Any], Generic[E, A]):
     ) -> None:
         whose = f"processor {name}"
         _check_inputs(whose, inputs)
-        topic, reads_event = reading(whose, source, decode, inputs)
+        topic, reads_event, inputs = reading(whose, source, decode, inputs)
         if time is None and isinstance(source, Source):
             time = source.time
         _check_calls(whose, inputs, decode=reads_event, by=by, time=time, fold=fold, merge=merge)
