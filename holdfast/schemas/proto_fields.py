@@ -6,8 +6,10 @@ silence. So a number must keep its type, or widen.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
+
+from holdfast.errors import DecodeError
 
 _WIDER: Mapping[str, frozenset[str]] = {
     "INT32": frozenset({"INT64"}),
@@ -23,12 +25,61 @@ left out.
 """
 
 
-def why_misread(file: Any, reads: Any) -> str | None:
-    """Return why a message of *file*, a FileDescriptorProto, is not read exactly as *reads*, the descriptor
-    of its class; None where it is. What a file imports is not looked into.
+def why_misread(files: Iterable[Any], reads: Any) -> str | None:
+    """Return why a message of *files*, FileDescriptorProtos of which the first imports the others, is not
+    read exactly as *reads*, the descriptor of its class; None where it is.
     """
-    written = dict(_messages(f".{file.package}" if file.package else "", file.message_type))
+    written: dict[str, Any] = {}
+    for file in files:
+        written |= _messages(f".{file.package}" if file.package else "", file.message_type)
     return _why(written, f".{reads.full_name}", reads, set())
+
+
+def may_lack_values(reads: Any) -> bool:
+    """Tell whether messages of a descriptor, or within it, have fields of closed enums: a number that such an
+    enum does not have leaves its field as if it had not been written.
+    """
+    pending, seen = [reads], set[str]()
+    while pending:
+        each = pending.pop()
+        if each.full_name in seen:
+            continue
+        seen.add(each.full_name)
+        for field in each.fields:
+            if field.enum_type is not None and field.enum_type.is_closed:
+                return True
+            if field.message_type is not None:
+                pending.append(field.message_type)
+    return False
+
+
+def check_values(message: Any) -> None:
+    """Raise DecodeError where a message, or one within it, has a number that a closed enum does not have."""
+    from google.protobuf.unknown_fields import UnknownFieldSet
+
+    pending = [message]
+    while pending:
+        each = pending.pop()
+        known = each.DESCRIPTOR.fields_by_number
+        for unread in UnknownFieldSet(each):
+            field = known.get(unread.field_number)
+            if field is not None and field.enum_type is not None:
+                raise DecodeError(
+                    f"field {field.number} of {each.DESCRIPTOR.full_name} is {unread.data}, which"
+                    f" {field.enum_type.full_name} does not have"
+                )
+        for field, value in each.ListFields():
+            if field.message_type is not None:
+                pending += _within(field, value)
+
+
+def _within(field: Any, value: Any) -> Iterable[Any]:
+    if not _is_many(field):
+        return [value]
+    if not field.message_type.GetOptions().map_entry:
+        return list(value)
+    is_message = field.message_type.fields_by_name["value"].message_type is not None
+    return list(value.values()) if is_message else []
 
 
 def _messages(prefix: str, types: Any) -> Iterator[tuple[str, Any]]:
@@ -42,6 +93,8 @@ def _why(written: Mapping[str, Any], name: str, reads: Any, seen: set[tuple[str,
     if name not in written or (name, reads.full_name) in seen:
         return None
     seen.add((name, reads.full_name))
+    if (why := _why_lost(written[name], reads)) is not None:
+        return why
     for field in written[name].field:
         read = reads.fields_by_number.get(field.number)
         if read is None:
@@ -53,6 +106,21 @@ def _why(written: Mapping[str, Any], name: str, reads: Any, seen: set[tuple[str,
             )
         if read.message_type is not None and (why := _why(written, field.type_name, read.message_type, seen)):
             return why
+    return None
+
+
+def _why_lost(written: Any, reads: Any) -> str | None:
+    """Return which fields that may be set together only one may be of now."""
+    for oneof in reads.oneofs:
+        numbers = {field.number for field in oneof.fields}
+        fields = [each for each in written.field if each.number in numbers]
+        groups = {each.oneof_index if each.HasField("oneof_index") else -each.number for each in fields}
+        if len(groups) > 1:
+            names = " and ".join(f"{each.number}" for each in fields)
+            return (
+                f"fields {names} of {reads.full_name} may be set together there, and here only one of them,"
+                f" in {oneof.name}"
+            )
     return None
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from base64 import b64encode
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, TypeVar, overload
 
 from holdfast.errors import ConfigError, DecodeError, FoldError
 from holdfast.schemas.frames import path_bytes, split_path
-from holdfast.schemas.proto_fields import why_misread
+from holdfast.schemas.proto_fields import check_values, may_lack_values, why_misread
 from holdfast.schemas.proto_files import message_types
 from holdfast.schemas.registry import SchemaRegistry, SchemaText
 from holdfast.schemas.serde import Read, SchemaSerde
@@ -66,15 +67,21 @@ class Protobuf(SchemaSerde[M]):
             raise DecodeError(
                 f"it has no message {name}; it has {', '.join(sorted(types.names))[:200] or 'none'}"
             )
-        if types.descriptor is not None and (why := why_misread(types.descriptor, self._message.DESCRIPTOR)):
-            raise DecodeError(why)
+        if types.descriptor is not None:
+            files = [types.descriptor, *_imported(schema, asked, set())]
+            if why := why_misread(files, self._message.DESCRIPTOR):
+                raise DecodeError(why)
         named = lru_cache(maxsize=64)(types.at)
+        looks = may_lack_values(self._message.DESCRIPTOR)
 
         def value(payload: bytes) -> Any:
             path, message = split_path(payload)
             if (found := named(path)) != name:
                 raise DecodeError(f"it holds a message {found}, not {name}")
-            return make(message)
+            made = make(message)
+            if looks:
+                check_values(made)
+            return made
 
         return value
 
@@ -90,6 +97,17 @@ class Protobuf(SchemaSerde[M]):
         except Exception as error:
             raise FoldError(f"{value!r:.200} cannot be written as {self}: {error}") from error
         return self._path + message
+
+
+def _imported(schema: SchemaText, asked: SchemaRegistry, seen: set[tuple[str, int]]) -> Iterator[Any]:
+    """Yield the files that a schema refers to, and those that they do, as far as they are descriptors."""
+    for _, subject, version in schema.references:
+        if (subject, version) not in seen:
+            seen.add((subject, version))
+            found = asked.version(subject, version, Protobuf.form).schema
+            if (descriptor := message_types(found.text).descriptor) is not None:
+                yield descriptor
+            yield from _imported(found, asked, seen)
 
 
 def _text_of(file: Any) -> str:

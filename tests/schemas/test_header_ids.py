@@ -24,7 +24,7 @@ from holdfast.testing import Topology
 from holdfast.testing.schemas import IN_MEMORY
 from tests.schemas import shop_pb2
 
-Headers = list[tuple[str, bytes | None]]
+Headers = list[tuple[str, str | bytes | None]]
 IN_HEADERS: Any = {"schema.id.serializer": header_schema_id_serializer}
 
 
@@ -145,7 +145,7 @@ def test_steps_hand_on_what_stays_true_of_the_headers() -> None:
         to=Stream("mapped", Avro(Order), key=Avro(str)),
     )
     by = Rekey(name="by", source=SOURCE, by=lambda order: order.customer, to=Stream("by", Avro(Order)))
-    tables = [
+    tables: Any = [
         count(
             name="of_kept",
             source=Source(kept.to, Avro(Order), key=Avro(str)),
