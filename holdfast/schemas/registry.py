@@ -109,7 +109,7 @@ class SchemaRegistry:
             self.require_same()
             self._unknown[schema_id] = system_clock.monotonic_s() + UNKNOWN_FOR_S
             raise NotRegisteredError(f"{self.place} has no schema of id {schema_id}") from None
-        found = self._by_id[schema_id, form] = _text(answer)
+        found = self._by_id[schema_id, form] = self._made(_text, answer)
         if len(self._witnesses) < WITNESSES:
             self._witnesses[schema_id, form] = found
         return found
@@ -134,7 +134,7 @@ class SchemaRegistry:
 
     def _tells(self, schema_id: SchemaId, form: str | None) -> SchemaText | None:
         try:
-            return _text(self._ask(lambda client: _schema_of(client, schema_id, form)))
+            return self._made(_text, self._ask(lambda client: _schema_of(client, schema_id, form)))
         except NotRegisteredError:
             return None
 
@@ -143,7 +143,7 @@ class SchemaRegistry:
         if (found := self._by_version.used((subject, version))) is not None:
             return found
         answer = self._ask(lambda client: client.get_version(subject, version, fmt=form))
-        found = self._by_version[subject, version] = _version(answer)
+        found = self._by_version[subject, version] = self._made(_version, answer)
         return found
 
     def id_of(self, subject: str, schema: SchemaText) -> int:
@@ -169,7 +169,7 @@ class SchemaRegistry:
     def latest(self, subject: str) -> SchemaVersion | None:
         """Return the newest version of a subject, None where it has none."""
         try:
-            return _version(self._ask(lambda client: client.get_latest_version(subject)))
+            return self._made(_version, self._ask(lambda client: client.get_latest_version(subject)))
         except NotRegisteredError:
             return None
 
@@ -264,6 +264,15 @@ class SchemaRegistry:
             said += "; schema_registry_url must lead to Confluent's API"
         return self._later(said)
 
+    def _made(self, make: Callable[[Any], T], answer: Any) -> T:
+        """Return what is made of an answer; raises Later for one that is none."""
+        try:
+            return make(answer)
+        except (AttributeError, TypeError, ValueError) as error:
+            raise self._later(
+                f"answers what is no schema ({error}): see that it is a schema registry"
+            ) from error
+
     def _later(self, why: str) -> Later:
         return Later(f"{self.place} {why}", needs=self.place)
 
@@ -335,8 +344,13 @@ def _schema(schema: SchemaText) -> Any:
 
 
 def _text(answer: Any) -> SchemaText:
-    references = tuple((each.name, each.subject, int(each.version)) for each in answer.references or ())
-    return SchemaText(answer.schema_type or "AVRO", answer.schema_str or "", references)
+    kind, text = answer.schema_type or "AVRO", answer.schema_str
+    if not isinstance(text, str) or not text or not isinstance(kind, str):
+        raise TypeError(f"schema {text!r:.50} of type {kind!r:.50}")
+    references = tuple(
+        (str(each.name), str(each.subject), int(each.version)) for each in answer.references or ()
+    )
+    return SchemaText(kind, text, references)
 
 
 def _version(answer: Any) -> SchemaVersion:

@@ -24,7 +24,7 @@ from holdfast.testing import Topology
 from holdfast.testing.schemas import IN_MEMORY
 from tests.schemas import shop_pb2
 
-Headers = list[tuple[str, str | bytes | None]]
+Headers = Any
 IN_HEADERS: Any = {"schema.id.serializer": header_schema_id_serializer}
 
 
@@ -37,7 +37,7 @@ ADA = {"customer": "ada", "cents": 7}
 
 
 def written(
-    asked: SchemaRegistry, write: Any, value: Any, field: str = MessageField.VALUE
+    asked: SchemaRegistry, write: Any, value: Any, field: Any = MessageField.VALUE
 ) -> tuple[bytes, Headers]:
     headers: Headers = []
     return write(value, SerializationContext("orders", field, headers)), headers

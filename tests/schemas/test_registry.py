@@ -130,6 +130,16 @@ NOT_THERE: dict[str, Answer] = {
     "another API": (404, {"error_code": 0, "message": "no such resource"}),
     "a page": (200, b"<html>hello</html>"),
     "another shape": (200, ["a", "list"]),
+    "nothing": (200, b""),
+    "no schema": (200, {}),
+    "an empty schema": (200, {"schema": ""}),
+    "a schema of no text": (200, {"schema": 5}),
+    "a type of no text": (200, {"schema": '"string"', "schemaType": 5}),
+    "references to nothing": (200, {"schema": '"string"', "references": [{"name": "a", "subject": "b"}]}),
+    "a version that is none": (
+        200,
+        {"schema": '"string"', "references": [{"name": "a", "subject": "b", "version": "c"}]},
+    ),
 }
 
 
