@@ -16,6 +16,7 @@ import msgspec
 
 from holdfast.errors import ConfigError, DecodeError
 from holdfast.schemas.bounded import Bounded
+from holdfast.schemas.json_ways import Ways
 from holdfast.schemas.types import missing
 
 LIMIT_DEPTH: Final = 500
@@ -24,6 +25,8 @@ LIMIT_BACKTRACKS: Final = 20_000
 """So many steps may a search take for an expression with look-around or references, which needs backtracking:
 a millisecond. A text that takes more is not valid.
 """
+LIMIT_WAYS: Final = 1_000
+"""In so many ways may a schema come to one of its parts for the same value: each is looked at."""
 LIMIT_REASON_STEPS: Final = 64
 LIMIT_PARTS: Final = 1_000
 _DRAFT_3: Final = "http://json-schema.org/draft-03/schema"
@@ -90,6 +93,11 @@ class JsonRules:
         self._schema, self._named = schema, dict(named or {})
         self._text = b"".join(map(msgspec.json.encode, (schema, *self._named.values())))
         self._rules = self._compiled(schema)
+        if b'"$ref"' in self._text and Ways({"": schema, **self._named}).exceed(LIMIT_WAYS):
+            raise ConfigError(
+                "the JSON Schema cannot be used: its references come to the same part in more than"
+                f" {LIMIT_WAYS} ways, and each takes its time; let them meet less often, or give validate=False"
+            )
         self._rules_of_large = self._compiled(schema, unique=True) if b'"uniqueItems"' in self._text else None
         self._parts: Bounded[str, Any] = Bounded(LIMIT_PARTS)
 

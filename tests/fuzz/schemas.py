@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import importlib
+import json
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from holdfast import Avro
 from holdfast.config import SchemaRegistrySettings
+from holdfast.core.engine.declared.serdes import VALUE_ID
+from holdfast.core.untrusted import careful
 from holdfast.errors import DecodeError
 from holdfast.schemas import registry
-from holdfast.schemas.frames import header, path_bytes, split_path
+from holdfast.schemas.frames import framed, header, path_bytes, split, split_path
+from holdfast.schemas.json_rules import JsonRules
 from holdfast.schemas.proto_files import message_types
 from holdfast.schemas.registry import SchemaText
 from holdfast.schemas.serde import SchemaSerde
@@ -61,6 +67,39 @@ def _fits(serde: SchemaSerde[Any]) -> Callable[[bytes], Any]:
 
 
 _nested = Avro(dict, RECURSIVE).reader(SchemaText("AVRO", RECURSIVE), registry.SchemaRegistry(IN_MEMORY))
+_KINDS = {
+    "a": {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 3},
+    "b": {"type": "fixed", "name": "F", "size": 7, "logicalType": "decimal", "precision": 12},
+    "c": {"type": "int", "logicalType": "date"},
+    "d": {"type": "int", "logicalType": "time-millis"},
+    "e": {"type": "long", "logicalType": "time-micros"},
+    "f": {"type": "long", "logicalType": "timestamp-millis"},
+    "g": ["null", {"type": "long", "logicalType": "local-timestamp-micros"}],
+    "h": {"type": "array", "items": {"type": "string", "logicalType": "uuid"}},
+    "i": {"type": "fixed", "name": "U", "size": 16, "logicalType": "uuid"},
+}
+_LOGICAL = json.dumps(
+    {"type": "record", "name": "R", "fields": [{"name": name, "type": of} for name, of in _KINDS.items()]}
+)
+_logical = Avro(dict, _LOGICAL).reader(SchemaText("AVRO", _LOGICAL), registry.SchemaRegistry(IN_MEMORY))
+_HOSTILE = JsonRules(
+    {
+        "anyOf": [
+            {"items": {"$ref": "#"}, "uniqueItems": True, "type": "array"},
+            {"additionalProperties": {"$ref": "#"}, "required": ["never"]},
+            {"patternProperties": {"^(a|a)*$": {"$ref": "#"}}, "unevaluatedProperties": False},
+            {"pattern": "^(?!b)(a+)+$", "not": {"type": ["object", "array"]}},
+        ]
+    }
+)
+
+
+def _checked(data: bytes) -> Any:
+    value = careful(msgspec.json.decode)(data)
+    _HOSTILE.check(value, data)
+    return value
+
+
 _ORDER = shop_pb2.Order(customer="ada", cents=7, lines=[{"item": "tea", "pieces": 2}])
 
 SCHEMAS: tuple[Target, ...] = (
@@ -71,6 +110,26 @@ SCHEMAS: tuple[Target, ...] = (
     ),
     Target(
         name="Avro values that nest", decode=_nested, errors=(Exception,), seeds=(b"\x02" * 40 + b"\0" * 41,)
+    ),
+    Target(
+        name="Avro's logical types",
+        decode=_logical,
+        errors=(Exception,),
+        seeds=(b"\x04\x01\x02" + b"\0" * 7 + b"\x02\x02\x02\x02\x02\x02\0" + bytes(range(16)),),
+    ),
+    Target(
+        name="JSON by hostile rules",
+        decode=_checked,
+        errors=(DecodeError, msgspec.DecodeError),
+        seeds=(
+            b'[[1,[2,{"a":[1]}]],{"aaaaaaaaaaaaaaaaaaaaaaaaa!":{"never":1}},"aaaaaaaaaaaaaaaaaaaaaaaaaa!"]',
+        ),
+    ),
+    Target(
+        name="ids in headers",
+        decode=lambda data: split(framed("value", b"abc", [(VALUE_ID, data)]) or b""),
+        errors=(DecodeError,),
+        seeds=(b"\x01" + bytes(range(16)) + b"\x04\x02\0", header(7)),
     ),
     Target(
         name="paths of Protobuf",

@@ -403,7 +403,11 @@ TARGETS: tuple[Target, ...] = (
             decode=lambda data, kind=kind: compression.decompress(
                 kind, data, limit_bytes=LIMIT_UNPACKED_BYTES
             ),  # type: ignore[misc]
-            seeds=(compression.compress(kind, b"record " * 50), compression.compress(kind, bytes(8 << 20))),
+            seeds=(
+                compression.compress(kind, b"record " * 50),
+                compression.compress(kind, bytes(8 << 20)),
+                compression.compress(kind, b"a") * 2_000,
+            ),
             unpacks=True,
         )
         for kind in Compression

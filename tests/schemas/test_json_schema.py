@@ -220,6 +220,34 @@ def test_an_expression_that_is_none_is_refused_with_the_reason(memory: SchemaReg
         JsonSchema(Any).decode(header(registered(memory, {"pattern": "(a"})) + b'"a"')
 
 
+def meeting(depth: int, *, into: bool) -> Any:
+    """Return a schema of which each part refers to the next one twice, about the same value or a part of
+    it.
+    """
+    parts: dict[str, Any] = {str(depth): {"type": "string"}}
+    for number in range(depth):
+        following: Any = {"$ref": f"#/$defs/{number + 1}"}
+        parts[str(number)] = {"anyOf": [{"properties": {"next": following}} if into else following] * 2}
+    return {"$defs": parts, "$ref": "#/$defs/0"}
+
+
+@pytest.mark.parametrize("into", [False, True])
+def test_references_that_meet_again_and_again_are_refused_by_their_schema(
+    memory: SchemaRegistry, into: bool
+) -> None:
+    """Each way would be gone: a schema of sixty lines would take longer than anybody lives."""
+    assert JsonSchema(Any, meeting(5, into=into)) is not None
+    for number, schema in enumerate(
+        (meeting(60, into=into), {"items": meeting(60, into=into)["$defs"]["0"], **meeting(60, into=into)})
+    ):
+        with pytest.raises(ConfigError, match="come to the same part in more than 1000 ways"):
+            JsonSchema(Any, schema)
+        at = header(registered(memory, schema, f"s{number}"))
+        with pytest.raises(DecodeError, match=r"does not fit: .* more than 1000 ways"):
+            JsonSchema(Any).decode(at + b"1")
+        assert JsonSchema(Any, validate=False).decode(at + b"1") == 1
+
+
 DRAFT_7 = "http://json-schema.org/draft-07/schema#"
 
 
