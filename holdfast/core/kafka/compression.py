@@ -21,6 +21,10 @@ _XERIAL_HEADER = _XERIAL + b"\x00\x00\x00\x01\x00\x00\x00\x01"
 _XERIAL_BLOCK = 32 << 10
 _GZIP_BITS = 31
 _TOO_SMALL = "whole buffer"
+_FEW_MEMBERS = 100
+"""Behind so many, gzip's members are unpacked by one call, which holds up no other thread: zlib takes two
+turns of the interpreter for each.
+"""
 _FIRST_STEP = 64
 """So many bytes of a gzip member are unpacked first, then twice as many each: what lies behind a member is
 copied when it ends, and is never much more than the member.
@@ -135,10 +139,19 @@ def _check_parts(parts: int, limit_parts: int | None, base: int) -> None:
 
 
 def _gunzip(data: bytes, limit_bytes: int, limit_parts: int | None, base: int) -> bytes:
+    import cramjam
+
     out, view, at, members = bytearray(), memoryview(data), 0, 0
     while at < len(view):  # a gzip file may be several, one behind the other
         members += 1
         _check_parts(members, limit_parts, base)
+        if members > _FEW_MEMBERS and limit_parts is None:
+            rest = bytes(view[at:])
+            try:
+                out += _grown(cramjam.gzip.decompress_into, rest, limit_bytes - len(out), base)
+            except WireError:
+                raise _too_large(limit_bytes, base) from None
+            break
         at = _gunzip_member(view, at, out, limit_bytes, base)
     return bytes(out)
 
