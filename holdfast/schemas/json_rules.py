@@ -96,7 +96,8 @@ class JsonRules:
         if b'"$ref"' in self._text and Ways({"": schema, **self._named}).exceed(LIMIT_WAYS):
             raise ConfigError(
                 "the JSON Schema cannot be used: its references come to the same part in more than"
-                f" {LIMIT_WAYS} ways, and each takes its time; let them meet less often, or give validate=False"
+                f" {LIMIT_WAYS} ways, and each takes its time; let them meet less often, or give"
+                " validate=False"
             )
         self._rules_of_large = self._compiled(schema, unique=True) if b'"uniqueItems"' in self._text else None
         self._parts: Bounded[str, Any] = Bounded(LIMIT_PARTS)
