@@ -35,9 +35,9 @@ def header(schema_id: int) -> bytes:
 def framed(part: str, value: bytes | None, headers: Sequence[tuple[str, bytes | None]]) -> bytes | None:
     """Return a record's *part* with what a header tells of its schema before it, as others have it in there.
 
-    >>> framed("value", b"abc", [("__value_schema_id", b"\x00\x00\x00\x01\x02")])
-    b'\x00\x00\x00\x01\x02abc'
-    >>> framed("key", b"abc", [("__value_schema_id", b"\x00\x00\x00\x01\x02")])
+    >>> framed("value", b"abc", [("__value_schema_id", b"\\x00\\x00\\x00\\x01\\x02")])
+    b'\\x00\\x00\\x00\\x01\\x02abc'
+    >>> framed("key", b"abc", [("__value_schema_id", b"\\x00\\x00\\x00\\x01\\x02")])
     b'abc'
     """
     name = ID_HEADERS[part]
