@@ -335,6 +335,10 @@ class OutboxRecordError(OutboxError, ValueError):
     """A record cannot be written as it is given; nothing was written."""
 
 
+class OutboxDroppedError(OutboxError):
+    """The database reported success for a statement whose rows it did not store, change or delete."""
+
+
 class OutboxSchemaError(OutboxError):
     """The outbox's tables are missing or not of the layout that was named."""
 

@@ -18,7 +18,7 @@ from typing import Any, Protocol, Self
 
 from holdfast.clock import Clock, system_clock
 from holdfast.core.outbox.election import FenceReason, Leadership
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, OutboxDroppedError
 from holdfast.outbox.command_log import CommandLog
 from holdfast.outbox.commands import LIMIT_TEXT, Command, CommandReply, Verb
 from holdfast.outbox.election import Election
@@ -289,9 +289,10 @@ class Harvester:
         try:
             self._run_term(leader, stats)
         except Exception as error:
-            logger.exception(
-                "outbox %(outbox)s: shard %(shard)d cannot be led",
-                {"outbox": self.settings.name, "shard": role},
+            logger.error(
+                "outbox %(outbox)s: shard %(shard)d cannot be led: %(error)s",
+                {"outbox": self.settings.name, "shard": role, "error": error},
+                exc_info=not isinstance(error, OutboxDroppedError),
             )
             self.error = (
                 error

@@ -13,7 +13,8 @@ sqlite3. On Postgres the same statement tells a listening harvester.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from base64 import b64encode
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final, Unpack
 
@@ -21,7 +22,7 @@ from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.engine import Dialect
 
 from holdfast.config.client_arguments import require_encoder, require_type, require_whole
-from holdfast.errors import OutboxRecordError, OutboxSchemaError
+from holdfast.errors import OutboxDroppedError, OutboxRecordError, OutboxSchemaError
 from holdfast.outbox.schema.database import lacks_table
 from holdfast.outbox.schema.layouts import Layout, layout_named
 from holdfast.outbox.schema.tables import outbox_tables
@@ -32,7 +33,8 @@ from holdfast.tracing.spans import sending
 
 __all__ = ["Encoder", "OutboxRecord", "OutboxWriter"]
 
-LIMIT_STATEMENT_BYTES: Final = 4_000_000
+LIMIT_STATEMENT_BYTES: Final = 3_000_000
+"""Four thirds of it on MySQL, in base64: below the least max_allowed_packet that servers have by default."""
 LIMIT_RECORD_BYTES: Final = 2**31 - 1
 """Kafka's own, of any record."""
 
@@ -47,11 +49,21 @@ _DIALECTS: Mapping[str, Callable[[], Dialect]] = {
     "sqlite": sqlite.dialect,
 }
 # How a column's value is written where it is not simply a parameter; the second is the type that Postgres is
-# given.
+# given. What a driver makes of bytes in an array depends on the session (standard_conforming_strings), digits
+# do not.
 _FROM_ARRAY = {
     "jsonb": ("{}::jsonb", "text"),
     "text[]": ("ARRAY(SELECT jsonb_array_elements_text({}::jsonb))", "text"),
+    "bytea": ("decode({}, 'hex')", "text"),
 }
+# MySQL's drivers write values into the statement, where what they mean depends on sql_mode and on three
+# character sets of the session. Base64 means the same in all of them.
+_FROM_BASE64 = {
+    "bytea": "FROM_BASE64({})",
+    **dict.fromkeys(("text", "text[]", "jsonb", "uuid"), "CONVERT(FROM_BASE64({}) USING utf8mb4)"),
+}
+_NUMBERED = "numeric_dollar"
+"""The style of a driver that gives Postgres each parameter in its own form, and takes arrays as lists."""
 _NOW = {
     "postgresql": "now()",
     "mysql": "CURRENT_TIMESTAMP(6)",
@@ -114,9 +126,9 @@ class OutboxWriter:
         with self._span():
             encoded = self._encoded(records)
             execute, kind, style = opened(target)
-            for sql, parameters in self._calls(encoded, kind, style):
+            for sql, parameters, rows, wanted in self._calls(encoded, kind, style):
                 with self._telling():
-                    execute(sql, parameters)
+                    self._require_stored(execute(sql, parameters), rows, wanted)
         return len(encoded)
 
     def _span(self) -> AbstractContextManager[Any]:
@@ -150,9 +162,9 @@ class OutboxWriter:
         with self._span():
             encoded = self._encoded(records)
             execute, kind, style = await opened_async(target)
-            for sql, parameters in self._calls(encoded, kind, style):
+            for sql, parameters, rows, wanted in self._calls(encoded, kind, style):
                 with self._telling():
-                    await execute(sql, parameters)
+                    self._require_stored(await execute(sql, parameters), rows, wanted)
         return len(encoded)
 
     # --- from records to values -----------------------------------------------------------------------------
@@ -166,19 +178,38 @@ class OutboxWriter:
 
     # --- from values to statements --------------------------------------------------------------------------
 
+    def _require_stored(self, found: int, rows: int, wanted: int) -> None:
+        """Raise OutboxDroppedError where a statement that was to store *rows* did not say *wanted*."""
+        if found not in (wanted, -1):
+            raise OutboxDroppedError(
+                f"the database did not store all of {rows} record(s) in table {self.table}, and reported no"
+                " error: a trigger, a rule or row security drops them. Roll the transaction back;"
+                " `holdfast outbox check` names what stands on the table"
+            )
+
     def _calls(
         self, encoded: list[tuple[Any, ...]], kind: str, style: str
-    ) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    ) -> Iterator[tuple[str, tuple[Any, ...], int, int]]:
+        """Yield each statement with its parameters, how many rows it stores, and which count says that it
+        did.
+        """
         for part in _parts(encoded, _LIMIT_ROWS[kind]):
-            if (
-                kind == "postgresql"
-            ):  # one array a column: the statement is the same for any number of rows, and prepared once
-                yield (
-                    self._statement(kind, style, 0),
-                    tuple(list(column) for column in zip(*part, strict=True)),
-                )
+            rows = len(part)
+            if kind == "postgresql":
+                # One array a column: the statement is the same for any number of rows, and prepared once.
+                sql = self._statement(kind, style, 0)
+                arrays = self._arrays(part, style)
+                yield (sql, (*arrays, rows), rows, 1) if self._notify else (sql, arrays, rows, rows)
             else:
-                yield self._statement(kind, style, len(part)), tuple(value for row in part for value in row)
+                values = (value for row in part for value in row)
+                given = tuple(map(_in_base64, values) if kind == "mysql" else values)
+                yield self._statement(kind, style, rows), given, rows, rows
+
+    def _arrays(self, rows: Sequence[tuple[Any, ...]], style: str) -> tuple[Any, ...]:
+        return tuple(
+            _hex_array(column) if type_ == "bytea" and style != _NUMBERED else list(column)
+            for column, type_ in zip(zip(*rows, strict=True), self.layout.written.values(), strict=True)
+        )
 
     def _statement(self, kind: str, style: str, rows: int) -> str:
         shape = (kind, style, rows)
@@ -200,16 +231,14 @@ class OutboxWriter:
     def _postgres(self, style: str) -> str:
         table, names = self._names("postgresql")
         types = list(self.layout.written.values())
-        marks = _marks(style, len(types))
-        arrays = ", ".join(
-            f"{mark}::{_FROM_ARRAY.get(type_, ('', type_))[1]}[]"
-            for mark, type_ in zip(marks, types, strict=True)
-        )
-        fields = [f"c{index}" for index in range(len(types))]
-        values = [
-            _FROM_ARRAY.get(type_, ("{}", ""))[0].format(field)
-            for field, type_ in zip(fields, types, strict=True)
+        marks = _marks(style, len(types) + 1)
+        plain = ("bytea",) if style == _NUMBERED else ()
+        forms = [
+            ("{}", type_) if type_ in plain else _FROM_ARRAY.get(type_, ("{}", type_)) for type_ in types
         ]
+        arrays = ", ".join(f"{mark}::{given}[]" for mark, (_, given) in zip(marks, forms, strict=False))
+        fields = [f"c{index}" for index in range(len(types))]
+        values = [form.format(field) for field, (form, _) in zip(fields, forms, strict=True)]
         values += [_NOW["postgresql"]] if self.layout.stamped else []
         insert = (
             f"INSERT INTO {table} ({', '.join(names)}) SELECT {', '.join(values)} "
@@ -218,16 +247,19 @@ class OutboxWriter:
         if not self._notify:
             return insert
         # In the same statement, so that telling costs no round trip; Postgres sends it at the commit, once a
-        # transaction.
+        # transaction. It returns a row when all were stored.
         return (
             f"WITH written AS ({insert} RETURNING 1) SELECT pg_notify('{self._channel}', '') FROM (SELECT"
-            " count(*) FROM written) AS counted"
+            f" count(*) AS stored FROM written) AS counted WHERE stored = {marks[-1]}::bigint"
         )
 
     def _values(self, kind: str, style: str, rows: int) -> str:
         table, names = self._names(kind)
-        width = len(self.layout.written)
+        types = list(self.layout.written.values())
+        width = len(types)
         marks = _marks(style, width * rows)
+        if kind == "mysql":
+            marks = [_FROM_BASE64.get(types[at % width], "{}").format(mark) for at, mark in enumerate(marks)]
         now = [_NOW[kind]] if self.layout.stamped else []
         tuples = (f"({', '.join([*marks[at : at + width], *now])})" for at in range(0, width * rows, width))
         return f"INSERT INTO {table} ({', '.join(names)}) VALUES {', '.join(tuples)}"
@@ -246,6 +278,21 @@ def _parts(encoded: list[tuple[Any, ...]], limit_rows: int) -> Iterator[list[tup
         size += weight
     if part:
         yield part
+
+
+def _hex_array(values: Iterable[bytes | None]) -> str:
+    """Return bytes as the text of an array of hexadecimal digits, in which no session reads an escape.
+
+    >>> _hex_array([b"v\\xff", None, b""])
+    '{76ff,NULL,""}'
+    """
+    return "{" + ",".join("NULL" if each is None else each.hex() or '""' for each in values) + "}"
+
+
+def _in_base64(value: Any) -> Any:
+    if isinstance(value, str):
+        value = value.encode()
+    return b64encode(value).decode() if isinstance(value, bytes) else value
 
 
 def _marks(style: str, count: int) -> list[str]:

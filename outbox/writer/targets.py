@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from sqlalchemy.engine import Connection, Dialect
+from sqlalchemy.engine import Connection, CursorResult, Dialect
 from sqlalchemy.orm import Session, scoped_session
 
 from holdfast.errors import OutboxError
 
-Execute = Callable[[str, tuple[Any, ...]], Any]
-ExecuteAsync = Callable[[str, tuple[Any, ...]], Awaitable[Any]]
+Execute = Callable[[str, tuple[Any, ...]], int]
+"""Executes a statement, and returns how many rows it stored or returned, -1 where the driver does not say."""
+ExecuteAsync = Callable[[str, tuple[Any, ...]], Awaitable[int]]
 
 _DRIVERS = {
     "psycopg": "postgresql",
@@ -36,19 +37,30 @@ def opened(target: Any) -> tuple[Execute, str, str]:
         target = target.connection()  # on which the session begins its transaction
     if isinstance(target, Connection):
         refuse_autocommit(target.connection.dbapi_connection)
-        return target.exec_driver_sql, _kind(target.dialect), target.dialect.paramstyle
+        connection = target
+
+        def run(sql: str, parameters: tuple[Any, ...]) -> int:
+            return _rows_of(connection.exec_driver_sql(sql, parameters))
+
+        return run, _kind(target.dialect), target.dialect.paramstyle
     if _is_async(target):
         raise OutboxError(f"{type(target).__name__} is async; await write_async or write_many_async")
     kind = _driver_kind(target)
     if hasattr(target, "fetchone"):  # a cursor
         refuse_autocommit(getattr(target, "connection", None))
-        return target.execute, kind, _style(kind)
+
+        def execute_on(sql: str, parameters: tuple[Any, ...]) -> int:
+            target.execute(sql, parameters)
+            return int(target.rowcount)
+
+        return execute_on, kind, _style(kind)
     refuse_autocommit(target)
 
-    def execute(sql: str, parameters: tuple[Any, ...]) -> None:
+    def execute(sql: str, parameters: tuple[Any, ...]) -> int:
         cursor = target.cursor()
         try:
             cursor.execute(sql, parameters)
+            return int(cursor.rowcount)
         finally:
             cursor.close()
 
@@ -64,7 +76,12 @@ async def opened_async(target: Any) -> tuple[ExecuteAsync, str, str]:
     if isinstance(target, AsyncConnection):
         raw = await target.get_raw_connection()
         refuse_autocommit(raw.driver_connection)
-        return target.exec_driver_sql, _kind(target.dialect), target.dialect.paramstyle
+        connection = target
+
+        async def run(sql: str, parameters: tuple[Any, ...]) -> int:
+            return _rows_of(await connection.exec_driver_sql(sql, parameters))
+
+        return run, _kind(target.dialect), target.dialect.paramstyle
     kind = _driver_kind(target)
     if not _is_async(target):
         raise OutboxError(
@@ -74,7 +91,15 @@ async def opened_async(target: Any) -> tuple[ExecuteAsync, str, str]:
         refuse_autocommit(target)
     elif kind == "postgresql":
         refuse_autocommit(target.connection)
-    return target.execute, kind, _style(kind)
+
+    async def execute(sql: str, parameters: tuple[Any, ...]) -> int:
+        return int((await target.execute(sql, parameters)).rowcount)
+
+    return execute, kind, _style(kind)
+
+
+def _rows_of(result: CursorResult[Any]) -> int:
+    return len(result.fetchall()) if result.returns_rows else int(result.rowcount)
 
 
 def _is_async(target: Any) -> bool:

@@ -16,7 +16,17 @@ from dataclasses import dataclass
 import msgspec
 
 from holdfast.core.engine.declared.partitioners import murmur2
+from holdfast.core.engine.declared.processor import Headers
 from holdfast.core.kafka.sequences import NO_SEQUENCE, advance
+from holdfast.core.outbox.created_times import LIMIT_MS
+from holdfast.core.outbox.row_marks import (
+    Known,
+    RowMarks,
+    WrittenBefore,
+    fits,
+    read_marks,
+    written_before,
+)
 from holdfast.core.untrusted import UNFIT
 from holdfast.errors import DecodeError
 
@@ -174,23 +184,40 @@ class ProducerProgress:
         self.epoch = 0
         self.last: dict[Destination, int] = {}
         self.published: set[int] = set()
+        self.outbox = ""
+        """The token of the outbox that the rows are of; empty while none is known."""
+        self.highest = 0
+        """The highest number that this producer published since numbers last began."""
+        self.again_from = self.again_ms = 0
+        """After which number, and when, they began again; 0 for never."""
+        self._marks: dict[int, Known | WrittenBefore] = {}
+        """Of each published row what identifies it beyond its number."""
+        self._also: dict[int, list[Known | WrittenBefore]] = {}
+        """Of numbers that several producers name, with different rows, what the others say."""
         self._partitions: dict[str, set[int]] = {}
-        self._rows: dict[str, list[int]] = {}
+        self._rows: dict[str, tuple[list[int], RowMarks | WrittenBefore]] = {}
         self._packed = 0
 
-    def restore(self, key: bytes | None, value: bytes | None) -> None:
-        """Take in one progress record, in log order. Rows of every producer count, sequences only of this
-        one.
+    def restore(
+        self, key: bytes | None, value: bytes | None, headers: Headers = (), at_ms: int = LIMIT_MS
+    ) -> None:
+        """Take in one progress record written at *at_ms*, in log order. Rows of every producer count,
+        sequences only of this one.
 
         When an outbox is given another number of shards, a row may have been published by the leader of
         another one.
         """
         found = decode_progress(key, value)
         if isinstance(found, RowsProgress):
-            self._packed += len(found.rows) - len(self._rows.get(found.producer, ()))
-            self._rows[found.producer] = found.rows
+            before = self._rows.get(found.producer)
+            self._packed += len(found.rows) - (0 if before is None else len(before[0]))
             if self._packed > 2 * LIMIT_ALL_IDS:
                 raise _too_many()
+            marks = read_marks(headers, sum(found.rows[1::2]))
+            self._rows[found.producer] = found.rows, marks or written_before(headers, at_ms)
+            if marks is not None and found.producer == self.producer:
+                self.outbox, self.highest = marks.outbox, marks.highest
+                self.again_from, self.again_ms = marks.again_from, marks.again_ms
         if found is None or found.producer != self.producer:
             return
         self.epoch = max(self.epoch, found.epoch)
@@ -203,11 +230,17 @@ class ProducerProgress:
 
         DecodeError when they name more rows than there can be.
         """
-        self.published = set()
-        for packed in self._rows.values():
-            self.published.update(unpack_ids(packed))
+        self.published, self._marks, self._also = set(), {}, {}
+        for packed, said in self._rows.values():
+            ids = unpack_ids(packed)
+            self.published.update(ids)
             if len(self.published) > LIMIT_ALL_IDS:
                 raise _too_many()
+            marks = said.marks if isinstance(said, RowMarks) else [said] * len(ids)
+            for each in self._marks.keys() & set(ids):
+                self._also.setdefault(each, []).append(self._marks[each])
+            self._marks.update(zip(ids, marks, strict=True))
+        self.highest = max(self.highest, max(self.published, default=0))
         self._rows.clear()
         self._packed = 0
         self.epoch += 1
@@ -239,6 +272,26 @@ class ProducerProgress:
         """Return the headers that are the same for every record of this term."""
         return (PRODUCER_HEADER, self.producer.encode()), (EPOCH_HEADER, b"%d" % self.epoch)
 
+    def is_published(
+        self, row_id: int, mark: int, created_ms: int | None, *, may_be_another: bool = False
+    ) -> bool:
+        """Return whether the row of that number, mark and time of creation is one that was published, and
+        not another of the same number. With *may_be_another* a number alone proves nothing.
+        """
+        if row_id not in self._marks:
+            return False
+        for each in (self._marks[row_id], *self._also.get(row_id, ())):
+            if isinstance(each, WrittenBefore):
+                if each.names(created_ms) and not (may_be_another and created_ms is None):
+                    return True
+            elif fits(mark, each):
+                return True
+        return False
+
+    def began_again(self, at_ms: int) -> None:
+        """Numbers began again: what was the highest is of rows that are gone."""
+        self.again_from, self.again_ms, self.highest = self.highest, at_ms, 0
+
     def records(self, ids: Iterable[int], ahead: Mapping[Destination, int]) -> list[tuple[bytes, bytes]]:
         """Return the progress records of a transaction that publishes the rows *ids* and brings the
         sequences to *ahead*.
@@ -261,15 +314,46 @@ class ProducerProgress:
             )
         return out
 
-    def commit(self, ids: Iterable[int], ahead: Mapping[Destination, int]) -> None:
+    def marks_header(self, marks: Mapping[int, Known]) -> tuple[str, bytes] | None:
+        """Return the header that goes with the record of rows when those of *marks* are published: what
+        identifies every row that the record names.
+
+        None while rows are named of which no mark is known, those of an earlier release's record: they are
+        deleted before anything is published.
+        """
+        named = {**self._marks, **marks}
+        known = [each for each in map(named.__getitem__, sorted(named)) if isinstance(each, int)]
+        if len(known) < len(self.published.union(marks)):
+            return None
+        return RowMarks(
+            outbox=self.outbox,
+            highest=max(self.highest, max(marks, default=0)),
+            again_from=self.again_from,
+            again_ms=self.again_ms,
+            marks=known,
+        ).encode()
+
+    def commit(
+        self,
+        ids: Iterable[int],
+        ahead: Mapping[Destination, int],
+        marks: Mapping[int, Known] | None = None,
+    ) -> None:
         """The transaction with these was committed."""
         self.published.update(ids)
+        if marks:
+            self._marks.update(marks)
+            self.highest = max(self.highest, *marks)
         for destination, sequence in ahead.items():
             self._note(destination, sequence)
 
     def deleted(self, ids: Iterable[int]) -> None:
         """These rows are known to be gone from the table."""
-        self.published.difference_update(ids)
+        gone = self.published.intersection(ids)
+        self.published -= gone
+        for each in gone:
+            self._marks.pop(each, None)
+            self._also.pop(each, None)
 
 
 def _too_many() -> DecodeError:

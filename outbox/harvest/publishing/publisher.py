@@ -17,6 +17,7 @@ from holdfast.core.kafka.topic_partition import Place
 from holdfast.core.outbox.created_times import created_header
 from holdfast.core.outbox.harvest import SEQUENCE_HEADER, Destination, ProducerProgress, rows_key
 from holdfast.core.outbox.pacing import TransactionPacing
+from holdfast.core.outbox.row_marks import Known, known
 from holdfast.core.producers.row_digests import RowDigests
 from holdfast.core.producers.stamps import DIGEST
 from holdfast.errors import BrokerError, FencedError, HoldfastError
@@ -26,7 +27,7 @@ from holdfast.kafka.librdkafka_log import Quiet
 from holdfast.kafka.reading.log_reader import LogReader
 from holdfast.outbox.harvest.publishing.destinations import Destinations
 from holdfast.outbox.harvest.publishing.limits import Rounds, TopicLimits
-from holdfast.outbox.schema.layouts import OutboxRow
+from holdfast.outbox.schema.layouts import OutboxRow, identity_of
 from holdfast.outbox.troubles import RIGHTS
 
 logger = logging.getLogger(__name__)
@@ -93,6 +94,8 @@ class Publisher:
         self._limits = limits
         self._progress, self._commit_timeout_s = progress, commit_timeout_s
         self._stopping, self._clock, self._pacing = stopping, clock, TransactionPacing()
+        self.marks: Mapping[int, Known] = {}
+        """Of the rows of the last transaction, by number."""
         self._failed: list[_Failed] = []
         self._undelivered = False
         self._has_begun = True
@@ -195,6 +198,7 @@ class Publisher:
         if cut:
             rows, destinations = _of_few_rounds(rows, destinations, Rounds(cut, self._stamps_bytes))
         sequences, ahead = progress.number(destinations)
+        self.marks = marks = {row.id: known(identity_of(row)) for row in rows}
         fixed = progress.headers()
         self._failed.clear()
         self._undelivered = False
@@ -203,7 +207,7 @@ class Publisher:
             began_s = self._clock.monotonic_s()
             producer.begin_transaction()
             self._has_begun = False
-            self._begin_on_progress(rows, ahead)
+            self._begin_on_progress(rows, ahead, marks)
             self._produce(
                 rows, destinations, sequences, fixed, Rounds(cut, self._stamps_bytes) if cut else None
             )
@@ -217,7 +221,7 @@ class Publisher:
         except KafkaException as error:
             self._give_up(error, rows, destinations)
         self._pacing.ended(began_s, self._clock.monotonic_s(), records=len(rows))
-        progress.commit([row.id for row in rows], ahead)
+        progress.commit(marks, ahead, marks)
         return len(rows)
 
     @property
@@ -232,7 +236,9 @@ class Publisher:
         if rest_s := self._pacing.rest_s(self._clock.monotonic_s(), records=records):
             time.sleep(rest_s)
 
-    def _begin_on_progress(self, rows: Sequence[OutboxRow], ahead: Mapping[Destination, int]) -> None:
+    def _begin_on_progress(
+        self, rows: Sequence[OutboxRow], ahead: Mapping[Destination, int], marks: Mapping[int, Known]
+    ) -> None:
         """Return when the broker has the progress of the transaction, before it gets the first row.
 
         A lone broker that dies and comes back later than the transaction's timeout may forget to end it. The
@@ -240,10 +246,10 @@ class Publisher:
         published again. Raises BrokerError when the topic refuses it, Aborted when it did not arrive.
         """
         progress = self._producer_progress
-        created = created_header(row.created_ms for row in rows)
-        for key, value in progress.records([row.id for row in rows], ahead):
-            told = created if key == rows_key(progress.producer) else None
-            self._produce_progress(key, value, [] if told is None else [told])
+        told = [created_header(row.created_ms for row in rows), progress.marks_header(marks)]
+        about_rows = [each for each in told if each is not None]
+        for key, value in progress.records(marks, ahead):
+            self._produce_progress(key, value, about_rows if key == rows_key(progress.producer) else [])
         if self._flush():
             self._has_begun = True
             return
@@ -429,7 +435,8 @@ def read_progress(
         todo.update((topic, partition) for partition in found.partitions)
         reader.assign(dict.fromkeys(todo, 0))
         for message in reader.until(done, idle_s=timeout_s):
-            progress.restore(message.key(), message.value())
+            headers: Any = tuple(message.headers() or ())
+            progress.restore(message.key(), message.value(), headers, message.timestamp()[1])
             records += 1
     except TimeoutError:
         raise _unread(topic, todo, reader.ended, timeout_s) from None

@@ -70,6 +70,8 @@ class ShardStats:
     oldest_created_ms: int | None = None
     """When the first of the rows last taken was written; None once none was left."""
     last_error: str = ""
+    began_again: int = 0
+    """How often rows' numbers were found to begin again."""
     holds: set[str] = field(default_factory=set)
     """Topics that nothing can be written to now."""
     trouble: Trouble = field(default_factory=lambda: Trouble("of this process"))

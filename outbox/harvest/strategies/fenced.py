@@ -23,6 +23,7 @@ from confluent_kafka import TopicPartition
 
 from holdfast.clock import Clock, system_clock
 from holdfast.core.outbox.harvest import BatchSize, ProducerProgress, producer_name
+from holdfast.core.outbox.row_marks import known
 from holdfast.errors import BrokerError
 from holdfast.outbox.harvest.publishing.limits import TopicLimits
 from holdfast.outbox.harvest.publishing.publisher import (
@@ -37,12 +38,16 @@ from holdfast.outbox.harvest.publishing.traced_rows import tell_published
 from holdfast.outbox.harvest.shard.shard import Term
 from holdfast.outbox.harvest.shard.worker_thread import Pending
 from holdfast.outbox.harvest.strategies.leading import BACKOFF, lead_on
+from holdfast.outbox.harvest.strategies.numbers import NumberWatch
 from holdfast.outbox.harvest.table.foreign import ForeignMarks, delete_watching
-from holdfast.outbox.schema.layouts import OutboxRow
+from holdfast.outbox.harvest.table.published import PublishedRows, delete_again
+from holdfast.outbox.schema.layouts import OutboxRow, identity_of
 
 logger = logging.getLogger(__name__)
 
 FIRST_ROWS = 64
+LIMIT_FOUND = 1_000
+"""Rows that are read at once to see whether they are those that were published."""
 ABORTS_IN_TURN = 5
 
 
@@ -71,7 +76,9 @@ class FencedTerm:
         self._foreign = ForeignMarks(clock) if "leader_id" in term.shard_rows.rows.layout.kinds else None
         self._publisher: Publisher | None = None
         self._ahead: Pending[list[OutboxRow]] | None = None
-        self._deleting: tuple[Pending[tuple[int, list[tuple[int, str]]]], list[int]] | None = None
+        self._deleting: tuple[Pending[tuple[int, list[tuple[int, str]]]], Sequence[OutboxRow]] | None = None
+        self._published_rows = PublishedRows(term.shard_rows.rows)
+        self._numbers = NumberWatch(term, clock)
 
     def run(self) -> None:
         """Lead until `stop`; errors cost a pause and a new beginning, never the term."""
@@ -116,7 +123,8 @@ class FencedTerm:
         )
         progress.begin()
         found = sorted(progress.published)
-        repaired = self._shard_rows.call(self._shard_rows.rows.delete, found) if found else 0
+        self._numbers.begin(progress)
+        repaired = self._repair(found) if found else 0
         progress.deleted(found)
         self._stats.epoch = progress.epoch
         logger.info(
@@ -124,6 +132,30 @@ class FencedTerm:
             "published rows deleted",
             {"outbox": progress.producer, "epoch": progress.epoch, "records": records, "deleted": repaired},
         )
+
+    def _repair(self, named: Sequence[int]) -> int:
+        """Delete the rows that were published, of those that the progress names, and return how many.
+
+        A row of such a number that is not the one that was published is another.
+        """
+        progress, call, rows = self._progress, self._shard_rows.call, self._shard_rows.rows
+        may_be_another, deleted = self._numbers.began_again, 0
+        others: list[OutboxRow] = []
+        for at in range(0, len(named), LIMIT_FOUND):
+            published: list[OutboxRow] = []
+            for row in call(rows.find, named[at : at + LIMIT_FOUND]):
+                is_published = progress.is_published(
+                    row.id, identity_of(row), row.created_ms, may_be_another=may_be_another
+                )
+                (published if is_published else others).append(row)
+            if published:
+                deleted += (count := call(rows.delete, published))
+                if count < len(published):
+                    call(rows.require_gone, published)
+                self._published_rows.note({row.id: known(identity_of(row)) for row in published})
+        if others:
+            self._numbers.found_again(others)
+        return deleted
 
     def _end(self) -> None:
         """Let go of everything. What is still being deleted was published, so it may go on."""
@@ -155,8 +187,11 @@ class FencedTerm:
             else:
                 self._settle()
                 self._stats.trouble.ends()
+                self._numbers.look()
                 self._shard_rows.wait()
         self._settle()
+        if not self._signals.abandoned():
+            self._numbers.note()
 
     def _is_watched(self, rows: Sequence[OutboxRow]) -> bool:
         """Return whether somebody else is at work on the table, so that *rows* must be left to him for
@@ -187,6 +222,12 @@ class FencedTerm:
         rows = ahead.result() if ahead is not None else []
         if not rows:
             rows = self._take(None, None).result()
+        if others := self._published_rows.others(rows):
+            self._numbers.found_again(others)
+        if returned := self._published_rows.returned(rows):
+            self._ahead, ids = None, {row.id for row in returned}
+            delete_again(self._shard_rows.rows, self._shard_rows.call, returned, self._progress.producer)
+            return [row for row in rows if row.id not in ids], False
         size_bytes = sum(len(row.value or b"") + 100 for row in rows)
         full = len(rows) >= self._size.rows
         self._size.taken(len(rows), size_bytes)
@@ -265,9 +306,9 @@ class FencedTerm:
         stats.batches += 1
         stats.in_flight = 0
         stats.latency.observe_since(rows[0].created_ms, self._clock.now_ms())
-        ids = [row.id for row in rows]
         self._settle()
-        self._deleting = (self._shard_rows.submit(delete_watching, self._shard_rows.rows, ids), ids)
+        self._published_rows.note(self._require_publisher().marks)
+        self._deleting = (self._shard_rows.submit(delete_watching, self._shard_rows.rows, rows), rows)
 
     def _settle_deleted(self) -> None:
         """Take note of rows that are gone by now, so that the next progress record need not name them."""
@@ -277,10 +318,14 @@ class FencedTerm:
     def _settle(self) -> None:
         """Wait until what was published is deleted."""
         if self._deleting is not None:
-            deleting, ids = self._deleting
+            deleting, rows = self._deleting
             self._deleting = None
-            _, marks = deleting.result()
-            self._progress.deleted(ids)
+            deleted, marks = deleting.result()
+            if deleted < len(rows):
+                others = self._shard_rows.call(self._shard_rows.rows.require_gone, rows)
+                if others:
+                    self._numbers.found_again(others)
+            self._progress.deleted([row.id for row in rows])
             if self._foreign is not None and self._foreign.others(marks):
                 self._foreign.moved()
 

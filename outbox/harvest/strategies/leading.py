@@ -7,7 +7,7 @@ from collections.abc import Callable
 from confluent_kafka import KafkaException
 
 from holdfast.clock import Backoff
-from holdfast.errors import FencedError, HoldfastError, OutboxDatabaseError
+from holdfast.errors import FencedError, HoldfastError, OutboxDatabaseError, OutboxDroppedError
 from holdfast.outbox.harvest.publishing.publisher import PublishStopped
 from holdfast.outbox.harvest.shard.shard import Term
 from holdfast.outbox.harvest.shard.worker_thread import Abandoned
@@ -35,6 +35,8 @@ def lead_on(term: Term, lead: Callable[[], None], producer: str) -> None:
             lead()
         except (PublishStopped, Abandoned):
             pass
+        except OutboxDroppedError:  # again would do it again
+            raise
         except (HoldfastError, KafkaException) as error:
             stats.restarts += 1
             stats.fenced += isinstance(error, FencedError)

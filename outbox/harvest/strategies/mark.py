@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -28,6 +28,7 @@ from confluent_kafka import KafkaError, KafkaException, Message
 
 from holdfast.clock import Clock, system_clock
 from holdfast.core.outbox.harvest import BatchSize
+from holdfast.core.outbox.row_marks import known
 from holdfast.errors import BrokerError
 from holdfast.kafka.clients import forget_frames, make_writer
 from holdfast.kafka.codes import refuses_record
@@ -41,8 +42,9 @@ from holdfast.outbox.harvest.shard.shard import Term
 from holdfast.outbox.harvest.shard.worker_thread import Pending
 from holdfast.outbox.harvest.strategies.leading import lead_on
 from holdfast.outbox.harvest.table.marks import MarkedRows
+from holdfast.outbox.harvest.table.published import PublishedRows, delete_again
 from holdfast.outbox.harvest.table.row_types import ShardEpoch
-from holdfast.outbox.schema.layouts import OutboxRow
+from holdfast.outbox.schema.layouts import OutboxRow, identity_of
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +81,9 @@ class MarkTerm:
         self._held = ShardEpoch(shard=term.shard, epoch=0)
         self._delivered: set[int] = set()
         """Rows that are on Kafka and still in the table."""
+        self._whole: dict[int, OutboxRow] = {}
+        """By number, the rows that are on their way or not yet deleted."""
+        self._published_rows = PublishedRows(term.shard_rows.rows)
         self._lost: set[int] = set()
         """Rows that bear the mark and are not on their way."""
         self._ahead: Pending[list[OutboxRow]] | None = None
@@ -106,9 +111,12 @@ class MarkTerm:
         # Published under another id of this process: this leader deletes them, whichever mark they bear by
         # now.
         if self._delivered:
-            self._shard_rows.call(self._shard_rows.rows.delete, sorted(self._delivered))
-            self._delivered.clear()
+            rows = [self._whole[each] for each in sorted(self._delivered)]
+            if self._shard_rows.call(self._shard_rows.rows.delete, rows) < len(rows):
+                self._shard_rows.call(self._shard_rows.rows.require_gone, rows)
+            self._purged(self._delivered)
         self._lost.clear()
+        self._whole.clear()
         if self._producer is None:
             self._open_producer()
 
@@ -146,6 +154,10 @@ class MarkTerm:
             self._shard_rows.quiet and self._shard_rows.call(self._shard_rows.rows.count, limit=1) == 0
         ):  # one statement, not four
             rows = self._mark().result()
+        if returned := self._published_rows.returned(rows):
+            ids = {row.id for row in returned}
+            delete_again(self._shard_rows.rows, self._shard_rows.call, returned, self._settings.name)
+            rows = [row for row in rows if row.id not in ids]
         full = len(rows) >= self._size.rows
         self._size.taken(len(rows), sum(len(row.value or b"") + 100 for row in rows))
         return rows, full
@@ -163,6 +175,7 @@ class MarkTerm:
     def _harvest(self, rows: Sequence[OutboxRow], full: bool) -> None:
         """Publish *rows*, delete what was delivered and give back the rest."""
         self._lost = {row.id for row in rows}
+        self._whole |= {row.id: row for row in rows}
         try:
             plan = self._refusals.plan(rows, self._destinations)
             if full and plan.is_plain:
@@ -194,7 +207,7 @@ class MarkTerm:
             purging, ids = self._purging
             self._purging = None
             purging.result()
-            self._delivered.difference_update(ids)
+            self._purged(ids)
 
     def _settle(self) -> None:
         """Delete what is delivered, take the mark off what is not."""
@@ -202,11 +215,17 @@ class MarkTerm:
         delivered, lost = sorted(self._delivered), sorted(self._lost)
         if delivered:
             self._shard_rows.call(self._marks.purge, delivered, self._leader_id)
-            self._delivered.difference_update(delivered)
+            self._purged(delivered)
         if lost:
             self._stats.resets += len(lost)
             self._shard_rows.call(self._marks.reset, lost, self._leader_id)
             self._lost.clear()
+
+    def _purged(self, ids: Iterable[int]) -> None:
+        """Rows are deleted: one that comes back is not published again."""
+        gone = {each: self._whole.pop(each) for each in list(ids) if each in self._whole}
+        self._delivered.difference_update(gone)
+        self._published_rows.note({each: known(identity_of(row)) for each, row in gone.items()})
 
     def _few_of_a_key(self, part: Part) -> Iterator[Part]:
         """Yield *part* so cut that no key has more than `key_in_flight` rows in one."""

@@ -68,7 +68,7 @@ class ForeignMarks:
         return self._moved_s is not None
 
 
-def delete_watching(rows: OutboxRows, ids: Sequence[int]) -> tuple[int, list[Mark]]:
+def delete_watching(rows: OutboxRows, published: Sequence[OutboxRow]) -> tuple[int, list[Mark]]:
     """Delete published rows, and return how many were there and which bore a mark by now."""
-    marks = rows.marks(ids)
-    return rows.delete(ids), marks
+    marks = rows.marks([row.id for row in published])
+    return rows.delete(published), marks

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import bindparam, func, literal_column, or_, select, update
+from sqlalchemy import Select, bindparam, func, literal_column, or_, select, update
 
+from holdfast.errors import OutboxDroppedError
 from holdfast.outbox.harvest.table.row_types import ShardEpoch
 from holdfast.outbox.harvest.table.rows import LIMIT_IDS, OutboxRows
 from holdfast.outbox.schema.columns import MYSQL
@@ -27,6 +28,7 @@ class MarkedRows:
     def __init__(self, rows: OutboxRows) -> None:
         self._rows, self._database = rows, rows.database
         self._texts: dict[int, tuple[str, dict[str, Any]]] = {}
+        self._peeks: dict[int, tuple[str, dict[str, Any]]] = {}
         outbox = rows.tables.outbox
         quote = self._database.dialect.identifier_preparer.quote
         self._table, self._id, self._leader = (
@@ -55,10 +57,14 @@ class MarkedRows:
             if not self._database.is_postgres:  # there, they were marked by the same statement
                 for at in range(0, len(found), LIMIT_IDS):
                     ids = [row.id for row in found[at : at + LIMIT_IDS]]
-                    self._database.count(
+                    marked = self._database.count(
                         f"UPDATE {self._table} SET {self._leader} = {self._mark()} WHERE {self._among(ids)}",
                         {"me": leader_id},
                     )
+                    if marked < len(ids):  # they are locked: nobody took one away
+                        raise self._refuses(f"marking {len(ids)} rows changed {marked}")
+        if not found and self._database.is_postgres and self._cannot_mark(own | named, len(topics)):
+            raise self._refuses("marking the lowest rows changed none")
         found.sort(key=lambda row: row.id)
         self._rows.note_failing(found)
         return found
@@ -66,12 +72,43 @@ class MarkedRows:
     def purge(self, ids: Collection[int], leader_id: str) -> int:
         """Delete published rows that still bear the caller's mark, and return how many did."""
         done = self._guarded("DELETE FROM {table} WHERE {those}", ids, leader_id)
+        if done < len(ids) and (kept := self._mine(ids, leader_id)):
+            raise OutboxDroppedError(self._rows.kept_text(kept[0], len(kept)))
         self._rows.forget_attempts(ids)
         return done
 
     def reset(self, ids: Collection[int], leader_id: str) -> int:
         """Take the caller's mark off rows that were not published, and return how many bore it."""
-        return self._guarded("UPDATE {table} SET {leader} = NULL WHERE {those}", ids, leader_id)
+        done = self._guarded("UPDATE {table} SET {leader} = NULL WHERE {those}", ids, leader_id)
+        if done < len(ids) and (kept := self._mine(ids, leader_id)):
+            raise self._refuses(f"taking the mark off row {kept[0]} changed nothing")
+        return done
+
+    def _mine(self, ids: Collection[int], leader_id: str) -> list[int]:
+        """Return which of *ids* bear the caller's mark."""
+        return [row_id for row_id, mark in self._rows.marks(ids) if mark.lower() == leader_id]
+
+    def _refuses(self, what: str) -> OutboxDroppedError:
+        return OutboxDroppedError(
+            f"{self._table}: {what}, and the database reported no error: a trigger, a rule or row security"
+            " drops the UPDATE of leader_id, by which strategy mark works. Remove it (`holdfast outbox check`"
+            " names it), and start the harvesters again"
+        )
+
+    def _cannot_mark(self, named: dict[str, Any], topics: int) -> bool:
+        """Return whether rows that can be taken stay unmarked: seen twice, since one may just have been
+        written.
+        """
+        sql, own = self._peeks.get(topics) or self._peek(topics)
+        given = own | {name: value for name, value in named.items() if f"({name})s" in sql}
+        seen = self._database.rows(sql, given)
+        if not seen or self._database.rows(self._texts[topics][0], named):
+            return False
+        return bool(set(seen) & set(self._database.rows(sql, given)))
+
+    def _peek(self, topics: int) -> tuple[str, dict[str, Any]]:
+        found = self._peeks[topics] = self._database.compile(self._chosen(topics, only_ids=True))
+        return found
 
     def _guarded(self, sql: str, ids: Collection[int], leader_id: str) -> int:
         listed, done = list(ids), 0
@@ -94,21 +131,27 @@ class MarkedRows:
             case _:
                 return "%(me)s"
 
-    def _compiled(self, topics: int) -> tuple[str, dict[str, Any]]:
+    def _chosen(self, topics: int, *, only_ids: bool) -> Select[Any]:
         rows = self._rows
         outbox, mine = rows.tables.outbox, rows.tables.attempts.alias("mine")
         order, leader = outbox.c[rows.layout.order], outbox.c.leader_id
         attempts = func.coalesce(mine.c.attempts, literal_column("0"))
         me = bindparam("me", type_=leader.type)
-        is_postgres = self._database.is_postgres
-        chosen = (
-            select(*([order] if is_postgres else [*rows.layout.selection(outbox), attempts]))
+        return (
+            select(*([order] if only_ids else [*rows.layout.selection(outbox), attempts]))
             .select_from(outbox.outerjoin(mine, mine.c.id == order))
             .where(*rows.takeable(outbox, mine, (False, False), True, 0, topics))
             .where(or_(leader.is_(None), leader != me))
             .order_by(order)
             .limit(bindparam("limit_rows"))
         )
+
+    def _compiled(self, topics: int) -> tuple[str, dict[str, Any]]:
+        rows = self._rows
+        outbox = rows.tables.outbox
+        order, me = outbox.c[rows.layout.order], bindparam("me", type_=outbox.c.leader_id.type)
+        is_postgres = self._database.is_postgres
+        chosen = self._chosen(topics, only_ids=is_postgres)
         statement: Any
         # by an array: a join's plan may read the whole table, which is right for its statistics and wrong for
         # a backlog

@@ -42,6 +42,8 @@ class OutboxStatus:
     failing: int
     quarantined: int
     leases: tuple[ShardLeader, ...]
+    numbers: str | None = None
+    """What is to be said of the rows' numbers; None while they only rise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,9 @@ after that commit), and those take their ids in that order.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from datetime import UTC, datetime
 from typing import Any, Final, Self
 
 import msgspec
@@ -31,10 +33,11 @@ from sqlalchemy import (
 from sqlalchemy.engine.url import URL
 
 from holdfast.clock import Clock, system_clock
-from holdfast.errors import FencedError
+from holdfast.errors import FencedError, OutboxDatabaseError, OutboxDroppedError
+from holdfast.outbox.harvest.table.numbering import Noted, Numbering
 from holdfast.outbox.harvest.table.row_types import OutboxStatus, QuarantinedRow, ShardEpoch, ShardLeader
 from holdfast.outbox.schema.database import Database
-from holdfast.outbox.schema.layouts import BUCKETS, Layout, OutboxRow
+from holdfast.outbox.schema.layouts import BUCKETS, Layout, OutboxRow, identity_of
 from holdfast.outbox.schema.tables import OutboxTables, outbox_tables
 from holdfast.outbox.schema.wakeup import Wakeup
 
@@ -78,6 +81,9 @@ class OutboxRows:
         quote = self.database.dialect.identifier_preparer.quote
         self._order = quote(self.layout.order)
         self._columns = [quote(column.name) for column in self.tables.outbox.columns]
+        created = self.layout.created(self.tables.outbox)
+        self._created = None if created is None else self.database.text(created)
+        self.numbering = Numbering(self.database, self.tables.outbox, self.layout.order)
 
     # --- taking ---------------------------------------------------------------------------------------------
 
@@ -234,13 +240,79 @@ class OutboxRows:
 
     # --- what became of a row -------------------------------------------------------------------------------
 
-    def delete(self, ids: Collection[int]) -> int:
-        """Delete rows that were published, and return how many of *ids* were there; one statement for up
-        to 10,000.
+    def delete(self, rows: Collection[int] | Collection[OutboxRow]) -> int:
+        """Delete rows that were published, and return how many of them were there; one statement for up to
+        10,000.
+
+        A row that is given whole is deleted only if it was created when the given one was: numbers may have
+        begun again meanwhile. Compare the count, and see `require_gone`.
         """
+        whole = [each for each in rows if isinstance(each, OutboxRow)]
+        ids = [each for each in rows if not isinstance(each, OutboxRow)]
         deleted = sum(self._delete(self._outbox, self._order, some) for some in _parts(ids))
-        self.forget_attempts(ids)
+        for at in range(0, len(whole), LIMIT_IDS):
+            deleted += self._delete_whole(whole[at : at + LIMIT_IDS])
+        self.forget_attempts([*ids, *(each.id for each in whole)])
         return deleted
+
+    def _delete_whole(self, rows: Sequence[OutboxRow]) -> int:
+        timed = [row for row in rows if row.created_ms is not None and self._created is not None]
+        events = [row for row in rows if row.created_ms is None and _is_plain(row.event_id)]
+        done = {row.id for row in (*timed, *events)}
+        deleted = 0
+        if timed:
+            times = [row.created_ms or 0 for row in timed]
+            within = f"{self._created} BETWEEN {self._mark_of('low')} AND {self._mark_of('high')}"
+            named = {"low": min(times), "high": max(times)}
+            deleted += self._delete(self._outbox, self._order, [row.id for row in timed], within, named)
+        if events:
+            ids = [row.event_id or "" for row in events]
+            own = [row.id for row in events]
+            column = self.database.text(cast(self.tables.outbox.c.id, Text()))
+            if self.database.is_postgres:
+                among, given = f"{column} = ANY(%(events)s::text[])", {"events": ids}
+            else:
+                column = self.database.dialect.identifier_preparer.quote("id")
+                among, given = f"{column} IN ({', '.join(map(_quoted, ids))})", {}
+            deleted += self._delete(self._outbox, self._order, own, among, given)
+        if len(done) < len(rows):  # of rows that say nothing of when they were created
+            deleted += self._delete(self._outbox, self._order, [row.id for row in rows if row.id not in done])
+        return deleted
+
+    def find(self, ids: Collection[int]) -> list[OutboxRow]:
+        """Return the rows of these numbers that are in the table, whatever they hold now."""
+        table, found = self.tables.outbox, list[OutboxRow]()
+        statement = self.database.text(
+            select(*self.layout.selection(table), literal_column("0")).where(literal_column("1 = 1"))
+        )
+        for some in _parts(ids):
+            raw = self.database.rows(f"{statement} AND {self._order} IN ({_listed(some)})")
+            found += map(self.layout.decode, raw)
+        return found
+
+    def require_gone(self, rows: Collection[OutboxRow]) -> list[OutboxRow]:
+        """Look whether rows that were deleted are gone, and return the rows that have taken their numbers.
+
+        OutboxDroppedError when one of them is still there: the database deletes it without effect.
+        """
+        deleted = {row.id: identity_of(row) for row in rows}
+        there = self.find(deleted)
+        kept = [row for row in there if identity_of(row) == deleted[row.id]]
+        if kept:
+            raise OutboxDroppedError(self.kept_text(kept[0].id, len(kept)))
+        return there
+
+    def kept_text(self, row_id: int, rows: int) -> str:
+        """Return what to say of rows that stay in the table although they are deleted."""
+        return (
+            f"row {row_id} of {self._outbox}"
+            + (f" and {rows - 1} others were" if rows > 1 else " was")
+            + " published and deleted, and the database reported no error, but still has"
+            + (" them" if rows > 1 else " it")
+            + ": a trigger, a rule or row security undoes the DELETE. Nothing more is published, since the"
+            " rows would be published for ever. Remove what undoes it (`holdfast outbox check` tries a"
+            " delete and names it), delete the published rows, and start the harvesters again"
+        )
 
     def forget_attempts(self, ids: Collection[int]) -> None:
         """Forget the failed attempts of rows that are gone."""
@@ -249,12 +321,31 @@ class OutboxRows:
                 self._delete(self._attempts, "id", some)
             self._failing -= healed
 
-    def _delete(self, table: str, column: str, ids: Sequence[int]) -> int:
+    def _delete(
+        self,
+        table: str,
+        column: str,
+        ids: Sequence[int],
+        condition: str | None = None,
+        named: dict[str, Any] | None = None,
+    ) -> int:
+        also = "" if condition is None else f" AND {condition}"
         if self.database.is_postgres:
             return self.database.count(
-                f"DELETE FROM {table} WHERE {column} = ANY(%(ids)s::bigint[])", {"ids": list(ids)}
+                f"DELETE FROM {table} WHERE {column} = ANY(%(ids)s::bigint[]){also}",
+                {"ids": list(ids), **(named or {})},
             )
-        return self.database.count(f"DELETE FROM {table} WHERE {column} IN ({_listed(ids)})")
+        return self.database.count(
+            f"DELETE FROM {table} WHERE {column} IN ({_listed(ids)}){also}", named or {}
+        )
+
+    def _mark_of(self, name: str) -> str:
+        return f":{name}" if self._is_sqlite else f"%({name})s"
+
+    def forget_all_attempts(self) -> None:
+        """Forget every failed attempt: numbers began again, and attempts are noted by number."""
+        self.database.count(f"DELETE FROM {self._attempts}")
+        self._failing.clear()
 
     def attempt_failed(
         self, row: OutboxRow, reason: str, retry_at_ms: int, *, held: ShardEpoch | None = None
@@ -283,6 +374,9 @@ class OutboxRows:
                 self._upsert(self._attempts, "id", named, {name: self._given(name) for name in changed}),
                 named,
             )
+            noted = self.database.rows(f"SELECT attempts FROM {self._attempts} WHERE id = {int(row.id)}")
+            if [int(each[0]) for each in noted] != [attempts]:
+                raise self._dropped(self._attempts, f"the failed attempt of row {row.id}", "INSERT or UPDATE")
         return attempts
 
     def _key_text(self, key: bytes) -> str | bytes:
@@ -327,26 +421,49 @@ class OutboxRows:
         FencedError, and the row stays, when *held* is not the newest epoch of its shard: its successor may be
         publishing the row.
         """
-        outbox, columns = self._outbox, ", ".join(self._columns)
-        mark = ":{}".format if self.database.name == "sqlite" else "%({})s".format
+        try:
+            moved = self._set_aside(row, reason, row.id, held)
+        except OutboxDatabaseError as error:
+            if not isinstance(error.__cause__, self.database.dialect.loaded_dbapi.IntegrityError):
+                raise
+            # Numbers began again, and another row of this one was set aside before.
+            number = self._clock.now_ms() * 1_000 + row.id % 1_000
+            told = f"{reason[: LIMIT_REASON - 60]} (row {row.id} of the outbox)"
+            moved = self._set_aside(row, told, number, held)
+        self._failing.discard(row.id)
+        return moved
+
+    def _set_aside(self, row: OutboxRow, reason: str, number: int, held: ShardEpoch | None) -> bool:
+        columns, mark = self._columns, self._mark_of
         named = {
             "attempts": row.attempts,
             "reason": reason[:LIMIT_REASON],
             "quarantined_ms": self._clock.now_ms(),
             "id": row.id,
         }
+        values = [str(number) if each == self._order and number != row.id else each for each in columns]
         with self.database.transaction():
             self.check(held)
             moved = self.database.count(
-                f"INSERT INTO {self._quarantine} ({columns}, attempts, reason, quarantined_ms) SELECT"
-                f" {columns}, {mark('attempts')}, {mark('reason')}, {mark('quarantined_ms')} FROM {outbox}"
-                f" WHERE {self._order} = {mark('id')}",
+                f"INSERT INTO {self._quarantine} ({', '.join(columns)}, attempts, reason, quarantined_ms)"
+                f" SELECT {', '.join(values)}, {mark('attempts')}, {mark('reason')}, {mark('quarantined_ms')}"
+                f" FROM {self._outbox} WHERE {self._order} = {mark('id')}",
                 named,
             )
-            self._delete(outbox, self._order, [row.id])
+            deleted = self._delete(self._outbox, self._order, [row.id])
+            if moved < deleted:
+                raise self._dropped(self._quarantine, f"row {row.id}", "INSERT")
+            if self.find([row.id]):
+                raise self._dropped(self._outbox, f"row {row.id}", "DELETE")
             self._delete(self._attempts, "id", [row.id])
-        self._failing.discard(row.id)
         return moved == 1
+
+    def _dropped(self, table: str, what: str, statement: str) -> OutboxDroppedError:
+        return OutboxDroppedError(
+            f"{table} does not do what it reports: {statement} of {what} had no effect and no error, by a"
+            " trigger, a rule or row security. `holdfast outbox check` names it; remove it, and start the"
+            " harvesters again"
+        )
 
     # --- the quarantine -------------------------------------------------------------------------------------
 
@@ -384,15 +501,35 @@ class OutboxRows:
         for some in _parts(sorted(ids)):
             with self.database.transaction():
                 where = f"FROM {self._quarantine} WHERE {self._order} IN ({_listed(some)})"
-                moved += self.database.count(
+                ((there,),) = self.database.rows(f"SELECT count(*) {where}")
+                back = self.database.count(
                     f"INSERT INTO {self._outbox} ({columns}) SELECT {values} {where} ORDER BY {self._order}"
                 )
-                self._delete(self._quarantine, self._order, some)
+                if back != there:
+                    raise self._dropped(self._outbox, f"{there} row(s) from the quarantine", "INSERT")
+                self._require_deleted(some)
+                moved += back
         return moved
 
     def discard(self, ids: Collection[int]) -> int:
         """Delete rows of the quarantine for good, and return how many there were."""
-        return sum(self._delete(self._quarantine, self._order, some) for some in _parts(ids))
+        done = 0
+        for some in _parts(sorted(ids)):
+            with self.database.transaction():
+                done += self._require_deleted(some)
+        return done
+
+    def _require_deleted(self, ids: Sequence[int]) -> int:
+        """Delete rows of the quarantine, and return how many there were; OutboxDroppedError when some
+        stay.
+        """
+        done = self._delete(self._quarantine, self._order, ids)
+        left = self.database.rows(
+            f"SELECT 1 FROM {self._quarantine} WHERE {self._order} IN ({_listed(ids)}) LIMIT 1"
+        )
+        if left:
+            raise self._dropped(self._quarantine, f"{len(ids)} row(s)", "DELETE")
+        return done
 
     # --- leases and status ----------------------------------------------------------------------------------
 
@@ -406,8 +543,28 @@ class OutboxRows:
         }
         with self.database.transaction():  # the row stays locked until it was read
             self.database.count(self._upsert(self._lease, "shard", named, sets), named)
-            (found,) = self.database.rows(f"SELECT epoch FROM {self._lease} WHERE shard = {int(shard)}")
-        return int(found[0])
+            found = self.database.rows(
+                f"SELECT epoch, updated_ms FROM {self._lease} WHERE shard = {int(shard)}"
+            )
+            if [int(each[1]) for each in found] != [named["updated_ms"]]:
+                raise self._dropped(self._lease, f"the lease of shard {shard}", "INSERT or UPDATE")
+        return int(found[0][0])
+
+    def noted(self, shard: int) -> Noted:
+        """Return what is noted of the numbers of *shard*; without a token where nothing is."""
+        found = self.database.rows(f"SELECT epoch, leader FROM {self._lease} WHERE shard = {-1 - int(shard)}")
+        return Noted.read(int(found[0][0]), _as_text(found[0][1])) if found else Noted(outbox="")
+
+    def note(self, shard: int, noted: Noted) -> None:
+        """Note what is known of the numbers of *shard*."""
+        named = {
+            "shard": -1 - shard,
+            "epoch": noted.highest,
+            "leader": noted.packed(),
+            "updated_ms": self._clock.now_ms(),
+        }
+        sets = {name: self._given(name) for name in ("epoch", "leader", "updated_ms")}
+        self.database.count(self._upsert(self._lease, "shard", named, sets), named)
 
     def check(self, held: ShardEpoch | None) -> None:
         """Within a transaction: raise FencedError unless *held* is the newest epoch of its shard, and keep it
@@ -443,7 +600,7 @@ class OutboxRows:
 
     def _leases(self) -> tuple[ShardLeader, ...]:
         found = self.database.rows(
-            f"SELECT shard, epoch, leader, updated_ms FROM {self._lease} ORDER BY shard"
+            f"SELECT shard, epoch, leader, updated_ms FROM {self._lease} WHERE shard >= 0 ORDER BY shard"
         )
         return tuple(
             ShardLeader(shard=shard, epoch=epoch, leader=leader, updated_ms=at_ms)
@@ -461,7 +618,24 @@ class OutboxRows:
             failing=self._counted(f"{self._attempts} WHERE id IN (SELECT {self._order} FROM {self._outbox})"),
             quarantined=self._counted(self._quarantine),
             leases=self._leases(),
+            numbers=self._numbers(),
         )
+
+    def _numbers(self) -> str | None:
+        """Return what is to be said of the rows' numbers; None while they only rise."""
+        found = self.database.rows(
+            f"SELECT epoch, leader FROM {self._lease} WHERE shard < 0 ORDER BY shard DESC"
+        )
+        noted = [Noted.read(int(epoch), _as_text(packed)) for epoch, packed in found]
+        highest = max((each.highest for each in noted), default=0)
+        last = self.numbering.last_if_known()
+        if last is not None and last < highest:
+            return f"began again: row {highest} was published, and the last number given is {last}"
+        again = max(noted, key=lambda each: each.again_ms, default=Noted(outbox=""))
+        if again.again_ms and highest <= again.again_from:
+            at = datetime.fromtimestamp(again.again_ms / 1000, UTC).isoformat(timespec="seconds")
+            return f"began again: found at {at}, after row {again.again_from} was published"
+        return None
 
     def _oldest(self) -> str:
         table = self.tables.outbox
@@ -525,6 +699,22 @@ def _of_no_shard(row: OutboxRow) -> OutboxRow:
     takes = f"numbers from 0 to {BUCKETS - 1}, by which shards share the rows"
     flaw = f"column bucket holds the number {row.bucket}; it takes {takes}"
     return msgspec.structs.replace(row, flaw=row.flaw or flaw)
+
+
+_PLAIN = re.compile(r"[0-9A-Za-z-]{1,64}")
+
+
+def _is_plain(event_id: str | None) -> bool:
+    """Return whether an event's id can stand in a statement as it is, which any UUID can."""
+    return event_id is not None and _PLAIN.fullmatch(event_id) is not None
+
+
+def _quoted(event_id: str) -> str:
+    return f"'{event_id}'"
+
+
+def _as_text(found: Any) -> str:
+    return found.decode(errors="replace") if isinstance(found, bytes) else str(found)
 
 
 def _parts(ids: Iterable[int]) -> Iterator[list[int]]:

@@ -23,6 +23,7 @@ from holdfast.outbox.schema.layouts.outbox_row import (
     OutboxRow,
     PreparedRecord,
     bucket_of,
+    identity_of,
 )
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "OutboxRow",
     "PreparedRecord",
     "bucket_of",
+    "identity_of",
     "layout_named",
 ]
 

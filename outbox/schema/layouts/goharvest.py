@@ -70,6 +70,9 @@ class GoharvestLayout(Layout):
         names = ("id", "kafka_topic", "kafka_key", "kafka_value", "kafka_header_keys", "kafka_header_values")
         return [*(table.c[name] for name in names), epoch_ms(table.c.create_time), table.c.leader_id]
 
+    def created(self, table: Table) -> ColumnElement[Any] | None:
+        return epoch_ms(table.c.create_time)
+
     def decode(self, raw: Sequence[Any]) -> OutboxRow:
         id_, topic, key, value, names, values, created_ms, leader_id, attempts = raw
         if not (

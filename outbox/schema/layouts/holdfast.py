@@ -96,6 +96,9 @@ class HoldfastLayout(Layout):
         )
         return [table.c[name] for name in names]
 
+    def created(self, table: Table) -> ColumnElement[Any] | None:
+        return table.c.created_ms
+
     def decode(self, raw: Sequence[Any]) -> OutboxRow:
         id_, topic, key, value, packed, partition, timestamp_ms, bucket, created_ms, attempts = raw
         if not (

@@ -42,6 +42,10 @@ class Layout(ABC):
     def selection(self, table: Table) -> list[ColumnElement[Any]]:
         """Return what `decode` takes, in its order, before the attempts."""
 
+    def created(self, table: Table) -> ColumnElement[Any] | None:
+        """Return when a row was created, in ms, as `decode` gives it; None where the layout has no time."""
+        return None
+
     @abstractmethod
     def decode(self, raw: Sequence[Any]) -> OutboxRow:
         """Return the row of one selection, its last element the attempts."""

@@ -7,6 +7,7 @@ from typing import Final
 import msgspec
 
 from holdfast.core.engine.declared.partitioners import murmur2
+from holdfast.core.outbox.row_marks import row_mark
 
 BUCKETS: Final = 256
 LIMIT_TOPIC: Final = 249  # Kafka's own
@@ -34,6 +35,20 @@ class OutboxRow(msgspec.Struct, frozen=True, gc=False):
     created_ms: int | None
     flaw: str | None = None
     mark: str | None = None
+
+    @property
+    def event_id(self) -> str | None:
+        """The id that the row has besides its number, in the layout that has no time."""
+        if self.created_ms is not None or not self.headers or self.headers[0][0] != "id":
+            return None
+        return (self.headers[0][1] or b"").decode(errors="replace")
+
+
+def identity_of(row: OutboxRow) -> int:
+    """Return what identifies *row* beyond its number, in 32 bits."""
+    return row_mark(
+        row.key, row.value, row.created_ms, () if row.created_ms is not None else tuple(row.headers)
+    )
 
 
 class PreparedRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
