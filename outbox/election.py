@@ -13,6 +13,7 @@ import logging
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol, Self
 
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
@@ -35,6 +36,7 @@ from holdfast.core.outbox.election import (
 from holdfast.errors import BrokerError, HoldfastError, TopicError
 from holdfast.kafka.clients import make_member, make_writer
 from holdfast.kafka.codes import UNAUTHORIZED
+from holdfast.kafka.group_members import may_join, others_in
 from holdfast.kafka.reading.skipper import Skipper
 from holdfast.outbox.troubles import RIGHTS, Trouble
 
@@ -106,6 +108,8 @@ class Election:
         self._looked_s = 0.0
         self._is_refused = False
         """Whether it lacks a right: that a broker answers does not end such a trouble."""
+        self._others = ""
+        """Who keeps it from its group."""
         self.error: HoldfastError | None = None
 
     # -- life
@@ -115,6 +119,7 @@ class Election:
         be asked.
         """
         assert self._thread is None, "an election is started once"
+        self._choose_group()
         consumer = self._make_consumer(self._consumer_config())
         try:
             self._check_topic(consumer)
@@ -131,6 +136,19 @@ class Election:
         self._consumer = consumer
         self._thread = threading.Thread(target=self._run, name="holdfast-election", daemon=True)
         self._thread.start()
+
+    def _choose_group(self) -> None:
+        """Take the group of earlier releases where this principal was granted that one only."""
+        settings = self.settings
+        if not settings.elder_group or may_join(settings.producer, settings.group_id):
+            return
+        logger.warning(
+            "election: this principal may not use group %(group)s, so %(elder)s is joined, as by earlier "
+            "releases: a worker of an application of that name cannot be in it too. %(rights)s",
+            {"group": settings.group_id, "elder": settings.elder_group, "rights": RIGHTS},
+        )
+        self.settings = replace(settings, group_id=settings.elder_group, elder_group="")
+        self._trouble.who = f"election {self.settings.group_id}"
 
     def stop(self, deadline_s: float) -> None:
         """Give every role back, its leader drained, and leave the group; returns by *deadline_s*
@@ -262,6 +280,11 @@ class Election:
         if error.code() in UNAUTHORIZED:
             self._is_refused = True
             self._trouble.strikes("rights", f"{error.str().removesuffix('.')}: {RIGHTS}")
+        elif error.code() == KafkaError.INCONSISTENT_GROUP_PROTOCOL:
+            self._is_refused = True
+            if not self._trouble.has("group"):  # asking takes time
+                self._others = others_in(self.settings.producer, self.settings.group_id, "harvester")
+            self._trouble.strikes("group", self._others)
         else:
             self._trouble.strikes("broker", f"{error.str()}; check that the broker is reachable")
 

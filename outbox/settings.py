@@ -134,7 +134,8 @@ class HarvestSettings:
         """Return the election's settings; ConfigError when they do not hold together."""
         kafka = self.kafka
         return ElectionSettings(
-            group_id=self.group_id or self.name,
+            group_id=self.group_id or self.default_group,
+            elder_group="" if self.group_id or self.interop else self.name,
             leader_topic=self.leader_topic or f"{self.name}.neli",
             name=self.instance,
             roles=self.shards,
@@ -144,6 +145,13 @@ class HarvestSettings:
             consumer=kafka.consumer(),
             producer=kafka.client(),
         )
+
+    @property
+    def default_group(self) -> str:
+        """Return the election's group where none is named: not the outbox's name alone, which an
+        application's workers may have for their group, but among goharvest's processes theirs.
+        """
+        return self.name if self.interop else f"{self.name}.harvesters"
 
     @property
     def commands_topic(self) -> str:

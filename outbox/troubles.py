@@ -30,6 +30,10 @@ class Trouble:
     def under_way(self) -> bool:
         return bool(self._kinds)
 
+    def has(self, kind: str) -> bool:
+        """Return whether a reason of this *kind* was logged since the trouble began."""
+        return kind in self._kinds
+
     def strikes(self, kind: str, reason: str) -> None:
         """Log *reason*, unless its *kind* was logged since the trouble began."""
         now_s = self._clock.monotonic_s()

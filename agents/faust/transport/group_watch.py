@@ -10,7 +10,7 @@ import asyncio
 import logging
 from typing import Any
 
-from aiokafka.errors import GroupAuthorizationFailedError
+from aiokafka.errors import GroupAuthorizationFailedError, InconsistentGroupProtocolError
 from aiokafka.errors import KafkaError as AioKafkaError
 from aiokafka.protocol.api import Request, RequestStruct, Response
 from aiokafka.protocol.commit import OffsetCommitRequest
@@ -23,6 +23,7 @@ from holdfast.agents.partitions.membership import Membership
 from holdfast.clock import system_clock
 from holdfast.errors import HoldfastError, InstanceFencedError
 from holdfast.kafka.codes import NOT_A_MEMBER
+from holdfast.kafka.group_members import others_in
 
 logger = logging.getLogger(__name__)
 
@@ -140,12 +141,12 @@ def watch_group(coordinator: Any, manager: PartitionManager) -> None:
         # aiokafka waits until its user fetches and takes the error. Nothing is fetched through this consumer,
         # so it would wait for ever.
         if not coordinator._closing.done() and not place.fenced:
-            _end(manager, error)
+            _end(manager, coordinator, error)
         return plain_push(error)
 
     def ended(routine: asyncio.Task[None]) -> None:
         if not coordinator._closing.done() and not routine.cancelled() and not place.fenced:
-            _end(manager, routine.exception())
+            _end(manager, coordinator, routine.exception())
 
     coordinator._send_req, coordinator._push_error_to_user = send, push
     coordinator._coordination_task.add_done_callback(ended)
@@ -168,16 +169,18 @@ def _leave_place(manager: PartitionManager) -> None:
     )
 
 
-def _end(manager: PartitionManager, error: BaseException | None) -> None:
+def _end(manager: PartitionManager, coordinator: Any, error: BaseException | None) -> None:
     manager.crash_soon(
         HoldfastError(
             "this worker cannot take part in its group any more, aiokafka's coordinator has failed:"
-            f" {error}{_cure(error)}"
+            f" {error}{_cure(manager, coordinator, error)}"
         )
     )
 
 
-def _cure(error: BaseException | None) -> str:
+def _cure(manager: PartitionManager, coordinator: Any, error: BaseException | None) -> str:
+    if isinstance(error, InconsistentGroupProtocolError):
+        return f": {others_in(manager.settings.client(), coordinator.group_id, 'worker')}"
     if isinstance(error, GroupAuthorizationFailedError):
         return "; `holdfast acls` shows what a worker needs"
     if "UnknownError" in str(error):  # all that a broker says when it cannot write its record of the group

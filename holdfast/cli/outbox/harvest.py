@@ -69,7 +69,7 @@ def harvest(
         str | None, typer.Option("--leader-topic", help="The election's topic; default: <name>.neli.")
     ] = None,
     group: Annotated[
-        str | None, typer.Option("--group", help="The election's consumer group; default: the name.")
+        str | None, typer.Option("--group", help="The election's consumer group; default: <name>.harvesters.")
     ] = None,
     metrics_port: MetricsPortOption = None,
 ) -> None:

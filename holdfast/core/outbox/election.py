@@ -140,6 +140,8 @@ class ElectionSettings:
     group_id: str
     leader_topic: str
     name: str
+    elder_group: str = ""
+    """The group of earlier releases, joined where this principal may not use *group_id*; empty for none."""
     roles: int = 1
     instance_id: str | None = None
     heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S
