@@ -176,6 +176,7 @@ class DatabaseDriver:
                 ms - 1000, ms * 9 // 10
             ),  # less, so that the lock is what the server tells of
             "idle_in_transaction_session_timeout": idle_ms,
+            "default_transaction_isolation": "read\\ committed",  # whatever the server's own default is
         }
         return " ".join(f"-c {name}={value}" for name, value in limits.items())
 
@@ -186,7 +187,10 @@ class DatabaseDriver:
         """
         s, idle_s = max(1, round(self.limits.statement_s)), max(1, round(self.limits.idle_s))
         limits = f"SET SESSION innodb_lock_wait_timeout = {s}, SESSION lock_wait_timeout = {s}"
+        # Of a server whose default is READ UNCOMMITTED, a harvester would publish what is rolled back.
+        limits += ", SESSION sql_safe_updates = 0"
         with contextlib.closing(connection.cursor()) as cursor:
+            cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             cursor.execute(f"{limits} /*M!100300 , SESSION idle_transaction_timeout = {idle_s} */")
 
     # --- what the URL says ----------------------------------------------------------------------------------

@@ -58,11 +58,21 @@ def connected(
 
 def _opened(driver: DatabaseDriver, may_make_file: bool) -> Any:
     try:
-        return driver.connect(may_make_file=may_make_file)
+        connection = driver.connect(may_make_file=may_make_file)
+        if driver.dialect.driver == "psycopg" and connection.info.encoding == "ascii":
+            _read_as_text(connection)
+        return connection
     except OutboxDatabaseError as error:
         if driver.dialect.name == "sqlite":  # of which it says what to do
             raise
         raise OutboxDatabaseError(f"{error}; {CURE}", is_lost=True) from error
+
+
+def _read_as_text(connection: Any) -> None:
+    """Have psycopg give the texts of a database in SQL_ASCII as texts, as SQLAlchemy needs them."""
+    connection.autocommit = True
+    connection.execute("SET client_encoding TO 'UTF8'")
+    connection.autocommit = False
 
 
 def _beginning(watch: CallWatch) -> Callable[..., None]:

@@ -19,6 +19,7 @@ from holdfast.errors import ConfigError, OutboxDatabaseError, OutboxError, Outbo
 from holdfast.outbox.harvest.table.row_types import QuarantinedRow
 from holdfast.outbox.harvest.table.rows import OutboxRows
 from holdfast.outbox.schema.layouts import LAYOUTS
+from holdfast.outbox.schema.server_checks import server_findings
 from holdfast.outbox.schema.session import connected
 from holdfast.outbox.schema.tables import (
     DIALECTS,
@@ -26,6 +27,7 @@ from holdfast.outbox.schema.tables import (
     outbox_tables,
     problems,
 )
+from holdfast.outbox.trial import trial_findings
 
 app = typer.Typer(cls=CommandGroup, no_args_is_help=True, rich_markup_mode=None, add_completion=False)
 quarantine = typer.Typer(
@@ -121,6 +123,22 @@ def _problems(outbox: _Outbox) -> list[str]:
         return problems(connection, tables)
 
 
+def _findings(outbox: _Outbox) -> tuple[list[str], list[str]]:
+    """Return the problems and notes of an outbox whose tables are as they must be: what its server is set
+    to, what stands on its tables, and what a trial of them shows.
+    """
+    read = database_url(outbox.url)
+    with connected(read) as connection:
+        found, notes = server_findings(
+            connection, outbox_tables(outbox.layout, outbox.table, dialect=read.get_backend_name())
+        )
+    if not found:
+        with OutboxRows(outbox.url, table=outbox.table, layout=outbox.layout) as rows:
+            problems, more = trial_findings(rows)
+        found, notes = found + problems, notes + more
+    return found, notes
+
+
 def _advice(found: Sequence[str], outbox: _Outbox) -> str:
     return (
         f"{'; '.join(found)}. `holdfast outbox init --layout {outbox.layout} --table {outbox.table}` makes"
@@ -161,21 +179,33 @@ def init(
     note(f"the outbox {outbox.table} is {'removed' if remove else 'ready'} (layout {outbox.layout})")
 
 
-@app.command(help="Check the outbox against its layout; exit code 1 when it differs.")
+@app.command(
+    help=(
+        "Check the outbox against its layout, its server's settings, and by a trial: a row is written, read and"
+        " deleted in a transaction that is rolled back. Exit code 1 when it would not work."
+    )
+)
 def check(
     context: typer.Context, database: DatabaseOption = None, table: TableName = None, layout: Chosen = None
 ) -> None:
     outbox = _outbox(context, database, table, layout)
-    found = _problems(outbox)
+    found, notes, lacks = _problems(outbox), list[str](), True
+    if not found:
+        found, notes = _findings(outbox)
+        lacks = False
+    for each in notes:
+        note(each)
     (
         show([{"problem": each} for each in found], ("problem",), output_of(context))
         if found or output_of(context) is Output.JSON
         else None
     )
     if found:
+        cure = (
+            f"; `holdfast outbox init --layout {outbox.layout} --table {outbox.table}` makes what is missing"
+        )
         raise OutboxSchemaError(
-            f"the outbox {outbox.table} has {len(found)} problem(s); `holdfast outbox init --layout"
-            f" {outbox.layout} --table {outbox.table}` makes what is missing"
+            f"the outbox {outbox.table} has {len(found)} problem(s){cure if lacks else ''}"
         )
     note(f"the outbox {outbox.table} is as the layout {outbox.layout} must be")
 
@@ -202,6 +232,7 @@ def status(
         "oldest_age_ms": age_ms,
         "failing": found.failing,
         "quarantined": found.quarantined,
+        "numbers": found.numbers,
         "leaders": {
             str(each.shard): {"leader": each.leader, "epoch": each.epoch, "updated_at_ms": each.updated_ms}
             for each in found.leases
@@ -210,8 +241,11 @@ def status(
     if output_of(context) is Output.JSON:
         show([record], tuple(record), Output.JSON)
         return
+    if found.numbers:
+        note(f"the numbers of the rows of {outbox.table} {found.numbers}")
     leaders = ", ".join(f"{each.shard}: {each.leader} (epoch {each.epoch})" for each in found.leases)
-    show([{**record, "leaders": leaders or None}], tuple(record), Output.TABLE)
+    shown = [name for name in record if name != "numbers"]
+    show([{**record, "leaders": leaders or None}], shown, Output.TABLE)
 
 
 @quarantine.command("list", help="List the rows in quarantine, oldest first, with the reason.")

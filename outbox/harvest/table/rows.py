@@ -344,7 +344,7 @@ class OutboxRows:
 
     def forget_all_attempts(self) -> None:
         """Forget every failed attempt: numbers began again, and attempts are noted by number."""
-        self.database.count(f"DELETE FROM {self._attempts}")
+        self.database.count(f"DELETE FROM {self._attempts} WHERE id >= 0")
         self._failing.clear()
 
     def attempt_failed(
@@ -368,16 +368,18 @@ class OutboxRows:
             "next_attempt_ms": retry_at_ms,
         }
         changed = ("attempts", "last_error", "next_attempt_ms")
+        sql = self._upsert(self._attempts, "id", named, {name: self._given(name) for name in changed})
         with self.database.transaction():
             self.check(held)
-            self.database.count(
-                self._upsert(self._attempts, "id", named, {name: self._given(name) for name in changed}),
-                named,
-            )
-            noted = self.database.rows(f"SELECT attempts FROM {self._attempts} WHERE id = {int(row.id)}")
-            if [int(each[0]) for each in noted] != [attempts]:
-                raise self._dropped(self._attempts, f"the failed attempt of row {row.id}", "INSERT or UPDATE")
+            self._note_attempt(sql, named)
         return attempts
+
+    def _note_attempt(self, sql: str, named: dict[str, Any]) -> None:
+        self.database.count(sql, named)
+        noted = self.database.rows(f"SELECT attempts FROM {self._attempts} WHERE id = {int(named['id'])}")
+        if [int(each[0]) for each in noted] != [named["attempts"]]:
+            what = f"the failed attempt of row {named['id']}"
+            raise self._dropped(self._attempts, what, "INSERT or UPDATE")
 
     def _key_text(self, key: bytes) -> str | bytes:
         """Return *key* as a column of text holds it: SQLite's may hold bytes that are no text."""
@@ -434,6 +436,11 @@ class OutboxRows:
         return moved
 
     def _set_aside(self, row: OutboxRow, reason: str, number: int, held: ShardEpoch | None) -> bool:
+        with self.database.transaction():
+            self.check(held)
+            return self._moved_aside(row, reason, number)
+
+    def _moved_aside(self, row: OutboxRow, reason: str, number: int) -> bool:
         columns, mark = self._columns, self._mark_of
         named = {
             "attempts": row.attempts,
@@ -442,21 +449,36 @@ class OutboxRows:
             "id": row.id,
         }
         values = [str(number) if each == self._order and number != row.id else each for each in columns]
-        with self.database.transaction():
-            self.check(held)
-            moved = self.database.count(
-                f"INSERT INTO {self._quarantine} ({', '.join(columns)}, attempts, reason, quarantined_ms)"
-                f" SELECT {', '.join(values)}, {mark('attempts')}, {mark('reason')}, {mark('quarantined_ms')}"
-                f" FROM {self._outbox} WHERE {self._order} = {mark('id')}",
-                named,
-            )
-            deleted = self._delete(self._outbox, self._order, [row.id])
-            if moved < deleted:
-                raise self._dropped(self._quarantine, f"row {row.id}", "INSERT")
-            if self.find([row.id]):
-                raise self._dropped(self._outbox, f"row {row.id}", "DELETE")
-            self._delete(self._attempts, "id", [row.id])
+        moved = self.database.count(
+            f"INSERT INTO {self._quarantine} ({', '.join(columns)}, attempts, reason, quarantined_ms)"
+            f" SELECT {', '.join(values)}, {mark('attempts')}, {mark('reason')}, {mark('quarantined_ms')}"
+            f" FROM {self._outbox} WHERE {self._order} = {mark('id')}",
+            named,
+        )
+        deleted = self._delete(self._outbox, self._order, [row.id])
+        if moved < deleted:
+            raise self._dropped(self._quarantine, f"row {row.id}", "INSERT")
+        if self.find([row.id]):
+            raise self._dropped(self._outbox, f"row {row.id}", "DELETE")
+        self._delete(self._attempts, "id", [row.id])
         return moved == 1
+
+    def try_beside(self, row: OutboxRow) -> None:
+        """Do to *row* and the tables beside the outbox what harvesters do, within a transaction that the
+        caller rolls back. OutboxDroppedError or OutboxDatabaseError when something has no effect, or fails.
+        """
+        named = {
+            "id": row.id,
+            "topic": self._stored_topic(row.topic),
+            "key": None,
+            "attempts": row.attempts + 1,
+            "last_error": "a trial",
+            "next_attempt_ms": self._clock.now_ms(),
+        }
+        sets = {name: self._given(name) for name in ("attempts", "last_error", "next_attempt_ms")}
+        self._note_attempt(self._upsert(self._attempts, "id", named, sets), named)
+        self._moved_aside(row, "a trial", self._clock.now_ms() * 1_000)
+        self._next_epoch(0, "a trial")
 
     def _dropped(self, table: str, what: str, statement: str) -> OutboxDroppedError:
         return OutboxDroppedError(
@@ -535,19 +557,20 @@ class OutboxRows:
 
     def epoch(self, shard: int, leader: str) -> int:
         """Return the next epoch of *shard*, taken for *leader*: higher than any before, from 1."""
+        with self.database.transaction():  # the row stays locked until it was read
+            return self._next_epoch(shard, leader)
+
+    def _next_epoch(self, shard: int, leader: str) -> int:
         named = {"shard": shard, "epoch": 1, "leader": leader[:255], "updated_ms": self._clock.now_ms()}
         sets = {
             "epoch": f"{self._lease}.epoch + 1",
             "leader": self._given("leader"),
             "updated_ms": self._given("updated_ms"),
         }
-        with self.database.transaction():  # the row stays locked until it was read
-            self.database.count(self._upsert(self._lease, "shard", named, sets), named)
-            found = self.database.rows(
-                f"SELECT epoch, updated_ms FROM {self._lease} WHERE shard = {int(shard)}"
-            )
-            if [int(each[1]) for each in found] != [named["updated_ms"]]:
-                raise self._dropped(self._lease, f"the lease of shard {shard}", "INSERT or UPDATE")
+        self.database.count(self._upsert(self._lease, "shard", named, sets), named)
+        found = self.database.rows(f"SELECT epoch, updated_ms FROM {self._lease} WHERE shard = {int(shard)}")
+        if [int(each[1]) for each in found] != [named["updated_ms"]]:
+            raise self._dropped(self._lease, f"the lease of shard {shard}", "INSERT or UPDATE")
         return int(found[0][0])
 
     def noted(self, shard: int) -> Noted:
