@@ -11,7 +11,7 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from holdfast.config import Settings
 from holdfast.embedded.kafka import EmbeddedKafka
-from holdfast.outbox.settings import HarvestSettings
+from holdfast.outbox.settings import HarvestSettings, Strategy
 from holdfast.outbox.writer.records import OutboxRecord
 from tests.outbox.databases import FreshOutbox
 from tests.outbox.harvesting import Alone
@@ -28,6 +28,7 @@ class Bench:
     kafka: EmbeddedKafka
     outbox: FreshOutbox
     name: str = "shop"
+    strategy: Strategy = Strategy.FENCED
 
     @property
     def topic(self) -> str:

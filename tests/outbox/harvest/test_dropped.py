@@ -1,0 +1,225 @@
+"""Databases that do less than they report: what is deleted, marked, written or set aside without effect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from holdfast.errors import OutboxDroppedError
+from holdfast.outbox.harvest.harvester import Harvester, Strategy
+from holdfast.outbox.harvest.table.marks import MarkedRows
+from holdfast.outbox.harvest.table.row_types import ShardEpoch
+from holdfast.outbox.trial import trial_findings
+from tests.outbox.databases import FreshOutbox, url_of
+from tests.outbox.embedded import Bench, bench
+from tests.support.harness import wait_for
+from tests.support.patience import DEADLINE_S
+
+RETURN_NULL = "CREATE FUNCTION {table}_drop() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'"
+
+
+def drop(outbox: FreshOutbox, event: str, ending: str = "") -> None:
+    """Have the database drop each *event* on a table of *outbox* without an error."""
+    table = f"{outbox.table}{ending}"
+    with outbox.engine().begin() as connection:
+        if outbox.dialect == "sqlite":
+            connection.execute(
+                text(f"CREATE TRIGGER {table}_keep BEFORE {event} ON {table} BEGIN SELECT RAISE(IGNORE); END")
+            )
+        else:
+            connection.execute(text(RETURN_NULL.format(table=table)))
+            connection.execute(
+                text(
+                    f"CREATE TRIGGER {table}_keep BEFORE {event} ON {table} FOR EACH ROW EXECUTE FUNCTION"
+                    f" {table}_drop()"
+                )
+            )
+
+
+@pytest.fixture(params=["fenced-holdfast", "fenced-goharvest", "fenced-debezium", "mark-goharvest"])
+def desk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
+    """Give an outbox of each layout and strategy."""
+    strategy, _, layout = request.param.partition("-")
+    with bench(FreshOutbox.make(url_of("sqlite", request, tmp_path), layout)) as made:
+        made.strategy = Strategy(strategy)
+        yield made
+
+
+def harvest_until_it_ends(desk: Bench) -> str:
+    """Return the error with which a harvester ends."""
+    settings = desk.settings(strategy=desk.strategy, heartbeat_timeout_s=2.0)
+    with pytest.raises(OutboxDroppedError) as caught, Harvester(settings) as harvester:
+        harvester.wait(DEADLINE_S)
+    return str(caught.value)
+
+
+def test_a_row_that_a_delete_leaves_is_published_once_and_ends_the_harvester(desk: Bench) -> None:
+    drop(desk.outbox, "DELETE")
+    desk.write("one", "two")
+    said = harvest_until_it_ends(desk)
+    assert "published and deleted" in said
+    assert desk.published() == ["one", "two"]
+    if desk.strategy is Strategy.FENCED:  # mark is at least once
+        harvest_until_it_ends(desk)
+        assert desk.published() == ["one", "two"], "the next leader finds it in the progress"
+
+
+def test_a_row_that_comes_back_after_each_delete_is_published_once(desk: Bench) -> None:
+    table = desk.outbox.table
+    with desk.outbox.engine().begin() as connection:
+        names = ", ".join(column.name for column in desk.outbox.tables.outbox.columns)
+        olds = ", ".join(
+            "NULL" if column.name == "leader_id" else f"OLD.{column.name}"
+            for column in desk.outbox.tables.outbox.columns
+        )
+        connection.execute(
+            text(
+                f"CREATE TRIGGER {table}_back AFTER DELETE ON {table} BEGIN INSERT INTO {table} ({names}) VALUES"
+                f" ({olds}); END"
+            )
+        )
+    desk.write("one")
+    assert "published and deleted" in harvest_until_it_ends(desk)
+    assert desk.published() == ["one"]
+
+
+@pytest.mark.database
+@pytest.mark.parametrize("how", ["trigger", "rule", "row security"])
+def test_so_it_is_on_postgres(how: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    with bench(FreshOutbox.make(url_of("postgres", request, tmp_path))) as desk:
+        table, user = desk.outbox.table, f"u_{desk.outbox.table}"
+        with desk.outbox.engine().begin() as connection:
+            match how:
+                case "trigger":
+                    drop(desk.outbox, "DELETE")
+                case "rule":
+                    connection.execute(text(f"CREATE RULE keep AS ON DELETE TO {table} DO INSTEAD NOTHING"))
+                case _:
+                    connection.execute(text(f"CREATE ROLE {user} LOGIN PASSWORD 'pw'"))
+                    for each in desk.outbox.tables.every:
+                        connection.execute(text(f"GRANT ALL ON {each.name} TO {user}"))
+                    connection.execute(text(f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY"))
+                    for verb, body in (("SELECT", "USING (true)"), ("INSERT", "WITH CHECK (true)")):
+                        connection.execute(
+                            text(f"CREATE POLICY p_{verb} ON {table} FOR {verb} TO {user} {body}")
+                        )
+        desk.write("one", "two")
+        if how == "row security":
+            head, _, rest = desk.outbox.url.partition("://")
+            url = f"{head}://{user}:pw@{rest.partition('@')[2]}"
+            desk.outbox = FreshOutbox(url=url, table=table, layout=desk.outbox.layout)
+        assert "published and deleted" in harvest_until_it_ends(desk)
+        assert desk.published() == ["one", "two"]
+        with desk.outbox.rows() as rows:
+            problems, _ = trial_findings(rows)
+            assert any("is still there" in each for each in problems), problems
+            assert rows.count() == 2, "the trial is rolled back"
+
+
+def test_marks_that_are_not_stored_end_strategy_mark(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    with bench(FreshOutbox.make(url_of("sqlite", request, tmp_path), "goharvest")) as desk:
+        desk.strategy = Strategy.MARK
+        drop(desk.outbox, "UPDATE")
+        desk.write("one")
+        assert "drops the UPDATE" in harvest_until_it_ends(desk)
+        assert desk.published() == []
+
+
+@pytest.mark.database
+def test_marks_that_postgres_does_not_store_end_it_too(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    outbox = FreshOutbox.make(url_of("postgres", request, tmp_path), "goharvest")
+    with bench(outbox) as desk, outbox.rows() as rows:
+        held = ShardEpoch(shard=0, epoch=rows.epoch(0, "me"))
+        assert MarkedRows(rows).mark(10, "6f0c2d9a-51be-4703-8c1e-5b1c7c2b3a11", held=held) == []
+        drop(outbox, "UPDATE")
+        desk.write("one")
+        with pytest.raises(OutboxDroppedError, match="drops the UPDATE"):
+            MarkedRows(rows).mark(10, "6f0c2d9a-51be-4703-8c1e-5b1c7c2b3a11", held=held)
+
+
+def test_a_row_that_the_quarantine_drops_stays(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    outbox = FreshOutbox.make(url_of("sqlite", request, tmp_path))
+    drop(outbox, "INSERT", "_quarantine")
+    with bench(outbox) as desk, outbox.rows() as rows:
+        desk.write("one")
+        (row,) = rows.take(1)
+        with pytest.raises(OutboxDroppedError, match="_quarantine"):
+            rows.set_aside(row, "refused")
+        assert rows.count() == 1
+        assert any("_quarantine" in each for each in trial_findings(rows)[0])
+
+
+def test_nothing_is_lost_between_quarantine_and_outbox(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    outbox = FreshOutbox.make(url_of("sqlite", request, tmp_path))
+    with bench(outbox) as desk, outbox.rows() as rows:
+        desk.write("one")
+        (row,) = rows.take(1)
+        rows.set_aside(row, "refused")
+        drop(outbox, "INSERT")
+        with pytest.raises(OutboxDroppedError):
+            rows.retry([row.id])
+        drop(outbox, "DELETE", "_quarantine")
+        with pytest.raises(OutboxDroppedError):
+            rows.discard([row.id])
+        assert len(rows.quarantined(10)) == 1
+
+
+@pytest.mark.parametrize("ending", ["_attempts", "_lease"])
+def test_attempts_and_leases_that_are_not_stored_are_said(
+    ending: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    outbox = FreshOutbox.make(url_of("sqlite", request, tmp_path))
+    drop(outbox, "INSERT", ending)
+    with bench(outbox) as desk, outbox.rows() as rows:
+        desk.write("one")
+        (row,) = rows.take(1)
+        with pytest.raises(OutboxDroppedError, match=ending):
+            rows.attempt_failed(row, "refused", 0) if ending == "_attempts" else rows.epoch(0, "me")
+
+
+def test_a_trial_of_a_sound_outbox_finds_nothing_and_leaves_nothing(desk: Bench) -> None:
+    with desk.outbox.rows() as rows:
+        assert trial_findings(rows) == ([], [])
+        assert (rows.count(), rows.quarantined(10), rows.status().leases) == (0, [], ())
+
+
+@pytest.mark.parametrize("event", ["INSERT", "DELETE"])
+def test_a_trial_shows_what_is_dropped(event: str, desk: Bench) -> None:
+    drop(desk.outbox, event)
+    with desk.outbox.rows() as rows:
+        problems, _ = trial_findings(rows)
+        assert problems
+        assert rows.count() == 0
+
+
+def test_a_trial_shows_what_is_changed(desk: Bench) -> None:
+    table, key = desk.outbox.table, desk.outbox.layout.key
+    with desk.outbox.engine().begin() as connection:
+        connection.execute(
+            text(
+                f"CREATE TRIGGER {table}_alter AFTER INSERT ON {table} BEGIN UPDATE {table} SET {key} = 'x'"
+                f" WHERE {desk.outbox.layout.order} = NEW.{desk.outbox.layout.order}; END"
+            )
+        )
+    with desk.outbox.rows() as rows:
+        problems, _ = trial_findings(rows)
+        assert any("with another key" in each for each in problems), problems
+
+
+def test_a_harvester_that_is_held_up_says_so_in_its_stats(desk: Bench) -> None:
+    drop(desk.outbox, "DELETE")
+    desk.write("one")
+    harvester = Harvester(desk.settings(strategy=desk.strategy, heartbeat_timeout_s=2.0))
+    harvester.start()
+    try:
+        wait_for("the end", lambda: harvester.error is not None, DEADLINE_S)
+        assert "row security undoes the DELETE" in harvester.stats[0].last_error
+    finally:
+        harvester.stop()
