@@ -11,7 +11,7 @@ import json
 import secrets
 import uuid
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 from holdfast.clock import Clock, system_clock
 from holdfast.errors import OutboxDatabaseError, OutboxDroppedError, OutboxError
@@ -140,10 +140,8 @@ def _differences(rows: OutboxRows, row: OutboxRow, clock: Clock) -> Iterator[str
 
 
 def _headers(record: OutboxRecord) -> list[tuple[str, bytes | None]]:
-    pairs: list[tuple[str, bytes | None]] = []
-    for name, value in record.headers:  # type: ignore[misc]
-        pairs.append((name, value.encode() if isinstance(value, str) else value))
-    return pairs
+    given: Any = record.headers
+    return [(name, value.encode() if isinstance(value, str) else value) for name, value in given]
 
 
 def _same_json(rows: OutboxRows, found: bytes | None, wanted: bytes | None) -> bool:

@@ -77,7 +77,8 @@ def _of_postgres(connection: Connection, tables: OutboxTables) -> Iterator[Findi
         yield (
             False,
             (
-                "standard_conforming_strings is off: holdfast's own statements do not depend on it, but programs"
+                "standard_conforming_strings is off: holdfast's own statements do not depend on it, but"
+                " programs"
                 " that write rows by SQL of their own may store other bytes; set it on"
             ),
         )
@@ -89,7 +90,8 @@ def _of_postgres(connection: Connection, tables: OutboxTables) -> Iterator[Findi
         yield (
             False,
             (
-                f"default_transaction_isolation is {named['default_transaction_isolation']}: harvesters set read"
+                f"default_transaction_isolation is {named['default_transaction_isolation']}: harvesters set"
+                " read"
                 " committed for themselves"
             ),
         )
@@ -99,7 +101,7 @@ def _of_postgres(connection: Connection, tables: OutboxTables) -> Iterator[Findi
     if tables.layout.name == "goharvest" and "without" in str(_pg_type(connection, tables, "create_time")):
         yield (
             zone not in ("UTC", "Etc/UTC"),
-            f"column create_time has no time zone, and the server's is {zone}: times are off unless it is UTC",
+            f"column create_time has no time zone, and the server's is {zone}: set UTC",
         )
     for each in tables.every:
         yield from _of_postgres_table(
@@ -137,7 +139,8 @@ def _of_postgres_table(connection: Connection, tables: OutboxTables, name: str) 
             yield (
                 True,
                 (
-                    f"{name} is in a publication and has no replica identity: the server refuses to delete from"
+                    f"{name} is in a publication and has no replica identity: the server refuses to"
+                    " delete from"
                     f" it; ALTER TABLE {name} REPLICA IDENTITY FULL, or give it a primary key"
                 ),
             )
@@ -155,7 +158,7 @@ def _of_postgres_table(connection: Connection, tables: OutboxTables, name: str) 
             oid=oid,
         ):
             yield False, f"a trigger on {name}: {trigger}"
-        for column, generated in _rows(
+        for column, _ in _rows(
             connection,
             "SELECT attname, attgenerated::text FROM pg_attribute WHERE attrelid = :oid AND attnum > 0 AND"
             " attgenerated <> ''",
@@ -182,7 +185,8 @@ def _of_mysql(connection: Connection, tables: OutboxTables) -> Iterator[Finding]
         yield (
             False,
             (
-                "sql_mode has NO_BACKSLASH_ESCAPES: holdfast's own statements do not depend on it, but programs"
+                "sql_mode has NO_BACKSLASH_ESCAPES: holdfast's own statements do not depend on it, but"
+                " programs"
                 " that escape with backslashes store other bytes"
             ),
         )
@@ -221,7 +225,7 @@ def _of_mysql_table(connection: Connection, tables: OutboxTables, table: Any) ->
             yield (
                 True,
                 (
-                    f"{name} is {str(kind).lower()} of engine {engine}: what is rolled back there stays, and is"
+                    f"{name} is {str(kind).lower()} of engine {engine}: what is rolled back stays, and is"
                     f" published; ALTER TABLE {name} ENGINE=InnoDB"
                 ),
             )
@@ -246,7 +250,7 @@ def _of_mysql_table(connection: Connection, tables: OutboxTables, table: Any) ->
             yield (
                 narrow,
                 (
-                    f"column {name}.{column} has the character set {charset}, which lacks characters: a server"
+                    f"column {name}.{column} has the character set {charset}, which lacks some: a server"
                     " that is not strict stores ? for them; use utf8mb4"
                 ),
             )

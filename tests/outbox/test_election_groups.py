@@ -1,4 +1,4 @@
-"""The groups of harvesters: names of their own, members of another kind in them, and earlier releases beside."""
+"""The groups of harvesters: names of their own, members of another kind, and earlier releases beside."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Consumer
+from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
 
 from holdfast.config import Settings
 from holdfast.core.kafka.grants import Grant, Operation, Pattern, Resource
@@ -37,8 +38,7 @@ def worker(kafka: EmbeddedKafka, group: str, topic: str = "orders", **more: Any)
     config = {"group.id": group, "client.id": "the-worker", "partition.assignment.strategy": "range"}
     consumer = Consumer(kafka.client_config(**config, **more))
     consumer.subscribe([topic])
-    held = lambda: bool(consumer.poll(0.05)) or bool(consumer.assignment())  # noqa: E731
-    wait_for("an assignment", held, DEADLINE_S)
+    wait_for("an assignment", lambda: bool(consumer.poll(0.05) or consumer.assignment()), DEADLINE_S)
     return consumer
 
 
@@ -92,8 +92,8 @@ def test_who_is_in_a_group_is_told_as_far_as_it_is_known(desk: Bench) -> None:
 
 
 def test_harvesters_of_two_groups_lead_one_after_the_other(desk: Bench) -> None:
-    """One of 0.1.0, whose group is the outbox's name, and one of this release, while rows are written: none is
-    lost or doubled, and when either ends the other leads."""
+    """One of 0.1.0, whose group is the outbox's name, and one of this release, while rows are written: none
+    is lost or doubled, and when either ends the other leads."""
     values = [f"{at}" for at in range(60)]
     earlier = Harvester(desk.settings(group_id="shop", instance="earlier", heartbeat_timeout_s=PROMPT_S))
     later = Harvester(desk.settings(instance="later", heartbeat_timeout_s=PROMPT_S))
@@ -143,7 +143,8 @@ def test_the_group_of_earlier_releases_is_joined_where_only_that_was_granted(
         ]
         before.append(Grant(Resource.GROUP, "shop", Operation.READ, "as 0.1.0 needs it", Pattern.LITERAL))
         guarded.grant("harvester", before)
-        guarded._broker.create_topic("orders")
+        made = guarded.admin.create_topics([NewTopic("orders", 1)])
+        made["orders"].result(DEADLINE_S)
         with outbox.engine().begin() as connection:
             outbox.writer().write(connection, "orders", key="k", value="v")
         with Harvester(settings) as harvester, outbox.rows() as rows:

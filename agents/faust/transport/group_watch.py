@@ -141,12 +141,12 @@ def watch_group(coordinator: Any, manager: PartitionManager) -> None:
         # aiokafka waits until its user fetches and takes the error. Nothing is fetched through this consumer,
         # so it would wait for ever.
         if not coordinator._closing.done() and not place.fenced:
-            _end(manager, coordinator, error)
+            _end(manager, error)
         return plain_push(error)
 
     def ended(routine: asyncio.Task[None]) -> None:
         if not coordinator._closing.done() and not routine.cancelled() and not place.fenced:
-            _end(manager, coordinator, routine.exception())
+            _end(manager, routine.exception())
 
     coordinator._send_req, coordinator._push_error_to_user = send, push
     coordinator._coordination_task.add_done_callback(ended)
@@ -169,18 +169,19 @@ def _leave_place(manager: PartitionManager) -> None:
     )
 
 
-def _end(manager: PartitionManager, coordinator: Any, error: BaseException | None) -> None:
+def _end(manager: PartitionManager, error: BaseException | None) -> None:
     manager.crash_soon(
         HoldfastError(
             "this worker cannot take part in its group any more, aiokafka's coordinator has failed:"
-            f" {error}{_cure(manager, coordinator, error)}"
+            f" {error}{_cure(manager, error)}"
         )
     )
 
 
-def _cure(manager: PartitionManager, coordinator: Any, error: BaseException | None) -> str:
+def _cure(manager: PartitionManager, error: BaseException | None) -> str:
     if isinstance(error, InconsistentGroupProtocolError):
-        return f": {others_in(manager.settings.client(), coordinator.group_id, 'worker')}"
+        settings = manager.settings
+        return f": {others_in(settings.client(), settings.app, 'worker')}"
     if isinstance(error, GroupAuthorizationFailedError):
         return "; `holdfast acls` shows what a worker needs"
     if "UnknownError" in str(error):  # all that a broker says when it cannot write its record of the group

@@ -181,8 +181,8 @@ def init(
 
 @app.command(
     help=(
-        "Check the outbox against its layout, its server's settings, and by a trial: a row is written, read and"
-        " deleted in a transaction that is rolled back. Exit code 1 when it would not work."
+        "Check the outbox against its layout, its server's settings, and by a trial: a row is written, read"
+        " and deleted in a transaction that is rolled back. Exit code 1 when it would not work."
     )
 )
 def check(

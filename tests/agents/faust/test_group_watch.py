@@ -9,16 +9,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from aiokafka.errors import KafkaError, UnknownError
+from aiokafka.errors import InconsistentGroupProtocolError, KafkaError, UnknownError
 from aiokafka.protocol.commit import OffsetCommitRequest
 from aiokafka.protocol.group import HeartbeatRequest, JoinGroupRequest, SyncGroupRequest
+from confluent_kafka import Consumer
 
 from holdfast.agents.faust.transport import group_watch
 from holdfast.agents.faust.transport.group_watch import watch_group
 from holdfast.agents.partitions.membership import Membership
 from holdfast.clock import ManualClock
 from holdfast.config import Settings
+from holdfast.embedded.kafka import EmbeddedKafka
 from holdfast.errors import InstanceFencedError
+from tests.support.harness import wait_for
 from tests.support.patience import DEADLINE_S
 
 SESSION_S, REBALANCE_S = 6.0, 30.0
@@ -241,6 +244,21 @@ def test_a_group_that_is_too_large_for_the_broker_is_told_with_its_cure() -> Non
     crashes: list[BaseException] = []
     group_watch._end(SimpleNamespace(crash_soon=crashes.append), KafkaError(repr(UnknownError())))  # type: ignore[arg-type]
     assert "max.message.bytes of __consumer_offsets" in str(crashes[0])
+
+
+def test_a_group_with_members_of_another_kind_is_told_with_who_they_are() -> None:
+    crashes: list[BaseException] = []
+    with EmbeddedKafka() as kafka:
+        kafka.create_topic("orders")
+        member = Consumer(kafka.client_config(**{"group.id": "shop", "client.id": "stranger"}))
+        member.subscribe(["orders"])
+        wait_for("a member", lambda: bool(member.poll(0.05) or member.assignment()), DEADLINE_S)
+        settings = Settings(app="shop", kafka=kafka.client_config())
+        manager: Any = SimpleNamespace(crash_soon=crashes.append, settings=settings)
+        group_watch._end(manager, InconsistentGroupProtocolError())
+        member.close()
+    assert "client stranger at" in str(crashes[0])
+    assert "group shop has members of another kind than this worker" in str(crashes[0])
 
 
 def test_an_error_that_aiokafka_keeps_for_its_user_ends_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:

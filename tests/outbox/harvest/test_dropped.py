@@ -77,7 +77,8 @@ def test_a_row_that_comes_back_after_each_delete_is_published_once(desk: Bench) 
         )
         connection.execute(
             text(
-                f"CREATE TRIGGER {table}_back AFTER DELETE ON {table} BEGIN INSERT INTO {table} ({names}) VALUES"
+                f"CREATE TRIGGER {table}_back AFTER DELETE ON {table} BEGIN INSERT INTO {table} ({names})"
+                " VALUES"
                 f" ({olds}); END"
             )
         )

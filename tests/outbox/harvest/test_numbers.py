@@ -164,7 +164,7 @@ def test_status_sees_it_before_any_harvester(plain: Bench) -> None:
 
 
 def test_the_progress_of_an_earlier_release_names_only_rows_that_are_not_younger(plain: Bench) -> None:
-    """Its records have no marks: a row that was written after the record is another, one from before is not."""
+    """Its records have no marks: a row that is younger than the record is another, an older one is not."""
     plain.write(*OLD)
     with plain.outbox.rows() as rows:
         before = rows.take(100)

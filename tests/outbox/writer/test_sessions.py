@@ -56,7 +56,8 @@ def wanted(record: OutboxRecord) -> tuple[Any, ...]:
     def of(each: Any) -> Any:
         return each.encode() if isinstance(each, str) else each
 
-    return of(record.key), of(record.value), [(name, of(value)) for name, value in record.headers]  # type: ignore[misc]
+    headers: Any = record.headers
+    return of(record.key), of(record.value), [(name, of(value)) for name, value in headers]
 
 
 def stored(row: OutboxRow, outbox: FreshOutbox) -> tuple[Any, ...]:
@@ -132,20 +133,23 @@ def test_rows_that_the_database_drops_are_refused(
             case "sqlite":
                 connection.execute(
                     text(
-                        f"CREATE TRIGGER {table}_no BEFORE INSERT ON {table} WHEN NEW.key = x'62' BEGIN SELECT"
+                        f"CREATE TRIGGER {table}_no BEFORE INSERT ON {table} WHEN NEW.key = x'62' BEGIN"
+                        " SELECT"
                         " RAISE(IGNORE); END"
                     )
                 )
             case _:
                 connection.execute(
                     text(
-                        f"CREATE FUNCTION {table}_no() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN IF NEW.key ="
+                        f"CREATE FUNCTION {table}_no() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN IF"
+                        " NEW.key ="
                         " ''b''::bytea THEN RETURN NULL; END IF; RETURN NEW; END'"
                     )
                 )
                 connection.execute(
                     text(
-                        f"CREATE TRIGGER no BEFORE INSERT ON {table} FOR EACH ROW EXECUTE FUNCTION {table}_no()"
+                        f"CREATE TRIGGER no BEFORE INSERT ON {table} FOR EACH ROW"
+                        f" EXECUTE FUNCTION {table}_no()"
                     )
                 )
     writer = outbox.writer(notify=notify)
