@@ -13,6 +13,7 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -111,6 +112,7 @@ class AuditReport:
             "producers",
             "repeated",
             "undigested",
+            "alike",
             "ends",
             "untold",
         )
@@ -162,7 +164,8 @@ def audit(settings: Settings, options: AuditOptions) -> AuditReport:
 
 
 def _audit(settings: Settings, options: AuditOptions) -> AuditReport:
-    told = _told(settings, options) if options.compares_ends or not options.topics else {}
+    asks_leaders = options.compares_ends or not options.topics
+    told = _told(settings, options) if asks_leaders else {}
     topics = options.topics or tuple(sorted({topic for topic, _ in told}))
     if not topics:
         raise ConfigError(
@@ -170,7 +173,7 @@ def _audit(settings: Settings, options: AuditOptions) -> AuditReport:
         )
     ends = told if options.compares_ends else None
     partitions: list[PartitionAudit] = []
-    notes: list[str] = []
+    notes: list[str] = _began_again(settings, options) if asks_leaders else []
     engines: set[str] = set()
     for topic in topics:
         unsettled = (
@@ -198,7 +201,15 @@ def _audit(settings: Settings, options: AuditOptions) -> AuditReport:
                     f"{topic} partition {summary.partition} begins at offset {first}: what was deleted before"
                     " it is not proved"
                 )
-            partitions.append(_concluded(replayed, place, rules, first, summary.records, expected))
+            concluded = _concluded(replayed, place, rules, first, summary.records, expected)
+            partitions.append(concluded)
+            if concluded.alike:
+                notes.append(
+                    f"{topic} partition {summary.partition}: {concluded.alike} record(s) are like the one"
+                    " before them of their key, under another number: the service wrote the row again, or it"
+                    " was published again, as where a database does not delete it (`holdfast outbox check`);"
+                    " --number HEADER tells which"
+                )
     return AuditReport(
         engine="+".join(sorted(engines)),
         source=options.source,
@@ -282,6 +293,31 @@ def _told(settings: Settings, options: AuditOptions) -> Ends:
         for place, at in reached.items()
         if at
     }
+
+
+def _began_again(settings: Settings, options: AuditOptions) -> list[str]:
+    """Return what the leaders say of numbers of rows that began again."""
+    numbers = Processor(
+        name="audit-numbers",
+        source=progress_topic(str(options.rules.outbox)),
+        decode=outbox_books.decode_numbers,
+        fold=outbox_books.fold_numbers,
+        row=outbox_books.NumbersAgain,
+        inputs=("key", "value", "headers"),
+    )
+    replayed = replay(numbers, settings, replace(_replaying(options), engine="local"))
+    out = []
+    for summary in replayed.partitions:
+        for producer, row in _rows(replayed, summary.partition, outbox_books.NumbersAgain).items():
+            if options.rules.covers(producer) and row.at_ms:
+                at = datetime.fromtimestamp(row.at_ms / 1000, UTC).isoformat(timespec="seconds")
+                out.append(
+                    f"{producer}: the numbers of the rows began again, found at {at} after row"
+                    f" {row.after} was published: the tables were restored, emptied with their numbers, or"
+                    " are those of another database. What was committed before and is not in the topics is not"
+                    " proved"
+                )
+    return out
 
 
 def _unsettled(settings: Settings, topic: str, settle_s: float) -> set[int]:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import msgspec
 
-from holdfast.core.engine.declared.processor import Emits
+from holdfast.core.engine.declared.processor import Emits, Headers
 from holdfast.core.engine.state.rows import Rows
 from holdfast.core.kafka.sequences import distance
-from holdfast.core.outbox.harvest import SequencesProgress, decode_progress
+from holdfast.core.outbox.harvest import RowsProgress, SequencesProgress, decode_progress
+from holdfast.core.outbox.row_marks import read_marks
 
 
 class Reached(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -40,6 +41,38 @@ def decode(key: bytes | None, value: bytes | None, offset: int) -> ProgressRecor
     """Return what a progress record says; for inputs ("key", "value", "offset")."""
     found = decode_progress(key, value)
     return ProgressRecord(found if isinstance(found, SequencesProgress) else None, offset)
+
+
+class NumbersAgain(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """When the numbers of a producer's rows were last found to begin again, and after which; 0 for never."""
+
+    after: int
+    at_ms: int
+
+
+class NumbersRecord(msgspec.Struct, frozen=True):
+    """A progress record about rows, of *producer*; *again* None where it does not say."""
+
+    producer: str
+    again: NumbersAgain | None
+
+
+def decode_numbers(key: bytes | None, value: bytes | None, headers: Headers) -> NumbersRecord:
+    """Return what a progress record says of the rows' numbers; for inputs ("key", "value", "headers")."""
+    found = decode_progress(key, value)
+    if not isinstance(found, RowsProgress):
+        return NumbersRecord("", None)
+    marks = read_marks(headers, sum(found.rows[1::2]))
+    return NumbersRecord(
+        found.producer, None if marks is None else NumbersAgain(marks.again_from, marks.again_ms)
+    )
+
+
+def fold_numbers(rows: Rows[NumbersAgain], record: NumbersRecord, at_ms: int) -> Emits:
+    """Keep the last that each producer says. Emits nothing."""
+    if record.again is not None:
+        rows[record.producer] = record.again
+    return None
 
 
 def reached_key(producer: str, topic: str, partition: int) -> str:

@@ -16,8 +16,10 @@ The rows of a partition:
 from __future__ import annotations
 
 import hashlib
+import re
 from enum import StrEnum
 from typing import TypeAlias
+from zlib import crc32
 
 import msgspec
 
@@ -27,7 +29,7 @@ from holdfast.core.engine.state.rows import Rows
 from holdfast.core.kafka.sequences import MAX_SEQUENCE, advance, distance
 from holdfast.core.producers import ledger
 from holdfast.core.producers.ledger import Book, Judgement, Totals
-from holdfast.core.producers.row_digests import Digested, examine
+from holdfast.core.producers.row_digests import OURS, Digested, examine
 from holdfast.core.producers.stamps import Stamp, read_stamp
 from holdfast.errors import DecodeError
 
@@ -42,6 +44,7 @@ FOUND_KEY = "/found"
 INPUTS: tuple[Input, ...] = ("key", "headers", "offset", "value", "partition")
 """What `decode` takes of a record."""
 _FITS = Digested(known=True)
+_UUID = re.compile(rb"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 
 class FindingKind(StrEnum):
@@ -99,6 +102,8 @@ class KeyPosition(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="k
     producer: str
     sequence: int
     offset: int
+    content: int = 0
+    """Of its value and its own headers, 32 bits."""
 
 
 class Numbers(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="n"):
@@ -135,12 +140,13 @@ class AuditFinding(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="
 
 class Found(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="c"):
     """How much was found in a partition: findings, of which not all are kept, repetitions that are
-    allowed, and records without a digest.
+    allowed, records without a digest, and records that are like the one before them of their key.
     """
 
     findings: int = 0
     repeated: int = 0
     undigested: int = 0
+    alike: int = 0
 
 
 AuditRow: TypeAlias = Book | Totals | KeyPosition | Numbers | AuditFinding | Found
@@ -154,6 +160,9 @@ class AuditedRecord(msgspec.Struct, frozen=True, gc=False):
     number: int | None
     offset: int
     digested: Digested = Digested()
+    content: int = 0
+    event: bool = False
+    """Whether its headers name an event by an id of its own."""
 
 
 def progress_topic(outbox: str) -> str:
@@ -193,7 +202,18 @@ def decode(
         own = of_key(key, rules.partitions)
         if own != partition:
             digested = Digested(misplaced=f"its key's partition among {rules.partitions} is {own}")
-    return AuditedRecord(stamp, key, number, offset, digested)
+    content, event = (0, False) if stamp is None else _content(value, headers)
+    return AuditedRecord(stamp, key, number, offset, digested, content, event)
+
+
+def _content(value: bytes | None, headers: Headers) -> tuple[int, bool]:
+    """Return 32 bits of a record's value and own headers, and whether these have a UUID as `id`."""
+    content, event = crc32(value or b""), False
+    for name, held in headers:
+        if name not in OURS:
+            content = crc32(held or b"", crc32(name.encode(), content))
+            event = event or (name == "id" and held is not None and _UUID.fullmatch(held) is not None)
+    return content, event
 
 
 def fold(rows: Rows[AuditRow], seen: AuditedRecord, at_ms: int, *, rules: Rules) -> Emits:
@@ -237,8 +257,7 @@ def _enter(rows: Rows[AuditRow], stamp: Stamp, seen: AuditedRecord, at_ms: int) 
             known.first_offset,
             known.noted,
         )
-        if seen.key is not None:
-            rows[f"k{key_text(seen.key)}"] = KeyPosition(stamp.producer, stamp.sequence, seen.offset)
+        _place(rows, stamp, seen)
         return
     began = stamp.first or 0
     if known is None and distance(began, stamp.sequence) >= 0:
@@ -247,8 +266,7 @@ def _enter(rows: Rows[AuditRow], stamp: Stamp, seen: AuditedRecord, at_ms: int) 
         rows[name] = Book(stamp.epoch, advance(began, -1), -1, at_ms, 0, began, seen.offset)
     before, judgement = ledger.record(rows, stamp, seen.offset, at_ms)  # type: ignore[arg-type]
     if judgement in _STANDS:
-        if seen.key is not None:
-            rows[f"k{key_text(seen.key)}"] = KeyPosition(stamp.producer, stamp.sequence, seen.offset)
+        _place(rows, stamp, seen)
         if judgement is Judgement.NEW:
             return
     if before is None:
@@ -270,6 +288,26 @@ def _enter(rows: Rows[AuditRow], stamp: Stamp, seen: AuditedRecord, at_ms: int) 
         ):
             kind, after = FindingKind.INVERSION, place.offset
     _note(rows, _finding(kind, seen, stamp, first, last, after, _reason(kind, stamp, before, first, last)))
+
+
+def _place(rows: Rows[AuditRow], stamp: Stamp, seen: AuditedRecord) -> None:
+    """Note where the record's key stands, and whether the record is the one before it once more, under
+    another number: a row that was published twice, or two rows that are alike.
+    """
+    if seen.key is None:
+        return
+    name = f"k{key_text(seen.key)}"
+    before = rows.get(name)
+    rows[name] = KeyPosition(stamp.producer, stamp.sequence, seen.offset, seen.content)
+    if not isinstance(before, KeyPosition) or before.content != seen.content:
+        return
+    if seen.event:
+        kind, why = FindingKind.DUPLICATE, f"its event was published before, as number {before.sequence}"
+        number = stamp.sequence
+        _note(rows, _finding(kind, seen, stamp, number, number, before.offset, why), "event")
+        return
+    found = _found(rows)
+    rows[FOUND_KEY] = msgspec.structs.replace(found, alike=found.alike + 1)
 
 
 _STANDS = frozenset({Judgement.NEW, Judgement.GAP})

@@ -41,6 +41,8 @@ class PartitionAudit(msgspec.Struct, frozen=True, kw_only=True):
     producers: int
     repeated: int
     undigested: int
+    alike: int = 0
+    """Records that are like the one before them of their key, under another number."""
     ends: bool
     untold: int
     findings: tuple[AuditFinding, ...]
@@ -97,6 +99,7 @@ def conclude(
         producers=len(kept),
         repeated=found.repeated if isinstance(found, Found) else 0,
         undigested=found.undigested if isinstance(found, Found) else 0,
+        alike=found.alike if isinstance(found, Found) else 0,
         ends=expected is not None,
         untold=max(0, counted - len(kept_findings)),
         findings=tuple(

@@ -22,7 +22,7 @@ import msgspec
 from holdfast.core.engine.declared.partitioners import of_key
 from holdfast.core.producers.stamps import DIGEST, NAMES, Stamp
 
-_OURS: Final = frozenset({*NAMES, DIGEST})
+OURS: Final = frozenset({*NAMES, DIGEST})
 _FORM = re.compile(rb"([0-9a-f]{16})/([0-9]{1,10})(?:/([1-9][0-9]{0,9}))?")
 
 Header = tuple[str, bytes | None]
@@ -57,7 +57,7 @@ class RowDigests:
         sizes = -1 if key is None else len(key), -1 if value is None else len(value)
         parts = [b"%s/%d/%d/%d/%d/" % (sequence, partition, among, *sizes), key or b"", value or b""]
         for name, content in headers:
-            if name not in _OURS:
+            if name not in OURS:
                 encoded = name.encode()
                 parts += (
                     b"%d/%d/" % (len(encoded), -1 if content is None else len(content)),

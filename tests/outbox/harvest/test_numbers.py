@@ -12,8 +12,10 @@ from sqlalchemy import text
 
 from holdfast.core.outbox.harvest import ProducerProgress
 from holdfast.core.outbox.row_marks import MARKS
+from holdfast.core.producers.audit import Rules
 from holdfast.outbox.harvest.harvester import Strategy
 from holdfast.outbox.harvest.table.numbering import Noted
+from holdfast.pipeline.audit import AuditOptions, audit
 from tests.outbox.databases import FreshOutbox, url_of
 from tests.outbox.embedded import Bench, bench
 from tests.support.harness import wait_for
@@ -229,6 +231,41 @@ def test_a_progress_topic_that_was_made_again_is_said(plain: Bench, caplog: pyte
     plain.publish()
     assert plain.published() == OLD + NEW
     assert any("knows of none above 20" in record.getMessage() for record in caplog.records)
+
+
+def test_the_audit_says_that_numbers_began_again_and_which_records_are_alike(plain: Bench) -> None:
+    plain.write(*OLD)
+    plain.publish()
+    options = AuditOptions(rules=Rules(outbox="shop"), engine="local")
+    assert audit(plain.settings().kafka, options).notes == ()
+    begin_again(plain.outbox)
+    plain.write("same", "same", "other", "same")
+    plain.publish()
+    report = audit(plain.settings().kafka, options)
+    assert report.is_clean
+    again, alike = report.notes
+    assert "shop-0: the numbers of the rows began again" in again
+    assert "1 record(s) are like the one before them of their key" in alike
+
+
+def test_the_audit_finds_an_event_that_was_published_twice(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    with bench(FreshOutbox.make(url_of("sqlite", request, tmp_path), "debezium")) as desk:
+        table = desk.outbox.table
+        with desk.outbox.engine().begin() as connection:
+            connection.execute(text(f"CREATE TABLE kept AS SELECT * FROM {table} WHERE 0"))
+        desk.write("one")
+        with desk.outbox.engine().begin() as connection:
+            connection.execute(text(f"INSERT INTO kept SELECT * FROM {table}"))
+        desk.publish()
+        with desk.outbox.engine().begin() as connection:  # under another number: nobody knows it again
+            connection.execute(text("UPDATE kept SET holdfast_id = 7"))
+            connection.execute(text(f"INSERT INTO {table} SELECT * FROM kept"))
+        desk.publish()
+        report = audit(desk.settings().kafka, AuditOptions(rules=Rules(outbox="shop"), engine="local"))
+        ((_, found),) = report.findings
+        assert (found.kind, found.offset) == ("duplicate", 2)
 
 
 def test_strategy_mark_publishes_them_too(request: pytest.FixtureRequest, tmp_path: Path) -> None:
