@@ -314,8 +314,8 @@ def _began_again(settings: Settings, options: AuditOptions) -> list[str]:
                 out.append(
                     f"{producer}: the numbers of the rows began again, found at {at} after row"
                     f" {row.after} was published: the tables were restored, emptied with their numbers, or"
-                    " are those of another database. What was committed before and is not in the topics is not"
-                    " proved"
+                    " are those of another database. What was committed before and is not in the topics is"
+                    " not proved"
                 )
     return out
 

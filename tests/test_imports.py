@@ -172,6 +172,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "librdkafka_log": frozenset(),
         "clients": frozenset({"librdkafka_log"}),
         "coordinator_admin": frozenset({"clients", "codes"}),
+        "group_members": frozenset({"codes", "coordinator_admin", "librdkafka_log"}),
         "requests": frozenset({"codes"}),
         "reading": frozenset({"clients", "codes", "leader_requests", "requests"}),
         "fetching": frozenset({"codes", "requests"}),
@@ -192,6 +193,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "harvest": frozenset(
             {"schema", "settings", "topics", "troubles", "commands", "command_log", "election"}
         ),
+        "trial": frozenset({"schema", "writer", "harvest"}),
     },
     "agents": {
         "descriptors": frozenset(),

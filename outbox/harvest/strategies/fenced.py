@@ -40,7 +40,7 @@ from holdfast.outbox.harvest.shard.worker_thread import Pending
 from holdfast.outbox.harvest.strategies.leading import BACKOFF, lead_on
 from holdfast.outbox.harvest.strategies.numbers import NumberWatch
 from holdfast.outbox.harvest.table.foreign import ForeignMarks, delete_watching
-from holdfast.outbox.harvest.table.published import PublishedRows, delete_again
+from holdfast.outbox.harvest.table.published import RowsDone, delete_again
 from holdfast.outbox.schema.layouts import OutboxRow, identity_of
 
 logger = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ class FencedTerm:
         self._publisher: Publisher | None = None
         self._ahead: Pending[list[OutboxRow]] | None = None
         self._deleting: tuple[Pending[tuple[int, list[tuple[int, str]]]], Sequence[OutboxRow]] | None = None
-        self._published_rows = PublishedRows(term.shard_rows.rows)
+        self._published_rows = RowsDone(term.shard_rows.rows)
         self._numbers = NumberWatch(term, clock)
 
     def run(self) -> None:

@@ -42,7 +42,7 @@ from holdfast.outbox.harvest.shard.shard import Term
 from holdfast.outbox.harvest.shard.worker_thread import Pending
 from holdfast.outbox.harvest.strategies.leading import lead_on
 from holdfast.outbox.harvest.table.marks import MarkedRows
-from holdfast.outbox.harvest.table.published import PublishedRows, delete_again
+from holdfast.outbox.harvest.table.published import RowsDone, delete_again
 from holdfast.outbox.harvest.table.row_types import ShardEpoch
 from holdfast.outbox.schema.layouts import OutboxRow, identity_of
 
@@ -83,7 +83,7 @@ class MarkTerm:
         """Rows that are on Kafka and still in the table."""
         self._whole: dict[int, OutboxRow] = {}
         """By number, the rows that are on their way or not yet deleted."""
-        self._published_rows = PublishedRows(term.shard_rows.rows)
+        self._published_rows = RowsDone(term.shard_rows.rows)
         self._lost: set[int] = set()
         """Rows that bear the mark and are not on their way."""
         self._ahead: Pending[list[OutboxRow]] | None = None

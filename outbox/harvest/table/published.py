@@ -19,7 +19,7 @@ LIMIT_REMEMBERED = 50_000
 """Rows; one that comes back does so in the next take, since it is the lowest."""
 
 
-class PublishedRows:
+class RowsDone:
     """Remembers rows by number and by what identifies them beyond it."""
 
     def __init__(self, rows: OutboxRows) -> None:
