@@ -46,6 +46,7 @@ HoldfastError
 ├── SkipError                what an operator asks to be skipped of a source cannot be, or need not
 ├── OutboxError              the outbox could not do what was asked
 │   ├── OutboxRecordError    a record cannot be written as it is given; nothing was written
+│   ├── OutboxDroppedError   the database reported success for a statement without its effect
 │   ├── OutboxSchemaError    the outbox's tables are missing or not of the layout that was named
 │   └── OutboxDatabaseError  the database could not be reached, or refused a statement
 ├── JarError                 the Java archives that Kafka and Spark run on could not be had

@@ -232,20 +232,20 @@ def status(
         "oldest_age_ms": age_ms,
         "failing": found.failing,
         "quarantined": found.quarantined,
-        "numbers": found.numbers,
         "leaders": {
             str(each.shard): {"leader": each.leader, "epoch": each.epoch, "updated_at_ms": each.updated_ms}
             for each in found.leases
         },
     }
-    if output_of(context) is Output.JSON:
-        show([record], tuple(record), Output.JSON)
-        return
     if found.numbers:
         note(f"the numbers of the rows of {outbox.table} {found.numbers}")
+    if output_of(context) is Output.JSON:
+        if found.numbers:
+            record["numbers"] = found.numbers
+        show([record], tuple(record), Output.JSON)
+        return
     leaders = ", ".join(f"{each.shard}: {each.leader} (epoch {each.epoch})" for each in found.leases)
-    shown = [name for name in record if name != "numbers"]
-    show([{**record, "leaders": leaders or None}], shown, Output.TABLE)
+    show([{**record, "leaders": leaders or None}], tuple(record), Output.TABLE)
 
 
 @quarantine.command("list", help="List the rows in quarantine, oldest first, with the reason.")
