@@ -28,7 +28,8 @@ LIMIT_MARKS_BYTES: Final = 200_000
 """Of all marks of one record; where there are many rows, each mark is shorter."""
 _FORMS: Final = {4: "I", 2: "H", 1: "B"}
 _HEAD = re.compile(rb"([0-9a-f]{0,32})/([0-9]{1,19})/([0-9]{1,19})/([0-9]{1,15})/([124])/")
-_WHOLE: Final = 0xFFFFFFFF
+WHOLE: Final = 0xFFFFFFFF
+ALL_KNOWN: Final = WHOLE << 32
 
 Known = int
 """A mark in the lower 32 bits, and above them which of its bits are known."""
@@ -41,13 +42,13 @@ def row_mark(key: bytes | None, value: bytes | None, created_ms: int | None, hea
     >>> row_mark(b"k", b"v", 1764072000000, ()) == row_mark(b"k", b"v", 1764072000001, ())
     False
     """
-    began = crc32(repr(headers).encode()) if created_ms is None else created_ms & _WHOLE
+    began = crc32(repr(headers).encode()) if created_ms is None else created_ms & WHOLE
     return crc32(value or b"", crc32(key or b"", began))
 
 
 def known(mark: int) -> Known:
     """Return *mark* as one whose bits are all known."""
-    return mark | _WHOLE << 32
+    return mark | ALL_KNOWN
 
 
 def fits(mark: int, expected: Known) -> bool:

@@ -17,7 +17,7 @@ from holdfast.core.kafka.topic_partition import Place
 from holdfast.core.outbox.created_times import created_header
 from holdfast.core.outbox.harvest import SEQUENCE_HEADER, Destination, ProducerProgress, rows_key
 from holdfast.core.outbox.pacing import TransactionPacing
-from holdfast.core.outbox.row_marks import Known, known
+from holdfast.core.outbox.row_marks import Known
 from holdfast.core.producers.row_digests import RowDigests
 from holdfast.core.producers.stamps import DIGEST
 from holdfast.errors import BrokerError, FencedError, HoldfastError
@@ -27,7 +27,7 @@ from holdfast.kafka.librdkafka_log import Quiet
 from holdfast.kafka.reading.log_reader import LogReader
 from holdfast.outbox.harvest.publishing.destinations import Destinations
 from holdfast.outbox.harvest.publishing.limits import Rounds, TopicLimits
-from holdfast.outbox.schema.layouts import OutboxRow, identity_of
+from holdfast.outbox.schema.layouts import OutboxRow, marks_of
 from holdfast.outbox.troubles import RIGHTS
 
 logger = logging.getLogger(__name__)
@@ -198,7 +198,7 @@ class Publisher:
         if cut:
             rows, destinations = _of_few_rounds(rows, destinations, Rounds(cut, self._stamps_bytes))
         sequences, ahead = progress.number(destinations)
-        self.marks = marks = {row.id: known(identity_of(row)) for row in rows}
+        self.marks = marks = marks_of(rows)
         fixed = progress.headers()
         self._failed.clear()
         self._undelivered = False

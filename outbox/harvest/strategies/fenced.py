@@ -23,7 +23,6 @@ from confluent_kafka import TopicPartition
 
 from holdfast.clock import Clock, system_clock
 from holdfast.core.outbox.harvest import BatchSize, ProducerProgress, producer_name
-from holdfast.core.outbox.row_marks import known
 from holdfast.errors import BrokerError
 from holdfast.outbox.harvest.publishing.limits import TopicLimits
 from holdfast.outbox.harvest.publishing.publisher import (
@@ -41,7 +40,7 @@ from holdfast.outbox.harvest.strategies.leading import BACKOFF, lead_on
 from holdfast.outbox.harvest.strategies.numbers import NumberWatch
 from holdfast.outbox.harvest.table.foreign import ForeignMarks, delete_watching
 from holdfast.outbox.harvest.table.published import RowsDone, delete_again
-from holdfast.outbox.schema.layouts import OutboxRow, identity_of
+from holdfast.outbox.schema.layouts import OutboxRow, identity_of, marks_of
 
 logger = logging.getLogger(__name__)
 
@@ -152,7 +151,7 @@ class FencedTerm:
                 deleted += (count := call(rows.delete, published))
                 if count < len(published):
                     call(rows.require_gone, published)
-                self._published_rows.note({row.id: known(identity_of(row)) for row in published})
+                self._published_rows.note(marks_of(published))
         if others:
             self._numbers.found_again(others)
         return deleted

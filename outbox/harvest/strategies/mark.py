@@ -28,7 +28,6 @@ from confluent_kafka import KafkaError, KafkaException, Message
 
 from holdfast.clock import Clock, system_clock
 from holdfast.core.outbox.harvest import BatchSize
-from holdfast.core.outbox.row_marks import known
 from holdfast.errors import BrokerError
 from holdfast.kafka.clients import forget_frames, make_writer
 from holdfast.kafka.codes import refuses_record
@@ -44,7 +43,7 @@ from holdfast.outbox.harvest.strategies.leading import lead_on
 from holdfast.outbox.harvest.table.marks import MarkedRows
 from holdfast.outbox.harvest.table.published import RowsDone, delete_again
 from holdfast.outbox.harvest.table.row_types import ShardEpoch
-from holdfast.outbox.schema.layouts import OutboxRow, identity_of
+from holdfast.outbox.schema.layouts import OutboxRow, marks_of
 
 logger = logging.getLogger(__name__)
 
@@ -225,7 +224,7 @@ class MarkTerm:
         """Rows are deleted: one that comes back is not published again."""
         gone = {each: self._whole.pop(each) for each in list(ids) if each in self._whole}
         self._delivered.difference_update(gone)
-        self._published_rows.note({each: known(identity_of(row)) for each, row in gone.items()})
+        self._published_rows.note(marks_of(list(gone.values())))
 
     def _few_of_a_key(self, part: Part) -> Iterator[Part]:
         """Yield *part* so cut that no key has more than `key_in_flight` rows in one."""

@@ -24,6 +24,7 @@ from holdfast.outbox.schema.layouts.outbox_row import (
     PreparedRecord,
     bucket_of,
     identity_of,
+    marks_of,
 )
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "bucket_of",
     "identity_of",
     "layout_named",
+    "marks_of",
 ]
 
 LAYOUTS: Final[Mapping[str, Layout]] = {

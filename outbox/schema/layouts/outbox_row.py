@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
+from zlib import crc32
 
 import msgspec
 
 from holdfast.core.engine.declared.partitioners import murmur2
-from holdfast.core.outbox.row_marks import row_mark
+from holdfast.core.outbox.row_marks import ALL_KNOWN, WHOLE, Known, row_mark
 
 BUCKETS: Final = 256
 LIMIT_TOPIC: Final = 249  # Kafka's own
@@ -49,6 +51,21 @@ def identity_of(row: OutboxRow) -> int:
     return row_mark(
         row.key, row.value, row.created_ms, () if row.created_ms is not None else tuple(row.headers)
     )
+
+
+def marks_of(rows: Sequence[OutboxRow]) -> dict[int, Known]:
+    """Return the marks of *rows* by number, their identities with all bits known; for every row that there
+    is, so without a call for each.
+    """
+    return {
+        row.id: (
+            identity_of(row)
+            if row.created_ms is None
+            else crc32(row.value or b"", crc32(row.key or b"", row.created_ms & WHOLE))
+        )
+        | ALL_KNOWN
+        for row in rows
+    }
 
 
 class PreparedRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
