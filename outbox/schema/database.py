@@ -137,6 +137,7 @@ class Database:
             is_lost = (
                 self.dialect.is_disconnect(error, connection, None)
                 or bool(getattr(connection, "closed", False))
+                or _is_read_only(error)  # a standby by now: the next connection may find the primary
                 or self._interrupted
             )
             words = self._driver.words(error)
@@ -205,6 +206,15 @@ def _leave_json(connection: Any) -> None:
 
     for name in ("json", "jsonb"):
         connection.adapters.register_loader(name, TextLoader)
+
+
+_READ_ONLY, _READ_ONLY_MYSQL = "25006", (1290, 1836)
+"""By which PostgreSQL, and MySQL and MariaDB, say that they take no writes."""
+
+
+def _is_read_only(error: BaseException) -> bool:
+    state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+    return state == _READ_ONLY or (len(error.args) > 1 and error.args[0] in _READ_ONLY_MYSQL)
 
 
 _UNDEFINED_TABLE, _NO_SUCH_TABLE = "42P01", 1146
