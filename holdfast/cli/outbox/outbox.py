@@ -241,7 +241,7 @@ def status(
         note(f"the numbers of the rows of {outbox.table} {found.numbers}")
     if output_of(context) is Output.JSON:
         if found.numbers:
-            record["numbers"] = found.numbers
+            record = {**record, "numbers": found.numbers}
         show([record], tuple(record), Output.JSON)
         return
     leaders = ", ".join(f"{each.shard}: {each.leader} (epoch {each.epoch})" for each in found.leases)
