@@ -73,14 +73,6 @@ def test_rows_that_are_numbered_again_are_published(desk: Bench, caplog: pytest.
 @pytest.mark.parametrize("kind", ["postgres", "mariadb", "mysql"])
 @pytest.mark.parametrize("layout", ["holdfast", "goharvest", "debezium"])
 @pytest.mark.variants(
-    "postgres-goharvest",
-    "postgres-debezium",
-    "mariadb-holdfast",
-    "mariadb-goharvest",
-    "mariadb-debezium",
-    "mysql-holdfast",
-    "mysql-goharvest",
-    "mysql-debezium",
     "goharvest-postgres",
     "debezium-postgres",
     "holdfast-mariadb",
