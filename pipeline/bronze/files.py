@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+import numpy as np
 import pyarrow as pa
 from pyarrow import compute, parquet
 
 from holdfast.errors import LakeError
+from holdfast.pipeline.bronze.columns import shown_ms
 from holdfast.pipeline.bronze.lake import open_table
+from holdfast.pipeline.bronze.plain import as_type, plain_type
 from holdfast.pipeline.topic import Span
 
 if TYPE_CHECKING:
@@ -23,6 +26,14 @@ READ_ROWS = 20_000
 READ_BYTES = 32 << 20
 _EXPANSION = 4  # of compressed columns, at a guess
 _PER_MS = {"s": (1000, 1), "ms": (1, 1), "us": (1, 1_000), "ns": (1, 1_000_000)}
+
+CHECKED_PAGES = "holdfast.checked-pages"
+"""In the footer of a file whose pages all have checksums: how many bytes lie before the footer. A program
+that writes the file again gives it other pages, and does not write this.
+"""
+
+
+NO_SCHEMA = pa.schema([])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,32 +64,115 @@ class File:
 class FileReader:
     """Reads files of the table *where* through *filesystem*; a file that is gone, damaged, or does not hold
     what the table's log says is a LakeError that names it.
+
+    Rows come in the types of *schema* where a column is in it, of others in plain types, however the file
+    stores them. Checksums of pages are compared. A file without them is given to *unchecked* before any of
+    its rows are. An *exact* reader also compares rows, offsets and times with the log's statistics.
     """
 
     where: str
     filesystem: Any
+    schema: pa.Schema = NO_SCHEMA
+    exact: bool = False
+    unchecked: Callable[[File], None] | None = None
 
     def rows(self, file: File, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a file; "timestamp_ms" is there in files of every age."""
+        """Yield the rows of a file, with *columns* in this order; "timestamp_ms" is there in files of every
+        age.
+        """
         with self._opened(file) as opened:
-            schema = opened.schema_arrow
-            names = [name for name in columns if name != "timestamp_ms" or _tells_ms(opened)]
+            there = opened.schema_arrow.names
+            names = [name for name in columns if name != "timestamp_ms" or name in there]
             if "timestamp_ms" in columns and not _all_tell_ms(opened):
                 names.append("timestamp")
-            missing = [name for name in names if name not in schema.names]
-            if missing:
-                raise LakeError(f"{self._place(file)} has no column {missing[0]}: no landing wrote it")
-            for batch in opened.iter_batches(file.read_rows, columns=list(dict.fromkeys(names))):
-                yield _with_ms(batch, columns)
+            self._check_columns(file, there, names)
+            yield from self._counted(file, self._read(file, opened, names, columns))
+
+    def whole_rows(self, file: File) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a file as they are, with the columns of `schema`; those that the file lacks are
+        null.
+        """
+        with self._opened(file) as opened:
+            names = [name for name in self.schema.names if name in opened.schema_arrow.names]
+            yield from self._counted(file, self._whole(file, opened, names))
+
+    def _check_columns(self, file: File, there: Sequence[str], wanted: Sequence[str]) -> None:
+        if missing := [name for name in wanted if name not in there]:
+            raise LakeError(f"{self.place(file)} has no column {missing[0]}: no landing wrote it")
+
+    def _read(
+        self, file: File, opened: ParquetFile, names: Sequence[str], columns: Sequence[str]
+    ) -> Iterator[pa.RecordBatch]:
+        for batch in opened.iter_batches(file.read_rows, columns=list(dict.fromkeys(names))):
+            arrays = [
+                self._times_ms(file, batch) if name == "timestamp_ms" else self._column(file, batch, name)
+                for name in columns
+            ]
+            yield pa.RecordBatch.from_arrays(arrays, names=list(columns))
+
+    def _whole(self, file: File, opened: ParquetFile, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        for batch in opened.iter_batches(file.read_rows, columns=list(names)):
+            arrays = [
+                self._column(file, batch, field.name)
+                if field.name in names
+                else pa.nulls(batch.num_rows, field.type)
+                for field in self.schema
+            ]
+            yield pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def _column(self, file: File, batch: pa.RecordBatch, name: str) -> pa.Array:
+        column = batch.column(name)
+        at = self.schema.get_field_index(name)
+        wanted = plain_type(column.type) if at < 0 else self.schema.field(at).type
+        try:
+            return as_type(column, wanted)
+        except (pa.ArrowException, ValueError) as error:
+            raise LakeError(
+                f"{self.place(file)} has column {name} as {column.type}, which cannot be read as {wanted}"
+                f" ({error}): no landing wrote it"
+            ) from error
+
+    def _times_ms(self, file: File, batch: pa.RecordBatch) -> pa.Array:
+        """Return Kafka's own timestamps; the number from the column `timestamp` where there is none."""
+        if "timestamp_ms" not in batch.schema.names:
+            return whole_ms(batch.column("timestamp"))
+        told = self._column(file, batch, "timestamp_ms")
+        if told.null_count == 0:
+            return told
+        if "timestamp" not in batch.schema.names:
+            raise LakeError(
+                f"{self.place(file)} lacks timestamps in ms, where its statistics say that it has all of them"
+            )
+        return compute.coalesce(told, whole_ms(batch.column("timestamp")))
+
+    def _counted(self, file: File, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield *batches*; LakeError at their end where they are not what the log says of the file."""
+        if not self.exact:
+            yield from batches
+            return
+        seen = _Seen()
+        for batch in batches:
+            seen.take(batch)
+            yield batch
+        if (why := seen.differs_from(file)) is not None:
+            raise LakeError(f"{self.place(file)} {why}: file or log was changed by hand")
 
     @contextmanager
     def _opened(self, file: File) -> Iterator[ParquetFile]:
+        with self.opened(file) as opened:
+            if self.unchecked is not None and not has_checked_pages(opened, file):
+                self.unchecked(file)
+            yield opened
+
+    @contextmanager
+    def opened(self, file: File) -> Iterator[ParquetFile]:
+        """Give the file itself; what Arrow raises while it is read becomes a LakeError that names it."""
         try:
             with self.filesystem.open_input_file(file.path) as source:
-                opened = parquet.ParquetFile(source)
+                opened = parquet.ParquetFile(source, page_checksum_verification=True)
                 if file.rows is not None and opened.metadata.num_rows != file.rows:
                     raise LakeError(
-                        f"{self._place(file)} has {opened.metadata.num_rows} rows, where the table's log says"
+                        f"{self.place(file)} has {opened.metadata.num_rows} rows, where the table's log says"
                         f" {file.rows}: it was changed by hand; put the file back as it was"
                     )
                 yield opened
@@ -91,45 +185,83 @@ class FileReader:
                     " need a lake at the same path as the driver"
                 ) from error
             raise LakeError(
-                f"{self._place(file)} is gone: it was removed by hand, or by a vacuum while it was read. Run"
+                f"{self.place(file)} is gone: it was removed by hand, or by a vacuum while it was read. Run"
                 " again; if it stays so, put the file back, or restore the table to a version without it and"
                 " land again"
             ) from error
-        except (pa.ArrowInvalid, OSError) as error:
-            raise LakeError(f"{self._place(file)} cannot be read: {error}") from error
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+            raise LakeError(f"{self.place(file)} cannot be read: {error}") from error
 
-    def _place(self, file: File) -> str:
+    def place(self, file: File) -> str:
+        """Return where a file is, for people."""
         offsets = "" if file.first is None else f" (offsets {file.first} to {file.last})"
         return f"{self.where}: file {file.path}{offsets}"
 
 
-def _tells_ms(opened: ParquetFile) -> bool:
-    return "timestamp_ms" in opened.schema_arrow.names
+@dataclass(slots=True)
+class _Seen:
+    """What the rows of a file came to, as far as they were read."""
+
+    rows: int = 0
+    first: int | None = None
+    last: int | None = None
+    latest_ms: int | None = None
+    undated: int = 0
+
+    def take(self, batch: pa.RecordBatch) -> None:
+        self.rows += batch.num_rows
+        if batch.num_rows == 0:
+            return
+        if "offset" in batch.schema.names and batch.schema.field("offset").type == pa.int64():
+            offsets = batch.column("offset").to_numpy(zero_copy_only=False)
+            low, high = int(offsets.min()), int(offsets.max())
+            self.first = low if self.first is None else min(self.first, low)
+            self.last = high if self.last is None else max(self.last, high)
+        if "timestamp_ms" not in batch.schema.names:
+            return
+        times_ms = batch.column("timestamp_ms")
+        if times_ms.null_count:
+            self.undated += times_ms.null_count
+            return
+        latest = int(shown_ms(times_ms.to_numpy()).max())
+        self.latest_ms = latest if self.latest_ms is None else max(self.latest_ms, latest)
+
+    def differs_from(self, file: File) -> str | None:
+        """Say in what the log is not right about the file; None where it is."""
+        if file.rows is not None and self.rows != file.rows:
+            return f"has {self.rows} rows, where the table's log says {file.rows}"
+        if None not in (self.first, file.first) and (self.first, self.last) != (file.first, file.last):
+            return f"has offsets {self.first} to {self.last}, where the table's log says otherwise"
+        if self.undated or self.latest_ms is None or file.latest_ms is None:
+            return None
+        # Spark's statistics are cut to ms, and those of others may be in microseconds.
+        if abs(self.latest_ms - file.latest_ms) >= 1.5:
+            latest = np.datetime64(self.latest_ms, "ms")
+            return f"has records up to {latest}Z, where the table's log says otherwise"
+        return None
+
+
+def has_checked_pages(opened: ParquetFile, file: File) -> bool:
+    """Tell whether all pages of a file have checksums: this package wrote it, and nothing else has written it
+    again.
+    """
+    told = (opened.metadata.metadata or {}).get(CHECKED_PAGES.encode())
+    if told is None or file.size_bytes is None:
+        return False
+    return bool(told == str(file.size_bytes - opened.metadata.serialized_size - 8).encode())
 
 
 def _all_tell_ms(opened: ParquetFile) -> bool:
     """Tell whether every row has Kafka's own timestamp: files of older landings have none, and files joined
     with those have some.
     """
-    if not _tells_ms(opened):
-        return False
-    at, meta = opened.schema_arrow.names.index("timestamp_ms"), opened.metadata
+    meta = opened.metadata
     groups = [meta.row_group(group) for group in range(meta.num_row_groups)]
-    names = [groups[0].column(column).path_in_schema for column in range(meta.num_columns)] if groups else []
-    column = names.index("timestamp_ms") if names else at
-    stats = [group.column(column).statistics for group in groups]
+    if "timestamp_ms" not in opened.schema_arrow.names or not groups:
+        return "timestamp_ms" in opened.schema_arrow.names
+    names = [groups[0].column(column).path_in_schema for column in range(meta.num_columns)]
+    stats = [group.column(names.index("timestamp_ms")).statistics for group in groups]
     return all(each is not None and each.has_null_count and each.null_count == 0 for each in stats)
-
-
-def _with_ms(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
-    """Return *columns* of a batch, with the number from the timestamp where there is none."""
-    if "timestamp_ms" not in columns or "timestamp" not in batch.schema.names:
-        return batch
-    ms = whole_ms(batch.column("timestamp"))
-    if "timestamp_ms" in batch.schema.names:
-        ms = compute.coalesce(batch.column("timestamp_ms"), ms)
-    arrays = [ms if name == "timestamp_ms" else batch.column(name) for name in columns]
-    return pa.RecordBatch.from_arrays(arrays, names=list(columns))
 
 
 def whole_ms(column: pa.Array) -> pa.Array:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from holdfast.pipeline.bronze.digests import DIGESTED, digest_of, hashes_in
+from holdfast.pipeline.bronze.faults import LakeFault
 from holdfast.pipeline.bronze.files import File, FileReader
 from holdfast.pipeline.bronze.layout import Segment
 from holdfast.pipeline.bronze.ordered import in_order
@@ -44,13 +45,17 @@ class SegmentRows:
 
 
 def rows_of_segments(reader: FileReader, files: Sequence[File], told: Sequence[Segment]) -> list[SegmentRows]:
-    """Read the rows of *files* and return what those of each segment come to; rows behind the last segment
-    are left out.
+    """Read the rows of *files* and return what those of each segment come to; rows before the first segment
+    and behind the last one are left out.
     """
+    if not told:
+        return []
     found = [SegmentRows(reached=each.first) for each in told]
     ends = [each.end for each in told]
     for rows in in_order(reader, files, DIGESTED):
         offsets, hashes = rows.column("offset").to_numpy(), hashes_in(rows)
+        before = int(np.searchsorted(offsets, told[0].first))
+        offsets, hashes = offsets[before:], hashes[before:]
         if len(offsets) == 0:
             continue
         at = bisect_right(ends, int(offsets[0]))
@@ -60,3 +65,49 @@ def rows_of_segments(reader: FileReader, files: Sequence[File], told: Sequence[S
                 found[at].take(offsets[:stop], hashes[:stop], told[at].digest_first)
             offsets, hashes, at = offsets[stop:], hashes[stop:], at + 1
     return found
+
+
+def segment_faults(
+    where: str, partition: int, segment: Segment, found: SegmentRows, files: Sequence[File]
+) -> Iterator[LakeFault]:
+    """Yield in what the rows that were *found* are not those of *segment*; *files* are the partition's."""
+    place = f"{where} offsets {segment.first} to {segment.end - 1}"
+    if segment.rows is not None and found.rows != segment.rows:
+        fewer = found.rows < segment.rows
+        told = f"{place} have {found.rows} rows, where {segment.rows} were landed"
+        told += _gaps(segment, found) if fewer else ""
+    elif segment.digest is not None and found.digest != segment.digest:
+        fewer = None
+        told = (
+            f"{place} have as many rows as were landed, but not the same: their digest is"
+            f" {found.digest:016x}, where {segment.digest:016x} was landed"
+        )
+    else:
+        return
+    inside = [
+        file.path
+        for file in files
+        if file.first is None
+        or file.last is None
+        or (file.first < segment.end and file.last >= segment.first)
+    ]
+    yield LakeFault(
+        kind="changed" if fewer is None else "missing" if fewer else "extra",
+        table=where,
+        partition=partition,
+        first=segment.first,
+        last=segment.end - 1,
+        file=inside[0] if len(inside) == 1 else None,
+        told=told + (f" (file {inside[0]})" if len(inside) == 1 else f" ({len(inside)} files)"),
+    )
+
+
+def _gaps(segment: Segment, found: SegmentRows) -> str:
+    """Say which offsets have no row: those that are missing, and those that had none when they were
+    landed.
+    """
+    assert segment.rows is not None
+    before = segment.end - segment.first - segment.rows
+    ranges = ", ".join(str(a) if a == b else f"{a} to {b}" for a, b in found.gaps)
+    more = " and more" if found.gap_offsets > sum(b - a + 1 for a, b in found.gaps) else ""
+    return f": there is none at {ranges}{more}" + (f"; of these, {before} had none before" if before else "")

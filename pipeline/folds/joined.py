@@ -17,7 +17,8 @@ from holdfast.core.engine.fold.skips import OffsetRanges
 from holdfast.errors import LakeError, LostRecordsError
 from holdfast.pipeline.bronze.extent import Extent, Until, cut, extent_of_bronze
 from holdfast.pipeline.bronze.faults import LakeFault
-from holdfast.pipeline.bronze.files import FileReader, filesystem_of
+from holdfast.pipeline.bronze.files import filesystem_of
+from holdfast.pipeline.bronze.guarded import bronze_reader
 from holdfast.pipeline.bronze.lake import Landed, bronze_path, check_identity
 from holdfast.pipeline.checks.against_topic import differences
 from holdfast.pipeline.folds.folding import FoldPlan, fold_partition
@@ -168,7 +169,7 @@ def _check_overlap(
             if first >= end:
                 continue
             span = Span(first=first, end=end)
-            rows = FileReader(where=f"{path} partition {partition}", filesystem=filesystem)
+            rows = bronze_reader(f"{path} partition {partition}", filesystem)
             told = differences(
                 path, partition, reader.records(partition, span), rows, files.files.get(partition, ()), span
             )

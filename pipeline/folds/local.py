@@ -5,7 +5,7 @@ table's own files.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
@@ -15,9 +15,11 @@ from holdfast.core.engine.fold.folding import Batch
 from holdfast.errors import LakeError
 from holdfast.pipeline.bronze.commits import all_told, check_rows, history_of, listed_files, sound_chain
 from holdfast.pipeline.bronze.extent import Extent
+from holdfast.pipeline.bronze.features import refuse_features
 from holdfast.pipeline.bronze.files import File, FileReader, filesystem_of
+from holdfast.pipeline.bronze.guarded import DigestGuards, bronze_reader, in_few
 from holdfast.pipeline.bronze.lake import Landed, open_table
-from holdfast.pipeline.bronze.layout import layout_faults
+from holdfast.pipeline.bronze.layout import Segment, layout_faults, segments
 from holdfast.pipeline.bronze.ordered import in_order
 from holdfast.pipeline.folds.folding import FoldPlan, columns_needed, fold_partition, split
 from holdfast.pipeline.topic import Span, TopicReader
@@ -62,18 +64,19 @@ def fold_named(
 def open_bronze(path: str) -> tuple[BronzeFiles, Landed | None]:
     """Return the files of a bronze table's newest version, and what its last landing said of itself."""
     table = open_table(path)
-    features = set(table.protocol().reader_features or ())
-    if features & {"deletionVectors", "columnMapping"}:
-        raise LakeError(
-            f"{path} uses {', '.join(sorted(features))}, which only Spark reads: use --engine spark"
-        )
+    refuse_features(path, table)
     listed = listed_files(table)
     chain = sound_chain(path, history_of(table))
     last = chain[0] if chain else None
     check_rows(path, last, all_told((at, file.rows) for at, files in listed.items() for file in files))
     for fault in layout_faults(path, chain, listed):
         raise LakeError(f"{fault.told}; `holdfast pipeline check` tells of all that is wrong")
-    found = BronzeFiles(uri=str(table.table_uri), version=table.version(), files=listed)
+    found = BronzeFiles(
+        uri=str(table.table_uri),
+        version=table.version(),
+        files=listed,
+        segments={at: in_few(segments(chain, at)) for at in listed} if chain else {},
+    )
     return found, None if last is None else last.landed
 
 
@@ -87,9 +90,13 @@ class BronzeFiles:
     uri: str
     version: int
     files: Mapping[int, Sequence[File]]
+    segments: Mapping[int, Sequence[Segment]] = field(default_factory=dict)
+    guards: DigestGuards = field(default_factory=DigestGuards, repr=False, compare=False)
 
     def _reader(self, partition: int) -> FileReader:
-        return FileReader(where=f"{self.uri} partition {partition}", filesystem=filesystem_of(self.uri))
+        plain = bronze_reader(f"{self.uri} partition {partition}", filesystem_of(self.uri))
+        files, segments = self.files.get(partition, ()), self.segments.get(partition, ())
+        return self.guards.of(plain, partition, files, segments)
 
     def first_after(self, at_ms: int) -> dict[int, int]:
         """Return the first offset whose record was appended later than *at_ms*, by partition, where there

@@ -20,6 +20,7 @@ from holdfast.core.engine.fold.skips import OffsetRanges
 from holdfast.errors import LakeError, LostRecordsError
 from holdfast.kafka.fetching.records import Records
 from holdfast.pipeline.bronze import digests
+from holdfast.pipeline.bronze.columns import PARTITIONED_BY, SCHEMA
 from holdfast.pipeline.bronze.commits import (
     TableCommit,
     check_upkeep,
@@ -31,7 +32,7 @@ from holdfast.pipeline.bronze.commits import (
 from holdfast.pipeline.bronze.files import filesystem_of, remove
 from holdfast.pipeline.bronze.lake import ADDED_COLUMNS, PROPERTIES, Landed, open_table, table_uri
 from holdfast.pipeline.landing.bronze_file import BronzeFile
-from holdfast.pipeline.landing.columns import PARTITIONED_BY, SCHEMA, columns_of
+from holdfast.pipeline.landing.columns import columns_of
 from holdfast.pipeline.landing.landing import Contents, LandedRows, taken
 from holdfast.pipeline.topic import Span, TopicReader
 

@@ -17,6 +17,7 @@ from holdfast.config import Settings
 from holdfast.core.engine.fold.skips import OffsetRanges
 from holdfast.errors import LakeError, SparkError
 from holdfast.pipeline.bronze import digests
+from holdfast.pipeline.bronze.columns import PARTITIONED_BY
 from holdfast.pipeline.bronze.commits import (
     TableCommit,
     all_told,
@@ -37,7 +38,6 @@ from holdfast.pipeline.bronze.lake import (
     describe,
 )
 from holdfast.pipeline.folds.on_spark import kafka_records, parts
-from holdfast.pipeline.landing.columns import PARTITIONED_BY
 from holdfast.pipeline.landing.landing import Contents, LandedRows, taken
 from holdfast.pipeline.landing.spark_tasks import read_in_tasks
 from holdfast.pipeline.spark.delta_transaction import DeltaTransaction

@@ -12,9 +12,10 @@ import pyarrow as pa
 
 from holdfast.config import Settings
 from holdfast.core.engine.fold.skips import OffsetRanges
+from holdfast.pipeline.bronze.columns import SCHEMA
 from holdfast.pipeline.bronze.lake import COLUMNS
 from holdfast.pipeline.folds.on_spark import fold_each
-from holdfast.pipeline.landing.columns import SCHEMA, columns_of
+from holdfast.pipeline.landing.columns import columns_of
 from holdfast.pipeline.spark.shipping import ship
 from holdfast.pipeline.topic import Span, TopicReader
 

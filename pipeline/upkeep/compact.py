@@ -21,13 +21,19 @@ from deltalake.transaction import RemoveAction
 
 from holdfast.clock import system_clock
 from holdfast.errors import LakeError
+from holdfast.pipeline.bronze.columns import PARTITIONED_BY
 from holdfast.pipeline.bronze.commits import UPKEEP_MARK
-from holdfast.pipeline.bronze.files import File, filesystem_of, remove
+from holdfast.pipeline.bronze.files import File, FileReader, filesystem_of, remove
 from holdfast.pipeline.bronze.lake import bronze_path
 from holdfast.pipeline.bronze.ordered import in_order
 from holdfast.pipeline.landing.bronze_file import BronzeFile
-from holdfast.pipeline.landing.columns import PARTITIONED_BY
-from holdfast.pipeline.upkeep.sound import check_there, open_sound, removed_unless_named, version_after
+from holdfast.pipeline.upkeep.sound import (
+    SoundTable,
+    check_there,
+    open_sound,
+    removed_unless_named,
+    version_after,
+)
 from holdfast.pipeline.upkeep.whole_rows import WholeRows, schema_of
 
 TARGET_BYTES = 128 << 20
@@ -55,12 +61,13 @@ def compact(topic: str, lake: str, *, target_bytes: int = TARGET_BYTES) -> Compa
     another compaction came first: nothing was changed then.
     """
     path = bronze_path(lake, topic)
-    table, listed, _ = open_sound(path)
+    sound = open_sound(path)
+    listed = sound.files
     lots = {p: [*lots_of(files, target_bytes)] for p, files in listed.items()}
     before = sum(map(len, listed.values()))
     if not any(lots.values()):
         return CompactReport(topic=topic, table=path, files_before=before, files_after=before)
-    return _joined(topic, path, table, before, lots)
+    return _joined(topic, sound, before, lots)
 
 
 def lots_of(files: Sequence[File], target_bytes: int) -> Iterator[list[File]]:
@@ -82,14 +89,15 @@ def lots_of(files: Sequence[File], target_bytes: int) -> Iterator[list[File]]:
 
 
 def _joined(
-    topic: str, path: str, table: Any, before: int, lots: Mapping[int, Sequence[list[File]]]
+    topic: str, sound: SoundTable, before: int, lots: Mapping[int, Sequence[list[File]]]
 ) -> CompactReport:
+    path, table = sound.path, sound.table
     filesystem, schema, written = filesystem_of(str(table.table_uri)), schema_of(table), list[BronzeFile]()
     taken = [(p, file) for p, each in lots.items() for lot in each for file in lot]
     try:
         for partition, each in sorted(lots.items()):
             where = f"{path} partition {partition}"
-            reader = WholeRows(where=where, filesystem=filesystem, schema=schema)
+            reader = sound.guarded(partition, WholeRows(where=where, filesystem=filesystem, schema=schema))
             for lot in each:
                 written.append(BronzeFile.new(topic, partition))
                 _write(written[-1], reader, lot, schema)
@@ -108,7 +116,7 @@ def _joined(
     )
 
 
-def _write(to: BronzeFile, reader: WholeRows, lot: Sequence[File], schema: pa.Schema) -> None:
+def _write(to: BronzeFile, reader: FileReader, lot: Sequence[File], schema: pa.Schema) -> None:
     to.write(reader.filesystem, in_order(reader, lot, schema.names), schema)
     want = sum(file.rows or 0 for file in lot)
     if to.rows != want and all(file.rows is not None for file in lot):

@@ -22,10 +22,12 @@ import pyarrow as pa
 from deltalake import CommitProperties, Transaction
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import RemoveAction
+from pyarrow import compute
 
 from holdfast.clock import system_clock
 from holdfast.errors import ConfigError, LakeError
 from holdfast.pipeline.bronze import digests
+from holdfast.pipeline.bronze.columns import PARTITIONED_BY
 from holdfast.pipeline.bronze.commits import (
     LastLanding,
     counted_rows,
@@ -39,7 +41,6 @@ from holdfast.pipeline.bronze.layout import Segment, segments
 from holdfast.pipeline.bronze.ordered import in_order, overlapping
 from holdfast.pipeline.bronze.segment_rows import rows_of_segments
 from holdfast.pipeline.landing.bronze_file import BronzeFile
-from holdfast.pipeline.landing.columns import PARTITIONED_BY
 from holdfast.pipeline.upkeep.sound import (
     SoundTable,
     check_there,
@@ -117,7 +118,7 @@ def expire(topic: str, lake: str, *, before_ms: int, dry_run: bool = False) -> E
             f"{path} holds the choices of a processor of several sources, and none expire: without one of"
             " them nobody could fold what is left of the sources"
         )
-    goes = dict(_beginnings(path, sound, before_ms))
+    goes = dict(_beginnings(sound, before_ms))
     told = tuple(
         ExpiredRows(topic=topic, partition=p, first=each.first, begins=each.begins, rows=each.rows)
         for p, each in goes.items()
@@ -138,10 +139,9 @@ def holds_choices(topic: str, lake: str) -> bool:
 # -- what goes
 
 
-def _beginnings(path: str, sound: SoundTable, before_ms: int) -> Iterator[tuple[int, _Beginning]]:
-    filesystem = filesystem_of(str(sound.table.table_uri))
+def _beginnings(sound: SoundTable, before_ms: int) -> Iterator[tuple[int, _Beginning]]:
     for partition, files in sorted(sound.files.items()):
-        reader = FileReader(where=f"{path} partition {partition}", filesystem=filesystem)
+        reader = sound.reader(partition)
         old, split, begins = _old_files(reader, files, before_ms)
         if not old and not split:
             continue
@@ -169,7 +169,7 @@ def _old_files(
             raise LakeError(
                 f"{reader.where}: the log does not tell the offsets of {group[0].path}: nothing expires"
             )
-        if all(_latest_ms(file) < before_ms for file in group):
+        if all(_latest_ms(reader, file) < before_ms for file in group):
             old += group
             continue
         young = first if _is_undated(group) else _first_young(reader, group, before_ms)
@@ -181,13 +181,16 @@ def _old_files(
     return old, (), None
 
 
-def _latest_ms(file: File) -> float:
+def _latest_ms(reader: FileReader, file: File) -> float:
     """Return the time of a file's newest record; of one without times, when it was landed; and where that is
     not told, no end of time.
     """
     if file.latest_ms is not None and file.latest_ms >= 0:
         return round(file.latest_ms)  # whole ms, that seconds as a float may fall short of
-    return np.inf if file.landed_ms is None else round(file.landed_ms)
+    if file.landed_ms is None:
+        return np.inf
+    found = (compute.max(rows.column("landed_at")).as_py() for rows in reader.rows(file, ["landed_at"]))
+    return max((round(each.timestamp() * 1000) for each in found if each is not None), default=np.inf)
 
 
 def _is_undated(group: Sequence[File]) -> bool:
@@ -235,9 +238,9 @@ def _removed(topic: str, path: str, sound: SoundTable, goes: Mapping[int, _Begin
     try:
         for partition, each in goes.items():
             if each.split:
-                reader = WholeRows(
-                    where=f"{path} partition {partition}", filesystem=filesystem, schema=schema
-                )
+                where = f"{path} partition {partition}"
+                whole = WholeRows(where=where, filesystem=filesystem, schema=schema)
+                reader = sound.guarded(partition, whole)
                 written.append(BronzeFile.new(topic, partition))
                 written[-1].write(filesystem, _from(each.begins, reader, each.split), schema)
         _allow_removal(path, table)
@@ -248,7 +251,7 @@ def _removed(topic: str, path: str, sound: SoundTable, goes: Mapping[int, _Begin
         return _commit(topic, path, table, goes, written, before_ms)
 
 
-def _from(begins: int, reader: WholeRows, files: Sequence[File]) -> Iterator[pa.RecordBatch]:
+def _from(begins: int, reader: FileReader, files: Sequence[File]) -> Iterator[pa.RecordBatch]:
     for rows in in_order(reader, files, reader.schema.names):
         stays = rows.slice(int(np.searchsorted(rows.column("offset").to_numpy(), begins)))
         if stays.num_rows:

@@ -21,11 +21,12 @@ from deltalake.transaction import RemoveAction
 from holdfast.clock import system_clock
 from holdfast.errors import LakeError
 from holdfast.pipeline.bronze.commits import UPKEEP_MARK, files_in
+from holdfast.pipeline.bronze.features import refuse_features
 from holdfast.pipeline.bronze.files import File, remove
 from holdfast.pipeline.bronze.lake import open_table
 from holdfast.pipeline.histories.fold_tables import AddedFile, FoldTable, PartFile
 from holdfast.pipeline.upkeep.compact import TARGET_BYTES, CompactReport
-from holdfast.pipeline.upkeep.sound import refuse_features, removed_unless_named, version_after
+from holdfast.pipeline.upkeep.sound import removed_unless_named, version_after
 from holdfast.pipeline.upkeep.whole_rows import WholeRows
 
 

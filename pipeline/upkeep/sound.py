@@ -6,15 +6,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from deltalake.exceptions import DeltaError
 
 from holdfast.errors import LakeError, UnknownCommitError
 from holdfast.pipeline.bronze.commits import LastLanding, history_of, listed_files, sound_chain
-from holdfast.pipeline.bronze.files import File, remove
+from holdfast.pipeline.bronze.features import refuse_features
+from holdfast.pipeline.bronze.files import File, FileReader, filesystem_of, remove
+from holdfast.pipeline.bronze.guarded import DigestGuards, bronze_reader
 from holdfast.pipeline.bronze.lake import open_table
-from holdfast.pipeline.bronze.layout import layout_faults
+from holdfast.pipeline.bronze.layout import layout_faults, segments
 
 
 class SoundTable(NamedTuple):
@@ -22,30 +25,35 @@ class SoundTable(NamedTuple):
     first.
     """
 
+    path: str
     table: Any
     files: dict[int, list[File]]
     chain: list[LastLanding]
+    guards: DigestGuards
+
+    def guarded(self, partition: int, reader: FileReader) -> FileReader:
+        """Return *reader*, which compares what it reads of a partition with what was landed."""
+        told = segments(self.chain, partition) if self.chain else []
+        return self.guards.of(reader, partition, self.files.get(partition, ()), told)
+
+    def reader(self, partition: int) -> FileReader:
+        """Return a reader of a partition's rows that compares them with the log's statistics, and not with
+        digests.
+        """
+        where = f"{self.path} partition {partition}"
+        return replace(bronze_reader(where, filesystem_of(str(self.table.table_uri))), exact=True)
 
 
 def open_sound(path: str) -> SoundTable:
-    """Open the table at *path*; LakeError where it has faults, which upkeep would hide, or where only Spark
-    reads it.
+    """Open the table at *path*; LakeError where it has faults, which upkeep would hide, or where its files
+    do not hold its rows as they are.
     """
     table = open_table(path)
     refuse_features(path, table)
     listed, chain = listed_files(table), sound_chain(path, history_of(table))
     for fault in layout_faults(path, chain, listed):
         raise LakeError(f"{fault.told}: see `holdfast pipeline check`")
-    return SoundTable(table, listed, chain)
-
-
-def refuse_features(path: str, table: Any) -> None:
-    """Raise LakeError where only Spark can read the files of a table."""
-    if features := set(table.protocol().reader_features or ()) & {"deletionVectors", "columnMapping"}:
-        raise LakeError(
-            f"{path} uses {', '.join(sorted(features))}, which only Spark reads: use Spark for its upkeep"
-            " (OPTIMIZE)"
-        )
+    return SoundTable(path, table, listed, chain, DigestGuards())
 
 
 def version_of(commit: str, table: Any, read: int) -> int | None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from holdfast.pipeline.bronze.columns import FILE_SCHEMA, PARTITIONED_BY
 from holdfast.pipeline.bronze.files import File, FileReader
-from holdfast.pipeline.landing.columns import FILE_SCHEMA, PARTITIONED_BY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,15 +18,11 @@ class WholeRows(FileReader):
     reader does.
     """
 
-    schema: pa.Schema
-
     def rows(self, file: File, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        if list(columns) != self.schema.names:
+        if list(columns) == self.schema.names:
+            yield from self.whole_rows(file)
+        else:
             yield from FileReader.rows(self, file, columns)
-            return
-        with self._opened(file) as opened:
-            for batch in opened.iter_batches(file.read_rows):
-                yield _as(self.schema, batch)
 
 
 def schema_of(table: Any) -> pa.Schema:
@@ -34,13 +30,3 @@ def schema_of(table: Any) -> pa.Schema:
     there = pa.schema(table.schema().to_arrow())
     known = {*FILE_SCHEMA.names, *PARTITIONED_BY}
     return pa.schema([*FILE_SCHEMA, *(field for field in there if field.name not in known)])
-
-
-def _as(schema: pa.Schema, batch: pa.RecordBatch) -> pa.RecordBatch:
-    arrays = [
-        batch.column(field.name).cast(field.type)
-        if field.name in batch.schema.names
-        else pa.nulls(batch.num_rows, field.type)
-        for field in schema
-    ]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
