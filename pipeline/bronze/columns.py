@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from pyarrow import compute
 
 from holdfast.pipeline.bronze.lake import LAST_TIME_MS, LEAST_TIME_MS
 
@@ -51,3 +52,21 @@ def days_of(times_ms: Any) -> Any:
     [-1, 0, 1]
     """
     return (shown_ms(times_ms) // DAY_MS).astype(np.int32)
+
+
+DERIVED = ("timestamp", "date")
+"""Columns that follow from `timestamp_ms`: no digest covers them."""
+
+
+def untrue(rows: pa.RecordBatch, name: str) -> Any:
+    """Tell of each row whether its column *name*, one of `DERIVED`, is another than its `timestamp_ms` makes;
+    rows of before there was that are true.
+    """
+    told = rows.column("timestamp_ms")
+    times_ms = told.fill_null(0).to_numpy()
+    if name == "timestamp":
+        want = pa.array(shown_ms(times_ms) * 1000, UTC)
+    else:
+        want = pa.array(days_of(times_ms), pa.date32())
+    wrong = compute.not_equal(rows.column(name), want).fill_null(True)
+    return compute.and_(wrong, told.is_valid()).to_numpy(zero_copy_only=False)

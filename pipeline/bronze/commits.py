@@ -40,6 +40,9 @@ _UPKEEP = frozenset(
         "ADD CONSTRAINT",
         "DROP CONSTRAINT",
         "CHANGE COLUMN",
+        "DROP FEATURE",
+        "RENAME COLUMN",
+        "DROP COLUMNS",
         "COMPUTE STATS",
     }
 )
@@ -269,10 +272,14 @@ def _commits_by(read: Callable[[int], bytes | None], version: int) -> Iterator[T
 
 
 def _commit_in(version: int, content: bytes) -> TableCommit:
-    for line in content.splitlines():
-        if b'"commitInfo"' in line and (told := msgspec.json.decode(line).get("commitInfo")) is not None:
-            operation, metadata = str(told.get("operation", "")), told.get("userMetadata")
-            return commit_of(version, operation, metadata, told.get("operationMetrics") or {})
+    try:
+        for line in content.splitlines():
+            if b'"commitInfo"' in line and (told := msgspec.json.decode(line).get("commitInfo")) is not None:
+                operation, metadata = str(told.get("operation", "")), told.get("userMetadata")
+                told_by_user = metadata if isinstance(metadata, str) else None
+                return commit_of(version, operation, told_by_user, told.get("operationMetrics") or {})
+    except (msgspec.DecodeError, UnicodeDecodeError, AttributeError, TypeError, ValueError):
+        pass  # it was changed by hand: whoever reads the chain is told of a stranger's commit
     return TableCommit(version=version, operation="a commit that does not tell what it is", metadata=None)
 
 
@@ -284,29 +291,50 @@ def files_in(table: Any) -> pa.Table:
 
 
 def listed_files(table: Any) -> dict[int, list[File]]:
-    """Return the files of a delta-rs table by partition, in the order of their first offsets."""
+    """Return the files of a delta-rs table by partition, in the order of their first offsets; LakeError where
+    the log does not tell of what partition a file is.
+    """
     listed: dict[int, list[File]] = {}
     for each in files_in(table).to_pylist():
-        latest, landed_at = each.get("max.timestamp"), each.get("max.landed_at")
-        file = File(
-            path=unquote(each["path"]),
-            first=each.get("min.offset"),
-            last=each.get("max.offset"),
-            latest_ms=None if latest is None else latest.timestamp() * 1000,
-            row_bytes=each["size_bytes"] // max(1, each.get("num_records") or 1),
-            rows=each.get("num_records"),
-            size_bytes=each["size_bytes"],
-            landed_ms=None if landed_at is None else landed_at.timestamp() * 1000,
-        )
-        listed.setdefault(int(each["partition.partition"]), []).append(file)
+        listed.setdefault(partition_of(str(table.table_uri), each), []).append(file_of(each))
     for files in listed.values():
         files.sort(key=lambda file: -1 if file.first is None else file.first)
     return listed
 
 
+def partition_of(where: str, told: Mapping[str, Any]) -> int:
+    """Return the partition that the log says of a file."""
+    partition = told.get("partition.partition")
+    if not isinstance(partition, int):
+        raise LakeError(
+            f"{where}: the log does not tell of which partition file {told.get('path')} is: it was changed by"
+            " hand. Put the log back as it was, or land the topic in another lake"
+        )
+    return partition
+
+
+def file_of(told: Mapping[str, Any]) -> File:
+    """Return a file from what the log says of it."""
+    latest, landed_at = told.get("max.timestamp"), told.get("max.landed_at")
+    return File(
+        path=unquote(told["path"]),
+        first=told.get("min.offset"),
+        last=told.get("max.offset"),
+        latest_ms=None if latest is None else latest.timestamp() * 1000,
+        row_bytes=told["size_bytes"] // max(1, told.get("num_records") or 1),
+        rows=told.get("num_records"),
+        size_bytes=told["size_bytes"],
+        landed_ms=None if landed_at is None else landed_at.timestamp() * 1000,
+    )
+
+
 def counted_rows(table: Any) -> dict[int, int | None]:
     """Return how many rows a delta-rs table's files say each partition has, None where one does not tell."""
     actions = files_in(table)
+    if "partition.partition" not in actions.column_names:
+        for each in actions.to_pylist():
+            partition_of(str(table.table_uri), each)
+        return {}
     names = ("partition.partition", "num_records")
     return all_told(zip(*(actions.column(name).to_pylist() for name in names), strict=True))
 

@@ -6,11 +6,22 @@ from dataclasses import dataclass
 from typing import Literal
 
 FaultKind = Literal[
-    "stranger", "chain", "missing", "extra", "changed", "twice", "file", "topic", "unreadable"
+    "stranger",
+    "chain",
+    "missing",
+    "extra",
+    "changed",
+    "twice",
+    "file",
+    "topic",
+    "unreadable",
+    "statistics",
+    "schema",
 ]
-"""stranger: a commit of somebody else changed rows. chain: commits do not follow each other. missing, extra:
-rows too few or too many. changed: as many rows, of which some are others. twice: an offset is there again.
-file: a file is not what the log says. topic: the topic is another. unreadable: the rows cannot be read.
+"""stranger: a commit of somebody else changed rows. chain: commits do not follow each other, or are gone.
+missing, extra: rows too few or too many. changed: as many rows, of which some are others. twice: an offset is
+there again. file: a file is not what the log says. topic: the topic is another. unreadable: the rows cannot
+be read. statistics: what log or footer say of a file's rows is not so. schema: the table has other columns.
 """
 
 

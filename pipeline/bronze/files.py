@@ -15,7 +15,7 @@ from pyarrow import compute, parquet
 
 from holdfast.errors import LakeError
 from holdfast.pipeline.bronze.columns import shown_ms
-from holdfast.pipeline.bronze.lake import open_table
+from holdfast.pipeline.bronze.lake import ADDED_COLUMNS, open_table
 from holdfast.pipeline.bronze.plain import as_type, plain_type
 from holdfast.pipeline.topic import Span
 
@@ -78,11 +78,11 @@ class FileReader:
 
     def rows(self, file: File, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a file, with *columns* in this order; "timestamp_ms" is there in files of every
-        age.
+        age, and other columns that older landings did not have are null.
         """
         with self._opened(file) as opened:
             there = opened.schema_arrow.names
-            names = [name for name in columns if name != "timestamp_ms" or name in there]
+            names = [name for name in columns if name in there or not self._may_lack(name)]
             if "timestamp_ms" in columns and not _all_tell_ms(opened):
                 names.append("timestamp")
             self._check_columns(file, there, names)
@@ -96,6 +96,10 @@ class FileReader:
             names = [name for name in self.schema.names if name in opened.schema_arrow.names]
             yield from self._counted(file, self._whole(file, opened, names))
 
+    def _may_lack(self, name: str) -> bool:
+        """Tell whether files of older landings have no such column."""
+        return name == "timestamp_ms" or (name in ADDED_COLUMNS and name in self.schema.names)
+
     def _check_columns(self, file: File, there: Sequence[str], wanted: Sequence[str]) -> None:
         if missing := [name for name in wanted if name not in there]:
             raise LakeError(f"{self.place(file)} has no column {missing[0]}: no landing wrote it")
@@ -105,7 +109,11 @@ class FileReader:
     ) -> Iterator[pa.RecordBatch]:
         for batch in opened.iter_batches(file.read_rows, columns=list(dict.fromkeys(names))):
             arrays = [
-                self._times_ms(file, batch) if name == "timestamp_ms" else self._column(file, batch, name)
+                self._times_ms(file, batch)
+                if name == "timestamp_ms"
+                else self._column(file, batch, name)
+                if name in batch.schema.names
+                else pa.nulls(batch.num_rows, self.schema.field(name).type)
                 for name in columns
             ]
             yield pa.RecordBatch.from_arrays(arrays, names=list(columns))
@@ -131,6 +139,11 @@ class FileReader:
                 f"{self.place(file)} has column {name} as {column.type}, which cannot be read as {wanted}"
                 f" ({error}): no landing wrote it"
             ) from error
+
+    def plain(self, file: File, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the columns of a batch of a file in the types of `schema`."""
+        names = batch.schema.names
+        return pa.RecordBatch.from_arrays([self._column(file, batch, name) for name in names], names=names)
 
     def _times_ms(self, file: File, batch: pa.RecordBatch) -> pa.Array:
         """Return Kafka's own timestamps; the number from the column `timestamp` where there is none."""

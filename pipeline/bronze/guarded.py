@@ -24,8 +24,8 @@ LIMIT_SEGMENTS = 64
 
 
 def bronze_reader(where: str, filesystem: Any, schema: pa.Schema = FILE_SCHEMA) -> FileReader:
-    """Return a reader of bronze files that compares pages with their checksums alone: for callers that compare
-    the rows.
+    """Return a reader of bronze files that compares pages with their checksums alone: for callers that
+    compare the rows.
     """
     return FileReader(where=where, filesystem=filesystem, schema=schema)
 

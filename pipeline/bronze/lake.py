@@ -105,7 +105,7 @@ class Landed(msgspec.Struct, frozen=True, kw_only=True):
     therefore not written. *cut* is in a table of choices: what of the sources they are the order of. *rows*
     are those of each partition before this commit and *added* those of it, None where it is not told.
     *removed* counts what rebuilds found missing of each partition. *columns* is the version of the columns
-    that its rows have.
+    that its rows have, and *landed_at_ms* the time that they say, None where it is not told.
 
     *digests* are of the rows of each partition before this commit, from the offset in *digested_from* on (its
     beginning, where none is there), and *added_digests* of the rows of it
@@ -130,6 +130,7 @@ class Landed(msgspec.Struct, frozen=True, kw_only=True):
     added: dict[int, int] | None = None
     removed: dict[int, int] = {}
     columns: int = 1
+    landed_at_ms: int | None = None
     digests: dict[int, str] | None = None
     digested_from: dict[int, int] = {}
     added_digests: dict[int, str] | None = None

@@ -19,7 +19,9 @@ from holdfast.pipeline.bronze.lake import Landed
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
     """Offsets [first, end) of a partition that were landed together: how many rows there are and their
-    digest, None where it is not told. *digest_first* is from where on the digest counts.
+    digest, None where it is not told. *digest_first* is from where on the digest counts. *columns* is the
+    version of the columns that its rows have at least, *landed_at_ms* when they say that they were landed,
+    None where that is not told.
     """
 
     first: int
@@ -27,6 +29,8 @@ class Segment:
     rows: int | None
     digest: int | None
     digest_first: int
+    columns: int = 1
+    landed_at_ms: int | None = None
 
 
 def segments(chain: Sequence[LastLanding], partition: int) -> list[Segment]:
@@ -63,6 +67,8 @@ def _own(landed: Landed, partition: int) -> Segment:
         rows=None if landed.added is None else landed.added.get(partition, 0),
         digest=None if landed.added_digests is None else int(landed.added_digests.get(partition, "0"), 16),
         digest_first=first,
+        columns=landed.columns,
+        landed_at_ms=landed.landed_at_ms,
     )
 
 

@@ -140,6 +140,7 @@ def _doubled(
         if offset in chunk.to_pylist()
     )
     return RepeatedOffsetError(
-        f"{reader.where}: offset {offset} is there twice, in {' and '.join(named)}; remove one of them"
-        " (Delta's history shows which commit brought it), then `holdfast pipeline land --rebuild`"
+        f"{reader.where}: offset {offset} is there twice, in {' and '.join(named)}; remove what came last"
+        " (Delta's history shows that commit, and RESTORE puts the table back to the version before), then"
+        " `holdfast pipeline land --rebuild`"
     )

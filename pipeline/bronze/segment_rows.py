@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from holdfast.pipeline.bronze.digests import DIGESTED, digest_of, hashes_in
 from holdfast.pipeline.bronze.faults import LakeFault
@@ -48,11 +49,19 @@ def rows_of_segments(reader: FileReader, files: Sequence[File], told: Sequence[S
     """Read the rows of *files* and return what those of each segment come to; rows before the first segment
     and behind the last one are left out.
     """
-    if not told:
-        return []
     found = [SegmentRows(reached=each.first) for each in told]
+    take_rows(found, told, in_order(reader, files, DIGESTED))
+    return found
+
+
+def take_rows(
+    found: Sequence[SegmentRows], told: Sequence[Segment], batches: Iterable[pa.RecordBatch]
+) -> None:
+    """Take rows, which come in the order of their offsets, into account in what was *found* of each
+    segment.
+    """
     ends = [each.end for each in told]
-    for rows in in_order(reader, files, DIGESTED):
+    for rows in batches if told else ():
         offsets, hashes = rows.column("offset").to_numpy(), hashes_in(rows)
         before = int(np.searchsorted(offsets, told[0].first))
         offsets, hashes = offsets[before:], hashes[before:]
@@ -64,7 +73,6 @@ def rows_of_segments(reader: FileReader, files: Sequence[File], told: Sequence[S
             if stop:
                 found[at].take(offsets[:stop], hashes[:stop], told[at].digest_first)
             offsets, hashes, at = offsets[stop:], hashes[stop:], at + 1
-    return found
 
 
 def segment_faults(

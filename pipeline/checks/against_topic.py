@@ -5,13 +5,14 @@ exactly.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from holdfast.config import Settings
 from holdfast.errors import LakeError
 from holdfast.kafka.fetching.records import Records
+from holdfast.pipeline.bronze.columns import DERIVED, untrue
 from holdfast.pipeline.bronze.commits import LastLanding
 from holdfast.pipeline.bronze.digests import DIGESTED, hashes_in, hashes_of
 from holdfast.pipeline.bronze.faults import FaultKind, LakeFault
@@ -20,6 +21,8 @@ from holdfast.pipeline.bronze.lake import check_identity
 from holdfast.pipeline.bronze.ordered import in_order
 from holdfast.pipeline.topic import Span, TopicLog, TopicReader
 
+_COMPARED = [*DIGESTED, *DERIVED, "leader_epoch"]
+_UNTRUE = np.uint64(1)
 LIMIT_FAULTS = 100
 """So many offsets of a partition are told."""
 _SAID: Mapping[FaultKind, str] = {
@@ -72,7 +75,7 @@ def differences(
     """Yield where the rows of *files* in *span*, which *reader* reads, are not the records that a topic holds
     of it, by ascending offset.
     """
-    live = ((np.asarray(records.offsets), hashes_of(records)) for records, _ in held)
+    live = (_run_of(records) for records, _ in held)
     rows = iter(()) if reader is None else _rows(reader, files, span)
     yield from _compared(table, partition, live, rows)
 
@@ -82,18 +85,40 @@ def _cut_off(table: str, topic: str, partition: int, ends: int, landed: int) -> 
     return LakeFault(kind="topic", table=table, partition=partition, first=ends, last=landed - 1, told=told)
 
 
-def _rows(reader: FileReader, files: Sequence[File], span: Span) -> Iterator[tuple[Any, Any]]:
-    for rows in in_order(reader, [file for file in files if file.touches(span)], DIGESTED):
+class _Run(NamedTuple):
+    """Some records or rows in the order of their offsets: the hash of each, and the epoch of the leader that
+    took it, -1 where that is not told.
+    """
+
+    offsets: Any
+    hashes: Any
+    epochs: Any
+
+    def cut(self, start: int, stop: int | None) -> _Run:
+        return _Run(self.offsets[start:stop], self.hashes[start:stop], self.epochs[start:stop])
+
+
+def _run_of(records: Records) -> _Run:
+    stops = np.diff([0, *(stop for stop, _ in records.origins)])
+    epochs = np.repeat([origin.leader_epoch for _, origin in records.origins], stops)
+    return _Run(np.asarray(records.offsets), hashes_of(records), epochs)
+
+
+def _rows(reader: FileReader, files: Sequence[File], span: Span) -> Iterator[_Run]:
+    for rows in in_order(reader, [file for file in files if file.touches(span)], _COMPARED):
         offsets = rows.column("offset").to_numpy()
         start, stop = (int(at) for at in np.searchsorted(offsets, [span.first, span.end]))
-        if stop > start:
-            yield offsets[start:stop], hashes_in(rows.slice(start, stop - start))
+        if stop <= start:
+            continue
+        some = rows.slice(start, stop - start)
+        hashes = hashes_in(some)
+        for name in DERIVED:  # which no hash covers: such a row is not the topic's record
+            hashes[untrue(some, name)] ^= _UNTRUE
+        epochs = some.column("leader_epoch").fill_null(-1).to_numpy()
+        yield _Run(offsets[start:stop], hashes, epochs)
 
 
-Run = tuple[Any, Any]
-
-
-def _compared(table: str, partition: int, live: Iterator[Run], rows: Iterator[Run]) -> Iterator[LakeFault]:
+def _compared(table: str, partition: int, live: Iterator[_Run], rows: Iterator[_Run]) -> Iterator[LakeFault]:
     told = 0
     for kind, offsets in _differences(live, rows):
         for offset in offsets:
@@ -104,25 +129,27 @@ def _compared(table: str, partition: int, live: Iterator[Run], rows: Iterator[Ru
             yield LakeFault(kind=kind, table=table, partition=partition, first=offset, last=offset, told=said)
 
 
-def _differences(live: Iterator[Run], rows: Iterator[Run]) -> Iterator[tuple[FaultKind, list[int]]]:
-    """Yield what differs of two runs of (offsets, hashes), each in the order of offsets."""
+def _differences(live: Iterator[_Run], rows: Iterator[_Run]) -> Iterator[tuple[FaultKind, list[int]]]:
+    """Yield what differs of two runs, each in the order of offsets."""
     one, other = next(live, None), next(rows, None)
     while one is not None or other is not None:
         if one is None or other is None:
             left = other if one is None else one
             assert left is not None
-            yield "extra" if one is None else "missing", left[0].tolist()
+            yield "extra" if one is None else "missing", left.offsets.tolist()
             one, other = next(live, None), next(rows, None)
             continue
-        upto = min(one[0][-1], other[0][-1])
-        a, b = (int(np.searchsorted(each[0], upto, "right")) for each in (one, other))
-        yield from _apart((one[0][:a], one[1][:a]), (other[0][:b], other[1][:b]))
-        one = (one[0][a:], one[1][a:]) if a < len(one[0]) else next(live, None)
-        other = (other[0][b:], other[1][b:]) if b < len(other[0]) else next(rows, None)
+        upto = min(one.offsets[-1], other.offsets[-1])
+        a, b = (int(np.searchsorted(each.offsets, upto, "right")) for each in (one, other))
+        yield from _apart(one.cut(0, a), other.cut(0, b))
+        one = one.cut(a, None) if a < len(one.offsets) else next(live, None)
+        other = other.cut(b, None) if b < len(other.offsets) else next(rows, None)
 
 
-def _apart(one: Run, other: Run) -> Iterator[tuple[FaultKind, list[int]]]:
-    _, here, there = np.intersect1d(one[0], other[0], assume_unique=True, return_indices=True)
-    yield "missing", np.delete(one[0], here).tolist()
-    yield "extra", np.delete(other[0], there).tolist()
-    yield "changed", one[0][here][one[1][here] != other[1][there]].tolist()
+def _apart(one: _Run, other: _Run) -> Iterator[tuple[FaultKind, list[int]]]:
+    _, here, there = np.intersect1d(one.offsets, other.offsets, assume_unique=True, return_indices=True)
+    yield "missing", np.delete(one.offsets, here).tolist()
+    yield "extra", np.delete(other.offsets, there).tolist()
+    known = (one.epochs[here] >= 0) & (other.epochs[there] >= 0)
+    others = known & (one.epochs[here] != other.epochs[there])
+    yield "changed", one.offsets[here][(one.hashes[here] != other.hashes[there]) | others].tolist()

@@ -4,26 +4,32 @@ topic.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import chain as chained
 from typing import Any
 from urllib.parse import unquote
 
 from holdfast.config import Settings
-from holdfast.errors import LakeError
+from holdfast.errors import BrokerError, LakeError, PipelineError, TopicError
 from holdfast.pipeline.bronze.commits import (
     LastLanding,
     check_rows,
     counted_rows,
+    file_of,
+    files_in,
     history_of,
     listed_files,
+    partition_of,
     read_chain,
 )
-from holdfast.pipeline.bronze.faults import LakeFault
+from holdfast.pipeline.bronze.faults import FaultKind, LakeFault
+from holdfast.pipeline.bronze.features import refuse_features, schema_faults
 from holdfast.pipeline.bronze.files import File, FileReader, filesystem_of
+from holdfast.pipeline.bronze.guarded import bronze_reader
 from holdfast.pipeline.bronze.lake import bronze_path, open_table
-from holdfast.pipeline.bronze.layout import layout_faults
+from holdfast.pipeline.bronze.layout import Segment, layout_faults, segments
 from holdfast.pipeline.checks.against_topic import topic_faults
 from holdfast.pipeline.checks.deep import deep_faults
 
@@ -32,18 +38,20 @@ from holdfast.pipeline.checks.deep import deep_faults
 class LakeVerdict:
     """What is wrong with one bronze table. *rows* is how many its files have, by their own counts, *commits*
     how many landings its history still tells of; *undigested* says up to which offset of each partition no
-    digest was landed, so that a deep check proves only the count there.
+    digest was landed, so that a deep check proves only the count there. *version* is None where the log
+    cannot be read, *compared* whether the topic could be asked, None where it was not to be.
     """
 
     topic: str
     table: str
-    version: int
+    version: int | None
     rows: int
     files: int
     commits: int
     deep: bool
     faults: tuple[LakeFault, ...]
     undigested: Mapping[int, int]
+    compared: bool | None = None
 
     @property
     def sound(self) -> bool:
@@ -60,42 +68,129 @@ def check_table(
     """Check the table of *topic* and return all that is wrong with it; *deep* reads all rows, *against_topic*
     compares with what the topic still holds.
 
-    Raises LakeError where there is no table, or one that only Spark reads; TopicError and BrokerError for the
-    topic's side.
+    Whatever keeps it from being checked is a fault as well.
     """
     path = bronze_path(lake, topic)
-    table = open_table(path)
-    features = set(table.protocol().reader_features or ())
-    if features & {"deletionVectors", "columnMapping"}:
-        raise LakeError(
-            f"{path} uses {', '.join(sorted(features))}, which only Spark reads: it cannot be checked"
-        )
-    version, files = int(table.version()), listed_files(table)
-    history = history_of(table, version + 1)
-    chain = read_chain(path, history)
-    found = [*chain.faults, *_cheap_faults(path, table, chain.landings, files)]
-    readers = {
-        p: FileReader(where=f"{path} partition {p}", filesystem=filesystem_of(str(table.table_uri)))
-        for p in files
-    }
+    checked = _Checked(path)
+    checked.run("unreadable", lambda: _open(topic, checked))
     if deep:
-        for partition, reader in sorted(readers.items()):
-            found += (
-                deep_faults(reader, partition, files[partition], chain.landings) if chain.landings else ()
-            )
-    if against_topic and chain.landings:
-        found += topic_faults(settings, path, chain.landings, files, readers)
+        for partition in sorted(checked.files):
+            checked.run("unreadable", partial(_deep_faults, checked, partition))
+    compared = checked.compare(settings) if against_topic and checked.chain else None
     return LakeVerdict(
         topic=topic,
         table=path,
-        version=version,
-        rows=sum(file.rows or 0 for file in chained.from_iterable(files.values())),
-        files=sum(map(len, files.values())),
-        commits=len(chain.landings),
+        version=checked.version,
+        rows=sum(file.rows or 0 for file in chained.from_iterable(checked.files.values())),
+        files=sum(map(len, checked.files.values())),
+        commits=len(checked.chain),
         deep=deep,
-        faults=tuple(found),
-        undigested=_undigested(chain.landings),
+        faults=tuple(checked.faults),
+        undigested=_undigested(checked.chain),
+        compared=compared,
     )
+
+
+@dataclass(slots=True)
+class _Checked:
+    """A table that is checked, as far as it could be read, and the faults that were found so far."""
+
+    path: str
+    version: int | None = None
+    uri: str = ""
+    logged: dict[str, dict[str, Any]] = field(default_factory=dict)
+    files: dict[int, list[File]] = field(default_factory=dict)
+    chain: list[LastLanding] = field(default_factory=list)
+    readers: dict[int, FileReader] = field(default_factory=dict)
+    faults: list[LakeFault] = field(default_factory=list)
+
+    def run(self, kind: FaultKind, stage: Callable[[], Iterable[LakeFault]]) -> None:
+        """Note what a stage finds; where it cannot go on, that is a fault of *kind* too."""
+        try:
+            for each in stage():
+                self.faults.append(each)
+        except (PipelineError, TopicError) as error:
+            self.faults.append(LakeFault(kind=kind, table=self.path, told=str(error)))
+
+    def compare(self, settings: Settings) -> bool:
+        """Compare with the topic; return whether that could be asked."""
+        try:
+            found = topic_faults(settings, self.path, self.chain, self.files, self.readers)
+            self.run("topic", lambda: found)
+        except BrokerError as error:
+            told = f"{self.path} could not be compared with its topic: {error}"
+            self.faults.append(LakeFault(kind="topic", table=self.path, told=told))
+            return False
+        return True
+
+    def segments_of(self, partition: int) -> list[Segment]:
+        return segments(self.chain, partition) if self.chain else []
+
+
+def _open(topic: str, checked: _Checked) -> Iterator[LakeFault]:
+    """Read the log, and yield what is wrong with it: as much of it as can be read."""
+    path = checked.path
+    table = open_table(path)
+    checked.version = int(table.version())
+    chain = read_chain(path, history_of(table, checked.version + 1))
+    checked.chain = chain.landings
+    yield from chain.faults
+    newest = checked.chain[0].landed if checked.chain else None
+    if newest is not None and newest.topic != topic:
+        told = f"{path} holds topic {newest.topic}, and lies where {topic} belongs"
+        yield LakeFault(kind="topic", table=path, told=told)
+    for told in schema_faults(table, 1 if newest is None else newest.columns):
+        yield LakeFault(kind="schema", table=path, told=f"{path}: {told}")
+    checked.run("unreadable", lambda: _usable(path, table))
+    listed = files_in(table).to_pylist()
+    checked.logged = {unquote(each["path"]): each for each in listed}
+    checked.files = listed_files(table)
+    filesystem = filesystem_of(str(table.table_uri))
+    checked.readers = {p: bronze_reader(f"{path} partition {p}", filesystem) for p in checked.files}
+    yield from _cheap_faults(path, table, checked.chain, checked.files)
+    yield from _logged_faults(path, topic, listed)
+
+
+def _usable(path: str, table: Any) -> Iterator[LakeFault]:
+    refuse_features(path, table)
+    return iter(())
+
+
+def _logged_faults(path: str, topic: str, listed: Sequence[Mapping[str, Any]]) -> Iterator[LakeFault]:
+    """Yield where the log tells of another topic, or its statistics of times contradict each other."""
+    for each in listed:
+        kind: FaultKind
+        if each.get("partition.topic") != topic:
+            kind, why = "file", f"is of topic {each.get('partition.topic')} by the log"
+        elif (name := _contradiction(each)) is not None:
+            kind, why = "statistics", f"has by the log another {name} date than the {name} timestamp"
+        else:
+            continue
+        file, partition = file_of(each), partition_of(path, each)
+        yield LakeFault(
+            kind=kind,
+            table=path,
+            partition=partition,
+            first=file.first,
+            last=file.last,
+            file=file.path,
+            told=f"{path} partition {partition} offsets {file.first} to {file.last}: file {file.path} {why}",
+        )
+
+
+def _contradiction(told: Mapping[str, Any]) -> str | None:
+    if told.get("null_count.date") != 0:
+        return None
+    for name, of in (("least", "min"), ("greatest", "max")):
+        at, day = told.get(f"{of}.timestamp"), told.get(f"{of}.date")
+        if at is not None and day is not None and at.date() != day:
+            return name
+    return None
+
+
+def _deep_faults(checked: _Checked, partition: int) -> Iterator[LakeFault]:
+    files, reader = checked.files[partition], checked.readers[partition]
+    return deep_faults(reader, partition, files, checked.segments_of(partition), checked.logged)
 
 
 def _cheap_faults(

@@ -32,7 +32,7 @@ from holdfast.pipeline.bronze.commits import (
     last_landing,
     sound_chain,
 )
-from holdfast.pipeline.bronze.digests import joined
+from holdfast.pipeline.bronze.digests import joined, told
 from holdfast.pipeline.bronze.lake import (
     FIRST_LINK,
     SCHEMA_VERSION,
@@ -54,7 +54,7 @@ Ranges = dict[int, list[tuple[int, int]]]
 
 
 class Contents(NamedTuple):
-    """What a table holds of one partition of a topic."""
+    """What a table holds of one partition of a topic, and the digest of its rows."""
 
     topic: str
     partition: int
@@ -62,6 +62,7 @@ class Contents(NamedTuple):
     last: int
     rows: int
     offsets: int
+    digest: int
 
 
 class LandedRows(NamedTuple):
@@ -190,7 +191,7 @@ class Landing:
         Refuses rows that are doubled, since going on would not mend them.
         """
         history = self._table.history(HISTORY_LIMIT)
-        rows: dict[int, int] = {}
+        rows, found = dict[int, int](), dict[int, int]()
         for each in self._table.contents():
             if each.topic != self._log.topic:
                 raise LakeError(
@@ -200,13 +201,14 @@ class Landing:
             if each.rows != each.offsets:
                 raise LakeError(
                     f"{self.path}: {each.rows - each.offsets} rows of partition {each.partition} are doubled;"
-                    " remove them (Delta's time travel shows which commit brought them), then rebuild"
+                    " put the table back to the version before they came (Delta's history shows it, RESTORE"
+                    " does it), then rebuild"
                 )
             self._vector[each.partition], self._begins[each.partition] = each.last + 1, each.first
-            rows[each.partition] = each.rows
+            rows[each.partition], found[each.partition] = each.rows, each.digest
         self._rows = rows
         self._keep_notes(history, rows)
-        self._digested_from = dict(self._vector)
+        self._digests, self._digested_from = told(found), {}
         self._link, self._rebuilt = f"version-{history[0].version}", True
 
     def _keep_notes(self, history: Sequence[TableCommit], rows: Mapping[int, int]) -> None:

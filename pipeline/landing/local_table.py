@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
+from urllib.parse import unquote
 
 import msgspec
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Field, Schema, Transaction
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction
-from pyarrow import compute
 
 from holdfast.clock import system_clock
 from holdfast.config import Settings
@@ -25,12 +25,17 @@ from holdfast.pipeline.bronze.commits import (
     TableCommit,
     check_upkeep,
     counted_rows,
+    files_in,
     history_of,
     landed_in,
+    listed_files,
     transaction_name,
 )
-from holdfast.pipeline.bronze.files import filesystem_of, remove
+from holdfast.pipeline.bronze.features import refuse_features
+from holdfast.pipeline.bronze.files import File, FileReader, filesystem_of, remove
+from holdfast.pipeline.bronze.guarded import bronze_reader
 from holdfast.pipeline.bronze.lake import ADDED_COLUMNS, PROPERTIES, Landed, open_table, table_uri
+from holdfast.pipeline.bronze.ordered import in_order
 from holdfast.pipeline.landing.bronze_file import BronzeFile
 from holdfast.pipeline.landing.columns import columns_of
 from holdfast.pipeline.landing.landing import Contents, LandedRows, taken
@@ -69,6 +74,7 @@ class LocalTable:
                 if not self._is_there():
                     raise LakeError(f"cannot make a Delta table at {self.path}: {error}") from error
         table: DeltaTable = open_table(self.path)
+        refuse_features(self.path, table, writes=True)
         there = {field.name for field in table.schema().fields}
         missing = [SCHEMA.field(name) for name in ADDED_COLUMNS if name not in there]
         if missing:
@@ -91,31 +97,45 @@ class LocalTable:
 
     def below(self, version: int, vector: Mapping[int, int]) -> dict[int, int]:
         table = open_table(self.path)
-        rows = Counter[int]()
         try:
             table.load_as_version(version)
-            found = table.to_pyarrow_dataset()
-            for partition, end in vector.items():
-                wanted = (compute.field("partition") == partition) & (compute.field("offset") < end)
-                rows[partition] = found.count_rows(filter=wanted)
         except (DeltaError, OSError) as error:
             raise LakeError(f"{self.path}: version {version} cannot be read any more: {error}") from error
+        rows = Counter[int]()
+        for partition, files in listed_files(table).items():
+            for file in files:
+                for each in self._reader(partition).rows(file, ["offset"]):
+                    rows[partition] += int(
+                        (each.column("offset").to_numpy() < vector.get(partition, 0)).sum()
+                    )
         return rows
 
     def contents(self) -> Sequence[Contents]:
-        found = self._table.to_pyarrow_dataset().to_table(columns=["topic", "partition", "offset"])
-        told = [("offset", "min"), ("offset", "max"), ("offset", "count"), ("offset", "count_distinct")]
-        return [
-            Contents(
-                row["topic"],
-                row["partition"],
-                row["offset_min"],
-                row["offset_max"],
-                row["offset_count"],
-                row["offset_count_distinct"],
-            )
-            for row in found.group_by(["topic", "partition"]).aggregate(told).to_pylist()
-        ]
+        topics = {
+            unquote(each["path"]): each.get("partition.topic") for each in files_in(self._table).to_pylist()
+        }
+        found = list[Contents]()
+        for partition, files in sorted(listed_files(self._table).items()):
+            by_topic = defaultdict[str, list[File]](list)
+            for file in files:
+                by_topic[str(topics.get(file.path))].append(file)
+            for topic, some in by_topic.items():
+                found += self._contents(topic, partition, some)
+        return found
+
+    def _contents(self, topic: str, partition: int, files: Sequence[File]) -> Iterator[Contents]:
+        first, last, count, digest = -1, -1, 0, 0
+        for rows in in_order(self._reader(partition), files, digests.DIGESTED):
+            if rows.num_rows == 0:
+                continue
+            offsets = rows.column("offset").to_numpy()
+            first, last = first if count else int(offsets[0]), int(offsets[-1])
+            count, digest = count + len(offsets), digest ^ digests.digest_of(digests.hashes_in(rows))
+        if count:
+            yield Contents(topic, partition, first, last, count, count, digest)
+
+    def _reader(self, partition: int) -> FileReader:
+        return bronze_reader(f"{self.path} partition {partition}", self._filesystem)
 
     # -- writing
 
@@ -123,10 +143,12 @@ class LocalTable:
         self, landed: Landed, link: str, spans: Mapping[int, Span], skips: Mapping[int, OffsetRanges]
     ) -> LandedRows:
         self._judge(landed, link)
-        files = self._write_files(landed.topic, spans, skips)
+        landed_at_ms = system_clock.now_ms()
+        files = self._write_files(landed.topic, spans, skips, landed_at_ms)
         rows = Counter({file.partition: file.rows for file in files})
         told = msgspec.structs.replace(
             landed,
+            landed_at_ms=landed_at_ms,
             added=None if landed.rows is None else dict(rows),
             added_digests=digests.told({file.partition: file.digest for file in files}),
         )
@@ -180,11 +202,10 @@ class LocalTable:
         raise LakeError(f"{self.path}: the commit failed, nothing was landed by it: {failure}") from failure
 
     def _write_files(
-        self, topic: str, spans: Mapping[int, Span], skips: Mapping[int, OffsetRanges]
+        self, topic: str, spans: Mapping[int, Span], skips: Mapping[int, OffsetRanges], landed_at_ms: int
     ) -> list[BronzeFile]:
         """Write a file for each partition that has records; where reading fails, none is left."""
         files: list[BronzeFile] = []
-        landed_at_ms = system_clock.now_ms()
         try:
             with TopicReader(self._settings, topic, skips) as reader:
                 for partition, span in sorted(spans.items()):

@@ -146,26 +146,28 @@ class SparkTable:
         from pyspark.sql import functions as F
 
         with explained(self.path):
-            found = (
-                self._rows()
-                .groupBy("topic", "partition")
-                .agg(F.min("offset"), F.max("offset"), F.count("*"), F.countDistinct("offset"))
-                .collect()
+            rows = self._rows().withColumn(
+                "timestamp_ms", F.coalesce(F.col("timestamp_ms"), F.unix_millis("timestamp"))
             )
-        return [Contents(*row) for row in found]
+            counts = F.min("offset"), F.max("offset"), F.count("*"), F.countDistinct("offset")
+            found = (
+                rows.groupBy("topic", "partition").agg(*counts, F.expr(f"bit_xor({digests.SPARK_HASH})"))
+            ).collect()
+        return [Contents(row[0], row[1], row[2], row[3], row[4], row[5], row[6] % (1 << 64)) for row in found]
 
     def write(
         self, landed: Landed, link: str, spans: Mapping[int, Span], skips: Mapping[int, OffsetRanges]
     ) -> LandedRows:
+        now_ms = system_clock.now_ms()
+        landed = msgspec.structs.replace(landed, landed_at_ms=now_ms)
         try:
-            return self._append(landed, link, spans, self._read(landed.topic, spans, skips))
+            return self._append(landed, link, spans, self._read(landed.topic, spans, skips, now_ms))
         except SparkError as error:
             if error.__cause__ is None or not no_date(error.__cause__):
                 raise
             logger.warning(
                 "%(topic)s has times that are no dates: tasks in Python read it", {"topic": landed.topic}
             )
-            now_ms = system_clock.now_ms()
             rows = read_in_tasks(self._session, self._settings, landed.topic, spans, skips, now_ms)
             return self._append(landed, link, spans, rows)
 
@@ -218,7 +220,9 @@ class SparkTable:
         finally:
             opened.close()
 
-    def _read(self, topic: str, spans: Mapping[int, Span], skips: Mapping[int, OffsetRanges]) -> DataFrame:
+    def _read(
+        self, topic: str, spans: Mapping[int, Span], skips: Mapping[int, OffsetRanges], landed_at_ms: int
+    ) -> DataFrame:
         from pyspark.sql import functions as F
 
         # Where all of it is skipped, nothing is read: a commit notes that.
@@ -237,7 +241,7 @@ class SparkTable:
             F.col("value"),
             F.col("headers"),
             F.unix_millis("timestamp").alias("timestamp_ms"),
-            F.timestamp_millis(F.lit(system_clock.now_ms())).alias("landed_at"),
+            F.timestamp_millis(F.lit(landed_at_ms)).alias("landed_at"),
             # Of UTC, whatever the session's time zone is.
             F.expr(f"date_from_unix_date(cast(floor(({clamped}) / {DAY_MS}) as int))").alias("date"),
             F.lit(None).cast("int").alias("leader_epoch"),

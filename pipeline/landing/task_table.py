@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from holdfast.clock import system_clock
 from holdfast.config import Settings
 from holdfast.core.engine.fold.skips import OffsetRanges
 from holdfast.pipeline.bronze.files import filesystem_of
@@ -40,7 +39,7 @@ class TaskTable(LocalTable):
         self._session = session
 
     def _write_files(
-        self, topic: str, spans: Mapping[int, Span], skips: Mapping[int, OffsetRanges]
+        self, topic: str, spans: Mapping[int, Span], skips: Mapping[int, OffsetRanges], landed_at_ms: int
     ) -> list[BronzeFile]:
         """Have a task write the file of each partition; those of tasks that fail, or run twice, are named by
         no commit, and left to a vacuum.
@@ -50,7 +49,7 @@ class TaskTable(LocalTable):
         if not wanted:
             return []
         uri = str(self._table.table_uri)
-        write = partial(_write_named, self._settings, topic, uri, wanted, dict(skips), system_clock.now_ms())
+        write = partial(_write_named, self._settings, topic, uri, wanted, dict(skips), landed_at_ms)
         with explained(f"{topic} into {self.path}"):
             rows = fold_each(self._session, wanted, write, "file binary").collect()
         found: Sequence[BronzeFile] = [

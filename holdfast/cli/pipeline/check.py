@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.lake.lakes import absolute, names_of, tables_in
+from holdfast.cli.lake.lakes import absolute, folders_in, names_of
 from holdfast.cli.options.context import output_of, settings_of
 from holdfast.cli.output import Output, note, number_of, show, show_json
 
@@ -42,8 +42,13 @@ def check(
     from holdfast.pipeline.checks.check import check_table
 
     settings, output, where = settings_of(context), output_of(context), absolute(lake)
-    names = names_of(topics) if topics is not None else tables_in(where)
-    verdicts = [check_table(settings, each, where, deep=deep, against_topic=against_topic) for each in names]
+    names = names_of(topics) if topics is not None else folders_in(where)
+    verdicts = list["LakeVerdict"]()
+    for each in names:
+        asks = against_topic and all(verdict.compared is not False for verdict in verdicts)
+        verdicts.append(check_table(settings, each, where, deep=deep, against_topic=asks))
+        if asks is not against_topic:
+            note(f"{each}: not compared with its topic, since the brokers did not answer")
     _show(verdicts, output)
     if not all(each.sound for each in verdicts):
         raise typer.Exit(1)

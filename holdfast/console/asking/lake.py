@@ -97,6 +97,8 @@ def _landed(settings: Settings, lake: str, topic: str) -> LakeTopicLine:
     where = bronze_path(lake, topic)
     try:
         verdict = check_table(settings, topic, lake)
+        if verdict.version is None:
+            return LakeTopicLine(topic=topic, table=where, trouble=verdict.faults[0].told)
         table = open_table(where)
         newest = last_landing(where, history_of(table, verdict.version + 1))
     except LakeError as error:

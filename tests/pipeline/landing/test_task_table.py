@@ -129,5 +129,5 @@ def test_records_that_are_gone_end_it_and_leave_no_file(
     hasty = replace(books.settings, stall_timeout_s=10, commit_timeout_s=10)  # after which it knows
     table = TaskTable(spark, hasty, bronze_path(str(lake), books.source))
     with pytest.raises((SparkError, LostRecordsError)):
-        table._write_files(books.source, {0: Span(first=0, end=120), 1: Span(first=0, end=9_999)}, {})
+        table._write_files(books.source, {0: Span(first=0, end=120), 1: Span(first=0, end=9_999)}, {}, 0)
     assert not [each for each in lake.rglob("*.parquet") if "partition=1" in str(each)]
