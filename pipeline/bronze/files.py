@@ -163,7 +163,7 @@ class FileReader:
         if not self.exact:
             yield from batches
             return
-        seen = _Seen()
+        seen = _SeenRows()
         for batch in batches:
             seen.take(batch)
             yield batch
@@ -212,7 +212,7 @@ class FileReader:
 
 
 @dataclass(slots=True)
-class _Seen:
+class _SeenRows:
     """What the rows of a file came to, as far as they were read."""
 
     rows: int = 0

@@ -29,6 +29,7 @@ from holdfast.pipeline.bronze.features import refuse_features, schema_faults
 from holdfast.pipeline.bronze.files import File, FileReader, filesystem_of
 from holdfast.pipeline.bronze.guarded import bronze_reader
 from holdfast.pipeline.bronze.lake import bronze_path, open_table
+from holdfast.pipeline.bronze.landed_notes import LandedNotes
 from holdfast.pipeline.bronze.layout import Segment, layout_faults, segments
 from holdfast.pipeline.checks.against_topic import topic_faults
 from holdfast.pipeline.checks.deep import deep_faults
@@ -63,10 +64,16 @@ class LakeVerdict:
 
 
 def check_table(
-    settings: Settings, topic: str, lake: str, *, deep: bool = False, against_topic: bool = False
+    settings: Settings,
+    topic: str,
+    lake: str,
+    *,
+    deep: bool = False,
+    against_topic: bool = False,
+    notes: LandedNotes | None = None,
 ) -> LakeVerdict:
     """Check the table of *topic* and return all that is wrong with it; *deep* reads all rows, *against_topic*
-    compares with what the topic still holds.
+    compares with what the topic still holds, and *notes* with how far landings had come.
 
     Whatever keeps it from being checked is a fault as well.
     """
@@ -77,6 +84,8 @@ def check_table(
         for partition in sorted(checked.files):
             checked.run("unreadable", partial(_deep_faults, checked, partition))
     compared = checked.compare(settings) if against_topic and checked.chain else None
+    if notes is not None and checked.chain:
+        checked.compare_notes(notes)
     return LakeVerdict(
         topic=topic,
         table=path,
@@ -97,7 +106,7 @@ class _Checked:
 
     path: str
     version: int | None = None
-    uri: str = ""
+    table_id: str = ""
     logged: dict[str, dict[str, Any]] = field(default_factory=dict)
     files: dict[int, list[File]] = field(default_factory=dict)
     chain: list[LastLanding] = field(default_factory=list)
@@ -123,6 +132,13 @@ class _Checked:
             return False
         return True
 
+    def compare_notes(self, notes: LandedNotes) -> None:
+        try:
+            self.run("chain", lambda: notes.ahead(self.path, self.table_id, self.chain[0].landed))
+        except BrokerError as error:
+            told = f"{self.path} could not be compared with what landings noted in Kafka: {error}"
+            self.faults.append(LakeFault(kind="chain", table=self.path, told=told))
+
     def segments_of(self, partition: int) -> list[Segment]:
         return segments(self.chain, partition) if self.chain else []
 
@@ -131,7 +147,7 @@ def _open(topic: str, checked: _Checked) -> Iterator[LakeFault]:
     """Read the log, and yield what is wrong with it: as much of it as can be read."""
     path = checked.path
     table = open_table(path)
-    checked.version = int(table.version())
+    checked.version, checked.table_id = int(table.version()), str(table.metadata().id)
     chain = read_chain(path, history_of(table, checked.version + 1))
     checked.chain = chain.landings
     yield from chain.faults

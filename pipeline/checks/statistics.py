@@ -51,7 +51,7 @@ class Bounds:
 
 
 @dataclass(slots=True)
-class _Found:
+class _FoundRows:
     """What the rows of a file were found to be: *wrong* are the offsets of rows whose column is not what it
     should be, by the column's name.
     """
@@ -71,8 +71,8 @@ def file_faults(
     """Yield what is wrong with one file; *told* is what the log says of it, as delta-rs gives it, and
     *segments* what was landed of its partition.
     """
-    fault = _Faults(reader, partition, file)
-    found = _Found()
+    fault = _FaultsOf(reader, partition, file)
+    found = _FoundRows()
     try:
         with reader.opened(file) as opened:
             if missing := [f.name for f in FILE_SCHEMA if f.name not in opened.schema_arrow.names]:
@@ -94,7 +94,7 @@ def file_faults(
 
 
 @dataclass(slots=True)
-class _Faults:
+class _FaultsOf:
     reader: FileReader
     partition: int
     file: File
@@ -112,7 +112,7 @@ class _Faults:
 
 
 def _lacking(
-    fault: _Faults, missing: Sequence[str], segments: Sequence[Segment], file: File
+    fault: _FaultsOf, missing: Sequence[str], segments: Sequence[Segment], file: File
 ) -> Iterator[LakeFault]:
     """Yield which columns a file lacks that its rows were landed with."""
     newer = any(each.columns > 1 for each in segments if _holds(each, file))
@@ -129,7 +129,7 @@ def _holds(segment: Segment, file: File) -> bool:
 
 
 def _group_faults(
-    fault: _Faults, opened: ParquetFile, group: int, found: _Found, segments: Sequence[Segment]
+    fault: _FaultsOf, opened: ParquetFile, group: int, found: _FoundRows, segments: Sequence[Segment]
 ) -> Iterator[LakeFault]:
     """Read one row group, and yield where the footer's statistics of it are not so."""
     names = [name for name in FILE_SCHEMA.names if name in opened.schema_arrow.names]
@@ -181,7 +181,9 @@ def _scaled(value: Any, unit: str | None) -> Any:
     return value // 1000 if unit == "ns" else value * _PER_US[unit]
 
 
-def _note_wrong(fault: _Faults, batch: pa.RecordBatch, found: _Found, segments: Sequence[Segment]) -> None:
+def _note_wrong(
+    fault: _FaultsOf, batch: pa.RecordBatch, found: _FoundRows, segments: Sequence[Segment]
+) -> None:
     """Note rows whose columns are not what others make of them, or their commit says."""
     if "offset" not in batch.schema.names or "timestamp_ms" not in batch.schema.names:
         return
@@ -197,7 +199,7 @@ def _note_wrong(fault: _Faults, batch: pa.RecordBatch, found: _Found, segments: 
             _note_unlike(found, plain, offsets, segment)
 
 
-def _note_unlike(found: _Found, rows: pa.RecordBatch, offsets: Any, segment: Segment) -> None:
+def _note_unlike(found: _FoundRows, rows: pa.RecordBatch, offsets: Any, segment: Segment) -> None:
     inside = (offsets >= segment.first) & (offsets < segment.end)
     if segment.columns > 1:
         lacking = rows.column("timestamp_ms").is_null().to_numpy(zero_copy_only=False)
@@ -227,7 +229,7 @@ def _footer_fault(told: Any, bounds: Bounds, name: str) -> str | None:
     return f"{told.min!r} to {told.max!r}, and its rows say otherwise" if wrong else None
 
 
-def _log_faults(fault: _Faults, told: Mapping[str, Any], found: _Found) -> Iterator[LakeFault]:
+def _log_faults(fault: _FaultsOf, told: Mapping[str, Any], found: _FoundRows) -> Iterator[LakeFault]:
     """Yield where the table's log says something else of a file's columns than its rows."""
     where = fault.reader.place(fault.file)
     for name, bounds in found.bounds.items():

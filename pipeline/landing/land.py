@@ -12,6 +12,7 @@ from holdfast.config import Settings
 from holdfast.errors import SparkError
 from holdfast.pipeline.bronze.files import is_local, is_s3
 from holdfast.pipeline.bronze.lake import bronze_path
+from holdfast.pipeline.bronze.landed_notes import LandedNotes
 from holdfast.pipeline.landing.landing import BronzeTable, Landing
 from holdfast.pipeline.landing.options import LandOptions, LandReport, Progress, chosen_engine
 from holdfast.pipeline.spark.session import SparkOptions, open_session
@@ -62,7 +63,8 @@ def land(
     with TopicLog(settings, topic) as log:
         log.partitions()  # a missing topic is an error before a JVM starts
         with tables_of(settings, lake, options, spark) as table_at:
-            landing = Landing(table_at(bronze_path(lake, topic)), settings, log, options)
+            notes = LandedNotes(settings)
+            landing = Landing(table_at(bronze_path(lake, topic)), settings, log, options, notes)
             run(landing, options, stop, progress)
             return landing.report
 

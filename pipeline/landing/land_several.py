@@ -24,6 +24,7 @@ from holdfast.core.engine.merge.positions import counted
 from holdfast.core.engine.upgrades import in_version, versions_on
 from holdfast.errors import ChangelogError, SparkError
 from holdfast.pipeline.bronze.lake import Cut, TablePosition, bronze_path
+from holdfast.pipeline.bronze.landed_notes import LandedNotes
 from holdfast.pipeline.folds.merged_extent import check_partitions, settled
 from holdfast.pipeline.landing.land import land, tables_of
 from holdfast.pipeline.landing.landing import POLL_S, Landing
@@ -67,7 +68,10 @@ def land_processor(
         for log in logs:
             log.partitions()  # a missing topic is an error before a JVM starts
         table_at = stack.enter_context(tables_of(settings, lake, options, spark))
-        landings = [Landing(table_at(bronze_path(lake, log.topic)), settings, log, options) for log in logs]
+        notes = LandedNotes(settings)
+        landings = [
+            Landing(table_at(bronze_path(lake, log.topic)), settings, log, options, notes) for log in logs
+        ]
         numbers = ChoiceNumbers(stack.enter_context(TopicReader(settings, topics[-1])))
         rounds = _Rounds(settings, landings, logs, numbers, processor)
         while not stop.is_set():

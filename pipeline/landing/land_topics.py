@@ -19,6 +19,7 @@ from holdfast.config import Settings
 from holdfast.errors import BrokerError, ConfigError, HoldfastError, PipelineError, SparkError, TopicError
 from holdfast.kafka.clients import CRITICAL, make_admin
 from holdfast.pipeline.bronze.lake import bronze_path
+from holdfast.pipeline.bronze.landed_notes import LandedNotes
 from holdfast.pipeline.landing.land import MakeTable, run, tables_of
 from holdfast.pipeline.landing.landing import POLL_S, Landing
 from holdfast.pipeline.landing.options import LandOptions, LandReport, Progress
@@ -52,6 +53,7 @@ class TopicsLanding:
             raise ConfigError("say which topics to land: names, or patterns such as 'events.*'")
         self._settings, self._wanted, self._lake = settings, wanted, lake
         self._options, self._spark, self._progress = options or LandOptions(), spark, progress
+        self._notes = LandedNotes(settings)
         self.reports: dict[str, LandReport] = {}
         self._failures: dict[str, HoldfastError] = {}
         self._slots = threading.BoundedSemaphore(AT_ONCE)
@@ -101,7 +103,7 @@ class TopicsLanding:
                 log.partitions()
                 with self._slots:
                     table = table_at(bronze_path(self._lake, topic))
-                    landing = Landing(table, self._settings, log, self._options)
+                    landing = Landing(table, self._settings, log, self._options, self._notes)
                 self.reports[topic] = landing.report
                 run(landing, self._options, ended, self._progress, self._slots)
         except HoldfastError as error:

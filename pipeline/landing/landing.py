@@ -13,6 +13,7 @@ write the same table, and the same chain of commits.
 
 from __future__ import annotations
 
+import logging
 import threading
 import uuid
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,7 @@ from typing import NamedTuple, Protocol
 from holdfast.clock import system_clock
 from holdfast.config import Settings
 from holdfast.core.engine.fold.skips import OffsetRanges, gaps
-from holdfast.errors import LakeError, LinkTakenError, LostRecordsError
+from holdfast.errors import HoldfastError, LakeError, LinkTakenError, LostRecordsError
 from holdfast.kafka.reading.skip_log import read_skips
 from holdfast.pipeline.bronze.commits import (
     HISTORY_LIMIT,
@@ -43,8 +44,11 @@ from holdfast.pipeline.bronze.lake import (
     describe,
     share,
 )
+from holdfast.pipeline.bronze.landed_notes import LandedNotes
 from holdfast.pipeline.landing.options import LandOptions, LandReport
 from holdfast.pipeline.topic import Span, TopicLog
+
+logger = logging.getLogger(__name__)
 
 POLL_S = 0.2
 ATTEMPTS = 5
@@ -80,6 +84,9 @@ class BronzeTable(Protocol):
 
     path: str
 
+    def identity(self) -> str:
+        """Return the table's id: one that was made again has another."""
+
     def history(self, limit: int) -> Sequence[TableCommit]:
         """Return the newest commits, newest first."""
 
@@ -108,8 +115,16 @@ class BronzeTable(Protocol):
 class Landing:
     """One landing of one table: remembers the last link of its chain of commits."""
 
-    def __init__(self, table: BronzeTable, settings: Settings, log: TopicLog, options: LandOptions) -> None:
+    def __init__(
+        self,
+        table: BronzeTable,
+        settings: Settings,
+        log: TopicLog,
+        options: LandOptions,
+        notes: LandedNotes | None = None,
+    ) -> None:
         self._table, self._settings, self._log, self._options = table, settings, log, options
+        self._notes = notes
         self.path = table.path
         self._topic_id = log.identity()
         self.report = LandReport(topic=log.topic, path=table.path)
@@ -141,7 +156,27 @@ class Landing:
             if last is not None:
                 check_identity(self.path, last.landed, self._log.topic, self._topic_id)
                 self._go_on_from(last, history[0].version)
+                self._compare_notes(last.landed)
         self.report.vector = dict(self._vector)
+
+    def _compare_notes(self, landed: Landed) -> None:
+        """Warn where landings had come further than the table tells, and otherwise note again how far they
+        are: Kafka forgets it with time.
+        """
+        if self._notes is None:
+            return
+        try:
+            ahead = [*self._notes.ahead(self.path, self._table.identity(), landed)]
+        except HoldfastError as error:
+            logger.warning(
+                "how far %(path)s had come by Kafka's note is not known: %(cause)s",
+                {"path": self.path, "cause": str(error)},
+            )
+            return
+        for fault in ahead:
+            logger.warning("%(fault)s", {"fault": fault.told})
+        if not ahead:
+            self._notes.note(self.path, self._table.identity(), landed)
 
     def _go_on_from(self, last: LastLanding, version: int) -> None:
         counted = self._table.counted(version)
@@ -350,6 +385,8 @@ class Landing:
         for partition, ranges in lost.items():
             report.lost.setdefault(partition, []).extend(ranges)
         self._take(written.landed)
+        if self._notes is not None:
+            self._notes.note(self.path, self._table.identity(), written.landed)
 
     def _start(self, ends: dict[int, int]) -> tuple[dict[int, int], Ranges]:
         """Return where each partition goes on, and what is lost before that."""

@@ -88,6 +88,9 @@ class LocalTable:
         except OSError as error:
             raise LakeError(f"cannot look for a Delta table at {self.path}: {error}") from error
 
+    def identity(self) -> str:
+        return str(self._table.metadata().id)
+
     def history(self, limit: int) -> Sequence[TableCommit]:
         return history_of(self._table, limit)
 

@@ -93,6 +93,10 @@ class SparkTable:
 
         return DeltaTable.forPath(self._session, self.path)
 
+    def identity(self) -> str:
+        with explained(self.path):
+            return str(self._log().update(False, self._none(), self._none()).metadata().id())
+
     def history(self, limit: int) -> Sequence[TableCommit]:
         with explained(self.path):
             version = int(self._log().update(False, self._none(), self._none()).version())

@@ -39,14 +39,22 @@ def check(
         typer.Option("--against-topic", help="Compare with what the topic still holds, record by record."),
     ] = False,
 ) -> None:
+    from holdfast.pipeline.bronze.landed_notes import LandedNotes, is_reached
     from holdfast.pipeline.checks.check import check_table
 
     settings, output, where = settings_of(context), output_of(context), absolute(lake)
     names = names_of(topics) if topics is not None else folders_in(where)
+    notes = LandedNotes(settings) if is_reached(settings) else None
+    if notes is None and not against_topic:
+        note(
+            f"{settings.bootstrap_servers} takes no connections: how far landings had come, which is noted"
+            " in Kafka, is not compared"
+        )
     verdicts = list["LakeVerdict"]()
     for each in names:
         asks = against_topic and all(verdict.compared is not False for verdict in verdicts)
-        verdicts.append(check_table(settings, each, where, deep=deep, against_topic=asks))
+        noted = notes if asks is against_topic else None
+        verdicts.append(check_table(settings, each, where, deep=deep, against_topic=asks, notes=noted))
         if asks is not against_topic:
             note(f"{each}: not compared with its topic, since the brokers did not answer")
     _show(verdicts, output)

@@ -115,6 +115,8 @@ def replayer_grants(settings: Settings, processors: Processors) -> list[Grant]:
         if processor.migrate:
             out += topic_grants(processor.base(settings.app), "reads what the table began with", READ)
     out += topic_grants(settings.skips_topic, "leaves out what workers have skipped", READ)
+    why = "landings note there how far they have come"
+    out.append(Grant(Resource.GROUP, "holdfast-landed-", READ, why, Pattern.PREFIXED))
     return merged(out)
 
 
