@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
+import pyarrow as pa
+
 from holdfast.config import Settings
 from holdfast.errors import ConfigError
 from holdfast.pipeline.bronze.lake import bronze_path
@@ -82,6 +84,16 @@ def derived_path(lake: str, path: str) -> str:
     '/lake/derived/claims.intervals/rows'
     """
     return f"{derived_folder(lake, path)}/{ROWS}"
+
+
+def derived_columns(name: str, topic: str = "") -> pa.Schema:
+    """Return the columns of a derived table, of *topic* where there is one for each: for readers who find
+    that it was not made.
+    """
+    table, *_ = tables_named(name, Settings(books=topic, progress=topic), [topic])
+    own = {field.name for field in table.schema}
+    shared = [("partition", pa.int32()), ("is_current", pa.bool_())]
+    return pa.schema([*(each for each in shared if each[0] not in own), *table.schema])
 
 
 def tables_named(name: str, settings: Settings, topics: Sequence[str] = ()) -> Sequence[AnyTable]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -17,6 +18,8 @@ from holdfast.pipeline.landing.landing import BronzeTable, Landing
 from holdfast.pipeline.landing.options import LandOptions, LandReport, Progress, chosen_engine
 from holdfast.pipeline.spark.session import SparkOptions, open_session
 from holdfast.pipeline.topic import TopicLog
+
+logger = logging.getLogger(__name__)
 
 MakeTable = Callable[[str], BronzeTable]
 
@@ -92,6 +95,7 @@ def run(
             if (
                 stop.is_set()
             ):  # a supervisor that ends all processes of a service at once ended the JVM as well
+                logger.warning("the landing into %(path)s ends with its JVM", {"path": landing.path})
                 return
             raise
         if landed is not None and progress is not None:

@@ -10,6 +10,7 @@ keeps its order for ever.
 
 from __future__ import annotations
 
+import logging
 import threading
 from contextlib import ExitStack
 from typing import Any
@@ -31,6 +32,8 @@ from holdfast.pipeline.landing.landing import POLL_S, Landing
 from holdfast.pipeline.landing.options import LandOptions, LandReport, Progress
 from holdfast.pipeline.spark.session import SparkOptions
 from holdfast.pipeline.topic import Span, TopicLog, TopicReader
+
+logger = logging.getLogger(__name__)
 
 SETTLE_S = 5.0
 """How long a round waits for transactions to end. What is open then was not folded: the next round tells of
@@ -80,6 +83,7 @@ def land_processor(
                 rounds.land(stop, progress)
             except SparkError:
                 if stop.is_set():  # see land()
+                    logger.warning("the landing of %(name)s ends with its JVM", {"name": processor.name})
                     break
                 raise
             if not options.follow:

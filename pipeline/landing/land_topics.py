@@ -5,6 +5,7 @@ come.
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -25,6 +26,8 @@ from holdfast.pipeline.landing.landing import POLL_S, Landing
 from holdfast.pipeline.landing.options import LandOptions, LandReport, Progress
 from holdfast.pipeline.spark.session import SparkOptions
 from holdfast.pipeline.topic import TopicLog
+
+logger = logging.getLogger(__name__)
 
 LIMIT_TOPICS = 256
 """So many topics one process lands: each has a thread and a client."""
@@ -108,6 +111,7 @@ class TopicsLanding:
                 run(landing, self._options, ended, self._progress, self._slots)
         except HoldfastError as error:
             if isinstance(error, SparkError) and ended.is_set() and not self._failures:
+                logger.warning("the landing of %(topic)s ends with its JVM", {"topic": topic})
                 return  # see run()
             self._failures[topic] = error
             if self._options.follow:

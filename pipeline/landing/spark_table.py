@@ -60,11 +60,11 @@ class SparkTable:
 
     def __init__(self, session: SparkSession, settings: Settings, path: str) -> None:
         self._session, self._settings, self.path = session, settings, path
-        session.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
-        # Keeps each task's rows in the order Kafka gave them; Spark would sort them by table partition, which
-        # is not stable.
-        session.conf.set("spark.sql.maxConcurrentOutputFileWriters", "8")
         with _CREATING, explained(path):
+            session.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
+            # Keeps each task's rows in the order Kafka gave them; Spark would sort them by table partition,
+            # which is not stable.
+            session.conf.set("spark.sql.maxConcurrentOutputFileWriters", "8")
             self._create()
 
     def _create(self) -> None:
@@ -165,7 +165,9 @@ class SparkTable:
         now_ms = system_clock.now_ms()
         landed = msgspec.structs.replace(landed, landed_at_ms=now_ms)
         try:
-            return self._append(landed, link, spans, self._read(landed.topic, spans, skips, now_ms))
+            with explained(landed.topic):
+                read = self._read(landed.topic, spans, skips, now_ms)
+            return self._append(landed, link, spans, read)
         except SparkError as error:
             if error.__cause__ is None or not no_date(error.__cause__):
                 raise

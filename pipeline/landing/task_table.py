@@ -44,13 +44,13 @@ class TaskTable(LocalTable):
         """Have a task write the file of each partition; those of tasks that fail, or run twice, are named by
         no commit, and left to a vacuum.
         """
-        ship(self._session)
         wanted = {partition: span for partition, span in spans.items() if span.first < span.end}
         if not wanted:
             return []
         uri = str(self._table.table_uri)
         write = partial(_write_named, self._settings, topic, uri, wanted, dict(skips), landed_at_ms)
         with explained(f"{topic} into {self.path}"):
+            ship(self._session)
             rows = fold_each(self._session, wanted, write, "file binary").collect()
         found: Sequence[BronzeFile] = [
             pickle.loads(bytes(row["file"])) for row in rows

@@ -5,6 +5,7 @@ worker's traceback.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -27,6 +28,8 @@ _OURS = {
     for each in (LostRecordsError, UnreadableError, LakeError, PipelineError)
 }
 """What our own tasks may end with: the same error as in this process."""
+_AT_START = ("Error from python worker:", "reading the port number", "PythonWorkerFactory.createWorker")
+"""What Spark says of a Python that it starts and that does not begin to work."""
 _CUT_OFF = "An error occurred while calling "
 """How py4j's plain error begins when the JVM has ended in the middle of a call; an answer has a trace with
 it.
@@ -144,6 +147,8 @@ def _without_python(message: str) -> str | None:
     cure = "set spark.pyspark.python to one of this driver's version that has this package's dependencies"
     if found := re.search(r'Cannot run program "([^"]*)"', message):
         return f"a worker cannot run its Python, {found[1]}: {cure}"
+    if (ended := _ended_at_start(message)) is not None:
+        return f"{ended}: {cure} ({sys.version_info.major}.{sys.version_info.minor})"
     # Python's own words, or those of `holdfast.extras` where one of our modules asked.
     missing = r"ModuleNotFoundError: (?:No module named '([^']*)'|\S+ needs (\S+), which is not installed)"
     if found := re.search(missing, message):
@@ -152,6 +157,25 @@ def _without_python(message: str) -> str | None:
         versions = re.search(r"Python in worker has different version[^\n]*", message)
         return f"{'the worker has another Python' if versions is None else versions[0][:200]}: {cure}"
     return None
+
+
+def _ended_at_start(message: str) -> str | None:
+    """Return how the Python of a worker ended before it could take work, as one too old for pyspark does; None
+    where it did not, or where it lacks one of our own packages.
+
+    >>> _ended_at_start("Error from python worker:\\n  File '/opt/lib/python3.8/runpy.py'\\n  TypeError: no\\nPYTHONPATH was:")
+    'the Python of a worker ended before it took work, it is 3.8 (TypeError: no)'
+    """  # noqa: E501
+    if not any(each in message for each in _AT_START):
+        return None
+    said = message.partition("Error from python worker:")[2].partition("PYTHONPATH was:")[0]
+    version = re.search(r"[/\\]python(\d+\.\d+)[/\\]", said)
+    here = f"{sys.version_info.major}.{sys.version_info.minor}"
+    if "ModuleNotFoundError" in said and (version is None or version[1] == here):
+        return None
+    last = next((line.strip() for line in reversed(said.splitlines()) if line.strip()), "")
+    which = "" if version is None else f", it is {version[1]}"
+    return f"the Python of a worker ended before it took work{which}" + (f" ({last[:200]})" if last else "")
 
 
 def _killed_again(message: str) -> str | None:

@@ -61,8 +61,10 @@ def modules_of(processor: Processor[Any, Any]) -> set[str]:
     error = _why_unfit(processor, named)
     if "__main__" in named:
         raise SparkError(
-            f"processor {processor.name} is defined in the script that runs; Spark's workers cannot import"
-            " it. Move it to a module of its own and import it from there, or use --engine local"
+            f"processor {processor.name} is defined in the script or notebook that runs, which Spark's"
+            " workers cannot import. Save its definition as a file of its own beside that, for example"
+            " processors.py (in a notebook by a cell that begins with %%writefile processors.py), and write"
+            " `from processors import ...` in its place. Or use --engine local"
         )
     if error is not None:
         raise _refused(processor, error)

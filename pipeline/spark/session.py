@@ -165,11 +165,38 @@ def _watched(session: SparkSession, options: SparkOptions, log: Path | None = No
 
 
 def active_session() -> SparkSession | None:
-    """Return the session that is active in this thread, None where nobody has started one."""
+    """Return the session that is active in this thread, None where there is none.
+
+    One whose JVM is gone is forgotten, so that the next can start; SparkError under spark-submit, which alone
+    could start it.
+    """
     if "pyspark.sql" not in sys.modules:
         return None
-    active: SparkSession | None = sys.modules["pyspark.sql"].SparkSession.getActiveSession()
+    try:
+        active: SparkSession | None = sys.modules["pyspark.sql"].SparkSession.getActiveSession()
+    except Exception as error:
+        if not (isinstance(error, AssertionError) or is_of_spark(error)):  # pyspark asserts that there is one
+            raise
+        if under_spark_submit():
+            raise SparkError(
+                "the JVM that spark-submit started is gone: it was killed, or out of memory"
+                " (spark.driver.memory). Submit the program again"
+            ) from error
+        logger.warning("the JVM of the active Spark session is gone: the next work on Spark starts another")
+        _forget_gone()
+        return None
     return active
+
+
+def is_gone(session: SparkSession) -> bool:
+    """Tell whether the JVM of a session is gone."""
+    try:
+        session.sparkContext._jvm.java.lang.System.nanoTime()  # type: ignore[union-attr]
+    except Exception as error:
+        if isinstance(error, AttributeError) or is_of_spark(error):
+            return True
+        raise
+    return False
 
 
 def under_spark_submit() -> bool:
@@ -402,6 +429,23 @@ def _abandon(gateway: Any) -> None:
     """
     _close(gateway, ABANDON_DEADLINE_S)
     _forget()
+
+
+def _forget_gone() -> None:
+    """Make pyspark forget a JVM that is gone with its session, and end what is left of the connection."""
+    from pyspark import SparkContext
+
+    gateway: Any = SparkContext._gateway
+    _forget()
+    SparkContext._gateway = SparkContext._jvm = None
+    if gateway is None:
+        return
+    with contextlib.suppress(Exception):  # nobody is at the other end
+        gateway.shutdown()
+    process: subprocess.Popen[bytes] | None = getattr(gateway, "proc", None)
+    if process is not None:
+        process.kill()  # where it hangs rather than is gone
+        process.wait()
 
 
 def _forget() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ from confluent_kafka import Producer
 
 from holdfast.config import Settings
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
-from holdfast.pipeline.spark.session import SparkOptions, open_session
+from holdfast.pipeline.spark.session import SparkOptions, is_gone, open_session
 from tests.pipeline.accounts import Log
 from tests.support.parts import part
 from tests.support.patience import DEADLINE_S
@@ -35,18 +36,42 @@ demo) keep the defaults.
 MakeTopic = Callable[[Log], str]
 
 
+class LiveSpark:
+    """Gives a Spark session, and another one where the JVM of the last is gone: that costs the test that lost
+    it, and none of the others.
+    """
+
+    def __init__(self, log_dir: Path) -> None:
+        self._options = SparkOptions(master="local[2]", quick=True, conf=FOR_TINY_DATA, log_dir=log_dir)
+        self._opened = ExitStack()
+        self._session: SparkSession | None = None
+
+    def session(self) -> SparkSession:
+        if self._session is not None and is_gone(self._session):
+            self.close()
+        if self._session is None:
+            self._session = self._opened.enter_context(open_session(self._options))
+        return self._session
+
+    def close(self) -> None:
+        self._session = None
+        self._opened.close()
+
+
 @pytest.fixture(scope="session")
+def live_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveSpark]:
+    live = LiveSpark(tmp_path_factory.mktemp("spark-log"))
+    try:
+        yield live
+    finally:
+        live.close()
+
+
+@pytest.fixture
 @part("spark")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def spark(live_spark: LiveSpark) -> SparkSession:
     """Give a session that `replay`, `land` and `verify` find active and use as it is."""
-    options = SparkOptions(
-        master="local[2]",
-        quick=True,
-        conf=FOR_TINY_DATA,
-        log_dir=tmp_path_factory.mktemp("spark-log"),
-    )
-    with open_session(options) as session:
-        yield session
+    return live_spark.session()
 
 
 @pytest.fixture

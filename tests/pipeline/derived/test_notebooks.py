@@ -161,3 +161,13 @@ def test_the_notebook_of_events_counts_what_was_written(
 def test_every_derived_table_is_in_a_notebook() -> None:
     text = "".join(source for path in NOTEBOOKS.glob("*.ipynb") for source in cells_of(path.name))
     assert [name for name in TABLES if name not in text] == ["lag.ends"]  # lag.by_minute is joined of it
+
+
+@pytest.mark.variant
+@pytest.mark.parametrize("name", ["what_went_wrong.ipynb", "claims.ipynb"])
+def test_a_notebook_shows_what_there_is_where_tables_were_not_derived(
+    spark: SparkSession, at_lake: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    made = run(name)
+    assert "was not derived" in capsys.readouterr().out
+    assert "<iframe" in made["shown"]._repr_html_()

@@ -110,7 +110,7 @@ def test_decoders_that_come_with_libraries_need_no_shipping() -> None:
 
 def test_a_processor_of_the_script_itself_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(account_folds.fold, "__module__", "__main__")
-    with pytest.raises(SparkError, match="defined in the script that runs"):
+    with pytest.raises(SparkError, match="defined in the script or notebook that runs"):
         pack(accounts())
 
 
