@@ -425,7 +425,17 @@ PACKAGES: Mapping[str, frozenset[str]] = {
         }
     ),
     "pipeline": frozenset(
-        {"confluent_kafka", "delta", "deltalake", "msgspec", "numpy", "pandas", "pyarrow", "pyspark"}
+        {
+            "confluent_kafka",
+            "delta",
+            "deltalake",
+            "google_crc32c",
+            "msgspec",
+            "numpy",
+            "pandas",
+            "pyarrow",
+            "pyspark",
+        }
     ),
     "web": frozenset({"aiohttp"}),
     "console": frozenset(

@@ -14,9 +14,11 @@ import msgspec
 import pyarrow as pa
 
 from holdfast.errors import LakeError
+from holdfast.pipeline.bronze.digests import joined
 from holdfast.pipeline.bronze.faults import LakeFault
 from holdfast.pipeline.bronze.files import File, filesystem_of
 from holdfast.pipeline.bronze.lake import Landed, describe
+from holdfast.pipeline.bronze.sealed import check_seal
 
 HISTORY_LIMIT = 1000
 
@@ -76,12 +78,16 @@ def landed_in(commit: TableCommit) -> Landed | None:
     if not commit.metadata or '"holdfast_landing":1' not in commit.metadata:
         return None
     try:
-        return msgspec.json.decode(commit.metadata, type=Landed)
-    except msgspec.DecodeError as error:
+        check_seal(commit.metadata)
+        found = msgspec.json.decode(commit.metadata, type=Landed)
+        for told in (found.digests, found.added_digests):
+            joined(told or {}, told or {})  # they are numbers
+    except (msgspec.DecodeError, LakeError, ValueError) as error:
         raise LakeError(
             f"version {commit.version}: the landing's metadata is malformed ({error}); check who wrote it,"
             " then --rebuild"
         ) from error
+    return found
 
 
 UPKEEP_MARK = "holdfast_upkeep"
@@ -119,16 +125,23 @@ def read_chain(where: str, history: Iterable[TableCommit]) -> Chain:
     """Return a table's landings as far as *history*, which comes newest first, tells of them. What lies
     before a rebuilt vector was judged when that was rebuilt.
     """
-    oldest, chain = 0, Chain([], [])
+    oldest, chain, follows = 0, Chain([], []), True
     for commit in history:
         oldest = commit.version
-        landed = landed_in(commit)
+        try:
+            landed = landed_in(commit)
+        except LakeError as error:
+            told = f"{where}: {error}"
+            chain.faults.append(LakeFault(kind="chain", table=where, version=commit.version, told=told))
+            follows = False
+            continue
         if landed is None:
             chain.faults.extend(_stranger(where, commit, chain.landings[0] if chain.landings else None))
             continue
-        if chain.landings and landed.end != chain.landings[-1].landed.start:
+        if follows and chain.landings and landed.end != chain.landings[-1].landed.start:
             chain.faults.append(_torn(where, chain.landings[-1], commit.version, landed))
         chain.landings.append(LastLanding(landed, commit.version, commit.added))
+        follows = True
         if landed.rebuilt:
             return chain
     if not chain.landings and oldest > 0:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+import google_crc32c
 import numpy as np
 import pyarrow as pa
 from pyarrow import compute, parquet
@@ -28,8 +30,8 @@ _EXPANSION = 4  # of compressed columns, at a guess
 _PER_MS = {"s": (1000, 1), "ms": (1, 1), "us": (1, 1_000), "ns": (1, 1_000_000)}
 
 CHECKED_PAGES = "holdfast.checked-pages"
-"""In the footer of a file whose pages all have checksums: how many bytes lie before the footer. A program
-that writes the file again gives it other pages, and does not write this.
+"""In the footer of a file whose pages all have checksums: how many bytes lie before the footer, and their
+checksum. A program that writes the file again gives it other pages, and does not write this.
 """
 
 
@@ -83,7 +85,7 @@ class FileReader:
         with self._opened(file) as opened:
             there = opened.schema_arrow.names
             names = [name for name in columns if name in there or not self._may_lack(name)]
-            if "timestamp_ms" in columns and not _all_tell_ms(opened):
+            if "timestamp_ms" in columns and "timestamp_ms" not in there:
                 names.append("timestamp")
             self._check_columns(file, there, names)
             yield from self._counted(file, self._read(file, opened, names, columns))
@@ -107,16 +109,31 @@ class FileReader:
     def _read(
         self, file: File, opened: ParquetFile, names: Sequence[str], columns: Sequence[str]
     ) -> Iterator[pa.RecordBatch]:
+        done = 0
         for batch in opened.iter_batches(file.read_rows, columns=list(dict.fromkeys(names))):
-            arrays = [
-                self._times_ms(file, batch)
-                if name == "timestamp_ms"
-                else self._column(file, batch, name)
-                if name in batch.schema.names
-                else pa.nulls(batch.num_rows, self.schema.field(name).type)
-                for name in columns
-            ]
-            yield pa.RecordBatch.from_arrays(arrays, names=list(columns))
+            if _lacks_times(batch, columns):
+                break
+            done += batch.num_rows
+            yield self._told(file, batch, columns)
+        else:
+            return
+        # Files joined with those of older landings: some rows have their time in the other column alone.
+        self._check_columns(file, opened.schema_arrow.names, ["timestamp"])
+        for batch in opened.iter_batches(file.read_rows, columns=list(dict.fromkeys([*names, "timestamp"]))):
+            if done < batch.num_rows:
+                yield self._told(file, batch.slice(done), columns)
+            done = max(0, done - batch.num_rows)
+
+    def _told(self, file: File, batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
+        arrays = [
+            self._times_ms(file, batch)
+            if name == "timestamp_ms"
+            else self._column(file, batch, name)
+            if name in batch.schema.names
+            else pa.nulls(batch.num_rows, self.schema.field(name).type)
+            for name in columns
+        ]
+        return pa.RecordBatch.from_arrays(arrays, names=list(columns))
 
     def _whole(self, file: File, opened: ParquetFile, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         for batch in opened.iter_batches(file.read_rows, columns=list(names)):
@@ -152,10 +169,6 @@ class FileReader:
         told = self._column(file, batch, "timestamp_ms")
         if told.null_count == 0:
             return told
-        if "timestamp" not in batch.schema.names:
-            raise LakeError(
-                f"{self.place(file)} lacks timestamps in ms, where its statistics say that it has all of them"
-            )
         return compute.coalesce(told, whole_ms(batch.column("timestamp")))
 
     def _counted(self, file: File, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -254,27 +267,55 @@ class _SeenRows:
         return None
 
 
+def _lacks_times(batch: pa.RecordBatch, columns: Sequence[str]) -> bool:
+    names = batch.schema.names
+    if "timestamp_ms" not in columns or "timestamp_ms" not in names or "timestamp" in names:
+        return False
+    return bool(batch.column("timestamp_ms").null_count)
+
+
 def has_checked_pages(opened: ParquetFile, file: File) -> bool:
     """Tell whether all pages of a file have checksums: this package wrote it, and nothing else has written it
     again.
     """
-    told = (opened.metadata.metadata or {}).get(CHECKED_PAGES.encode())
+    told = told_bytes(opened)
     if told is None or file.size_bytes is None:
         return False
-    return bool(told == str(file.size_bytes - opened.metadata.serialized_size - 8).encode())
+    return bool(told[0] == file.size_bytes - opened.metadata.serialized_size - 8)
 
 
-def _all_tell_ms(opened: ParquetFile) -> bool:
-    """Tell whether every row has Kafka's own timestamp: files of older landings have none, and files joined
-    with those have some.
+def told_bytes(opened: ParquetFile) -> tuple[int, int] | None:
+    """Return how many bytes lie before the footer of a file of this package, and their checksum (CRC-32C);
+    None for another's.
     """
-    meta = opened.metadata
-    groups = [meta.row_group(group) for group in range(meta.num_row_groups)]
-    if "timestamp_ms" not in opened.schema_arrow.names or not groups:
-        return "timestamp_ms" in opened.schema_arrow.names
-    names = [groups[0].column(column).path_in_schema for column in range(meta.num_columns)]
-    stats = [group.column(names.index("timestamp_ms")).statistics for group in groups]
-    return all(each is not None and each.has_null_count and each.null_count == 0 for each in stats)
+    told = (opened.metadata.metadata or {}).get(CHECKED_PAGES.encode(), b"")
+    found = re.fullmatch(rb"(\d{1,18}) ([0-9a-f]{8})", told)
+    return None if found is None else (int(found[1]), int(found[2], 16))
+
+
+class SummedStream:
+    """A stream that is written to *through*, and sums up what was."""
+
+    def __init__(self, through: Any) -> None:
+        self._through, self._sum = through, 0
+        self.closed = False
+
+    def write(self, content: Any) -> int:
+        self._sum = int(google_crc32c.extend(self._sum, bytes(content)))
+        return int(self._through.write(content))
+
+    def tell(self) -> int:
+        return int(self._through.tell())
+
+    def flush(self) -> None:
+        self._through.flush()
+
+    def close(self) -> None:
+        self.closed = True
+
+    def told(self) -> str:
+        """Return what `CHECKED_PAGES` says, once all before the footer is written."""
+        return f"{self.tell()} {self._sum:08x}"
 
 
 def whole_ms(column: pa.Array) -> pa.Array:

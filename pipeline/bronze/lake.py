@@ -16,6 +16,7 @@ import msgspec
 
 from holdfast.core.engine.fold.skips import OffsetRanges, merged
 from holdfast.errors import LakeError
+from holdfast.pipeline.bronze.sealed import sealed
 
 COLUMNS = {
     "topic": "string",
@@ -139,7 +140,7 @@ class Landed(msgspec.Struct, frozen=True, kw_only=True):
     holdfast_landing: int = 1
 
     def encode(self) -> str:
-        return msgspec.json.encode(self).decode()
+        return sealed(msgspec.json.encode(self).decode())
 
     def skips(self, app: str) -> dict[int, OffsetRanges]:
         """Return what *app* skips of each partition, as far as landings of its own have noted."""

@@ -18,7 +18,7 @@ from holdfast.pipeline.bronze.digests import DIGESTED, hashes_in, hashes_of
 from holdfast.pipeline.bronze.faults import FaultKind, LakeFault
 from holdfast.pipeline.bronze.files import File, FileReader
 from holdfast.pipeline.bronze.lake import check_identity
-from holdfast.pipeline.bronze.ordered import in_order
+from holdfast.pipeline.bronze.ordered import in_order, overlapping
 from holdfast.pipeline.topic import Span, TopicLog, TopicReader
 
 _COMPARED = [*DIGESTED, *DERIVED, "leader_epoch"]
@@ -58,10 +58,42 @@ def topic_faults(
                 continue
             first = max(kept.first, landed.begins.get(partition, 0))
             span = Span(first=first, end=max(first, min(end, kept.end)))
-            held = reader.records(partition, span)
-            yield from differences(
-                table, partition, held, readers.get(partition), files.get(partition, ()), span
+            yield from _partition_faults(
+                table, partition, reader, readers.get(partition), files.get(partition, ()), span
             )
+
+
+def _partition_faults(
+    table: str,
+    partition: int,
+    topic: TopicReader,
+    reader: FileReader | None,
+    files: Sequence[File],
+    span: Span,
+) -> Iterator[LakeFault]:
+    """Yield where a partition differs. Where a file cannot be read, its offsets alone are not compared."""
+    told = list[LakeFault]()
+    try:
+        for fault in differences(table, partition, topic.records(partition, span), reader, files, span):
+            told.append(fault)
+            yield fault
+        return
+    except LakeError as error:
+        first_error = str(error)
+    assert reader is not None, "whatever fails to be read is read by it"
+    groups = [*overlapping([file for file in files if file.touches(span)])]
+    bounds = [span.first, *(group[0].first or span.first for group in groups[1:]), span.end]
+    seen, errors = {(each.kind, each.first) for each in told}, list[str]()
+    for group, first, end in zip(groups, bounds, bounds[1:], strict=False):
+        part = Span(first=max(span.first, min(first, span.end)), end=max(span.first, min(end, span.end)))
+        try:
+            for fault in differences(table, partition, topic.records(partition, part), reader, group, part):
+                if (fault.kind, fault.first) not in seen:
+                    yield fault
+        except LakeError as error:
+            errors.append(str(error))
+    for each in dict.fromkeys([*errors, *([] if errors else [first_error])]):
+        yield LakeFault(kind="unreadable", table=table, partition=partition, told=each)
 
 
 def differences(

@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from datetime import date, datetime
 from typing import TYPE_CHECKING, Any
 
+import google_crc32c
 import pyarrow as pa
 from pyarrow import compute
 
 from holdfast.errors import LakeError
 from holdfast.pipeline.bronze.columns import DERIVED, FILE_SCHEMA, untrue
 from holdfast.pipeline.bronze.faults import FaultKind, LakeFault
-from holdfast.pipeline.bronze.files import File, FileReader
+from holdfast.pipeline.bronze.files import File, FileReader, has_checked_pages, told_bytes
 from holdfast.pipeline.bronze.layout import Segment
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 _NUMBERS = ("offset", "timestamp", "timestamp_type", "timestamp_ms", "landed_at", "date", "leader_epoch")
 _BYTES = ("key", "value")
+_READ_BYTES = 1 << 20
 _SEARCHED = (*_NUMBERS, *_BYTES)
 _EPOCH = date(1970, 1, 1).toordinal()
 _PER_US = {"s": 1_000_000, "ms": 1_000, "us": 1}
@@ -72,9 +74,11 @@ def file_faults(
     *segments* what was landed of its partition.
     """
     fault = _FaultsOf(reader, partition, file)
-    found = _FoundRows()
+    found, ours = _FoundRows(), False
     try:
         with reader.opened(file) as opened:
+            ours = has_checked_pages(opened, file)
+            yield from _byte_faults(fault, opened)
             if missing := [f.name for f in FILE_SCHEMA if f.name not in opened.schema_arrow.names]:
                 yield from _lacking(fault, missing, segments, file)
             for group in range(opened.metadata.num_row_groups):
@@ -91,6 +95,41 @@ def file_faults(
             max(offsets),
         )
     yield from _log_faults(fault, told, found)
+    if ours:
+        yield from _untold(fault, told, found)
+
+
+def _byte_faults(fault: _FaultsOf, opened: ParquetFile) -> Iterator[LakeFault]:
+    """Yield where the bytes of a file that this package wrote are others than it wrote."""
+    told = told_bytes(opened)
+    if told is None:
+        return
+    left, found = told[0], 0
+    with fault.reader.filesystem.open_input_stream(fault.file.path) as stream:
+        while left > 0 and (some := stream.read(min(left, _READ_BYTES))):
+            found = int(google_crc32c.extend(found, some))
+            left -= len(some)
+    if left or found != told[1]:
+        where = fault.reader.place(fault.file)
+        yield fault.of(
+            "file", f"{where} has other bytes than were written: it was damaged, or changed by hand"
+        )
+
+
+def _untold(fault: _FaultsOf, told: Mapping[str, Any], found: _FoundRows) -> Iterator[LakeFault]:
+    """Yield of which columns of a file of this package the log has lost the statistics."""
+    lost = list[str]()
+    for name in _NUMBERS:
+        if (bounds := found.bounds.get(name)) is None:
+            continue
+        wanted = ["null_count"] if bounds.least is None else ["null_count", "min", "max"]
+        lost += [name] if any(told.get(f"{each}.{name}") is None for each in wanted) else []
+    if told.get("num_records") is None:
+        lost.append("the number of rows")
+    if lost:
+        where = fault.reader.place(fault.file)
+        said = f"the table's log does not tell of {', '.join(lost)} any more: it was changed by hand"
+        yield fault.of("statistics", f"{where}: {said}")
 
 
 @dataclass(slots=True)
@@ -145,10 +184,10 @@ def _group_faults(
     if meta.num_rows != rows:
         yield fault.of("statistics", f"{where} has {rows} rows, where its footer says {meta.num_rows}")
     for at in range(meta.num_columns):
-        column = meta.column(at)
-        if (name := column.path_in_schema) not in bounds:
+        # Only of columns that were read: of one that is described wrongly, Arrow ends the process.
+        if (name := opened.schema.column(at).path) not in bounds:
             continue
-        if (why := _footer_fault(column.statistics, bounds[name], name)) is not None:
+        if (why := _footer_fault(meta.column(at).statistics, bounds[name], name)) is not None:
             yield fault.of("statistics", f"{where}: its footer says of {name} {why}")
     found.rows += rows
     for name, each in bounds.items():

@@ -19,6 +19,7 @@ from holdfast.core.engine.merge.positions import Position, stored_format
 from holdfast.core.engine.state.evolution import RowTypes, decode_row_types, encode_row_types, evolved
 from holdfast.errors import ConfigError, LakeError
 from holdfast.pipeline.bronze.commits import TableCommit, is_data_kept
+from holdfast.pipeline.bronze.sealed import check_seal, sealed
 from holdfast.pipeline.histories.fold_code import code_of
 
 
@@ -97,7 +98,7 @@ class FoldCommit(msgspec.Struct, frozen=True, kw_only=True):
     holdfast_fold: int = 1
 
     def encode(self) -> str:
-        return msgspec.json.encode(self).decode()
+        return sealed(msgspec.json.encode(self).decode())
 
     def positions(self, processor: Processor[Any, Any]) -> dict[int, Position]:
         decode = stored_format(processor).decode
@@ -121,8 +122,9 @@ def fold_in(commit: TableCommit) -> FoldCommit | None:
     if not commit.metadata or '"holdfast_fold":' not in commit.metadata:
         return None
     try:
+        check_seal(commit.metadata)
         found = msgspec.json.decode(commit.metadata, type=FoldCommit)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, LakeError) as error:
         raise LakeError(
             f"version {commit.version}: what the fold noted is malformed ({error}): --rebuild folds anew"
         ) from error

@@ -16,7 +16,7 @@ from pyarrow import compute, parquet
 
 from holdfast.clock import system_clock
 from holdfast.pipeline.bronze.columns import FILE_SCHEMA
-from holdfast.pipeline.bronze.files import CHECKED_PAGES
+from holdfast.pipeline.bronze.files import CHECKED_PAGES, SummedStream
 
 GROUP_ROWS, GROUP_BYTES = 128 << 10, 32 << 20
 """A row group of a file is written, and its memory let go, at so many rows or bytes."""
@@ -69,15 +69,19 @@ class BronzeFile:
         if getattr(getattr(filesystem, "base_fs", None), "type_name", "") != "s3":  # which has no folders
             filesystem.create_dir(self.path.rpartition("/")[0], recursive=True)
         with (
-            filesystem.open_output_stream(self.path) as stream,
+            filesystem.open_output_stream(self.path) as opened,
             parquet.ParquetWriter(
-                stream, schema, compression="snappy", use_dictionary=_REPEATING, write_page_checksum=True
+                stream := SummedStream(opened),
+                schema,
+                compression="snappy",
+                use_dictionary=_REPEATING,
+                write_page_checksum=True,
             ) as out,
         ):
             for group in _groups(batches):
                 self.note(group)
                 out.write_table(group, row_group_size=group.num_rows)
-            out.add_key_value_metadata({CHECKED_PAGES: str(stream.tell())})
+            out.add_key_value_metadata({CHECKED_PAGES: stream.told()})
         self.size_bytes = filesystem.get_file_info(self.path).size
 
     def note(self, group: pa.Table) -> None:

@@ -250,7 +250,7 @@ class Landing:
         """Keep what was accepted before a rebuild: losses, skips, where partitions begin; and count what is
         missing since.
         """
-        found = ((commit, landed_in(commit)) for commit in history)
+        found = ((commit, _readable(commit)) for commit in history)
         commit, landed = next(((one, told) for one, told in found if told is not None), (None, None))
         if commit is None or landed is None:
             return
@@ -416,6 +416,14 @@ class Landing:
                 reached = first
             start[partition] = reached
         return start, lost
+
+
+def _readable(commit: TableCommit) -> Landed | None:
+    """Return what a landing said of itself; None of a commit that does not, or that was changed by hand."""
+    try:
+        return landed_in(commit)
+    except LakeError:
+        return None
 
 
 def _all_told(counted: Mapping[int, int | None]) -> dict[int, int] | None:
