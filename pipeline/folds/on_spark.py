@@ -12,8 +12,9 @@ from holdfast.config import Settings
 from holdfast.core.engine.fold.skips import OffsetRanges, kept
 from holdfast.errors import LakeError, PipelineError
 from holdfast.pipeline.bronze.commits import HISTORY_LIMIT, check_rows, commit_of, last_landing
+from holdfast.pipeline.bronze.digests import SPARK_HASH, joined
 from holdfast.pipeline.bronze.extent import Extent, Until, extent_of_bronze
-from holdfast.pipeline.bronze.lake import COLUMNS, bronze_path
+from holdfast.pipeline.bronze.lake import COLUMNS, Landed, bronze_path
 from holdfast.pipeline.folds.folding import RESULT, RESULT_DDL, FoldPlan, columns_needed, fold_batches
 from holdfast.pipeline.folds.joined import JoinedLog
 from holdfast.pipeline.folds.local import BronzeFiles, fold_named
@@ -131,6 +132,30 @@ class SparkBronze:
         last = last_landing(path, (commit_of(row[0], row[1], row[2], row[3] or {}) for row in history))
         check_rows(path, last, counted)
         self.landed = None if last is None else last.landed
+        if self.landed is not None:
+            self._check_digests(self.landed)
+
+    def _check_digests(self, landed: Landed) -> None:
+        """Compare all rows with the digests that were landed: in the JVM, before any is folded."""
+        from pyspark.sql import functions as F
+
+        if landed.digests is None or landed.added_digests is None:
+            return
+        want = joined(landed.digests, landed.added_digests)
+        froms = {p: landed.digested_from.get(p, 0) for p in landed.end}
+        wanted = " OR ".join(f"(partition = {p} AND offset >= {first})" for p, first in froms.items())
+        rows = self._load().withColumn("timestamp_ms", self._times_ms()).where(wanted or "false")
+        with explained(self.path):
+            found = rows.groupBy("partition").agg(F.expr(f"bit_xor({SPARK_HASH})")).collect()
+        digests = {int(row[0]): int(row[1]) % (1 << 64) for row in found}
+        for partition, digest in sorted(want.items()):
+            if digests.get(partition, 0) != int(digest, 16):
+                raise LakeError(
+                    f"{self.path} partition {partition} has as many rows as were landed, but not the same:"
+                    f" their digest is {digests.get(partition, 0):016x}, where {digest} was landed. Put the"
+                    " table back to a version before it was changed (RESTORE), or land the topic in another"
+                    " lake"
+                )
 
     def _load(self) -> DataFrame:
         return self._session.read.format("delta").option("versionAsOf", self.version).load(self.path)

@@ -307,6 +307,8 @@ def settings(options: SparkOptions, archive: ClassArchive | None, scratch: Path)
         # Spark's default is INT96, which other readers take for nanoseconds: a fold by time then differs
         # without any error.
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+        # Written by default, and compared by nobody.
+        "spark.hadoop.parquet.page.verify-checksum.enabled": "true",
         "spark.sql.extensions": _EXTENSION,
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
         # Small enough for records of many KB; a fold runs no faster on larger ones.

@@ -8,10 +8,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, Phase, given
 from hypothesis import settings as hypothesis_settings
-from pyarrow import dataset
+from pyarrow import dataset, parquet
 
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
@@ -29,6 +30,7 @@ from holdfast.pipeline.topic import Span, TopicLog
 from tests.pipeline.accounts import Log, Record, accounts, logs
 from tests.pipeline.conftest import MakeTopic
 from tests.pipeline.lakes import ends, landed, write_bronze
+from tests.pipeline.topics_in_memory import TopicInMemory, land, landed_from
 from tests.support.patience import DEADLINE_S
 from tests.support.places import ROOT
 from tests.support.visits import visits
@@ -187,6 +189,25 @@ def test_spark_meets_mixed_files_refuses_them_unsorted_and_sorts(spark: SparkSes
     want = replay(accounts("t"), NO_KAFKA, ReplayOptions(engine="local", source="bronze", lake=str(lake)))
     assert attempts == [False, True]
     assert summaries == want.partitions
+
+
+@pytest.mark.variant
+def test_rows_that_spark_alone_reads_are_compared_with_their_digest(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = TopicInMemory()
+    landed_from(monkeypatch, topic)
+    for _ in range(2):
+        topic.append(0, [b"v%d" % at for at in range(30)], gap=2)
+        path = land(topic, tmp_path)
+    assert on_spark.SparkBronze(spark, path).landed is not None
+    file = min(Path(path).glob("topic=t/partition=0/*.parquet"))
+    rows = parquet.ParquetFile(file).read()
+    values = [b"w" if value == b"v4" else value for value in rows.column("value").to_pylist()]
+    at = rows.schema.get_field_index("value")
+    parquet.write_table(rows.set_column(at, "value", pa.array(values, pa.binary())), file)
+    with pytest.raises(LakeError, match="partition 0 has as many rows as were landed, but not the same"):
+        on_spark.SparkBronze(spark, path)
 
 
 @pytest.mark.variant

@@ -66,6 +66,7 @@ def test_what_makes_spark_small_is_for_this_machine_alone(tmp_path: Path) -> Non
         "spark.master",
         "spark.sql.session.timeZone",
         "spark.sql.parquet.outputTimestampType",
+        "spark.hadoop.parquet.page.verify-checksum.enabled",
         "spark.sql.extensions",
         "spark.sql.catalog.spark_catalog",
         "spark.sql.execution.arrow.maxRecordsPerBatch",
@@ -180,6 +181,55 @@ def test_an_active_session_is_used_and_left_running(spark: SparkSession) -> None
     with open_session(SparkOptions(master="local[1]")) as session:
         assert session is spark
     assert spark.range(3).count() == 3
+
+
+@pytest.mark.parametrize("error", [AssertionError(), ConnectionRefusedError(111, "refused")])
+def test_a_session_whose_jvm_is_gone_is_forgotten(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """pyspark asserts that there is a JVM, and asks it: local landings ended with that for ever."""
+    import pyspark.sql
+
+    def asked(*_: object) -> None:
+        raise error
+
+    forgotten = list[bool]()
+    monkeypatch.setattr(pyspark.sql.SparkSession, "getActiveSession", asked)
+    monkeypatch.setattr(session, "_forget_gone", lambda: forgotten.append(True))
+    monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
+    assert session.active_session() is None
+    assert forgotten == [True]
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "7")
+    with pytest.raises(SparkError, match="Submit the program again"):
+        session.active_session()
+
+
+LOST = """
+import logging, sys
+from pathlib import Path
+from pyspark import SparkContext
+from holdfast.pipeline.landing.options import chosen_engine
+from holdfast.pipeline.spark.session import SparkOptions, is_gone, open_session
+logging.disable()
+options = SparkOptions(master="local[1]", quick=True, log_dir=Path(sys.argv[1]))
+with open_session(options) as lost:
+    SparkContext._gateway.proc.kill()
+    SparkContext._gateway.proc.wait()
+    print(is_gone(lost), chosen_engine("auto", "/lake", None)[0])
+    with open_session(options) as session:
+        print(session.range(7).count(), is_gone(session))
+"""
+
+
+@pytest.mark.variant
+@pytest.mark.spark
+def test_work_goes_on_where_the_jvm_of_the_active_session_was_killed(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", LOST, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert done.stdout.split() == ["True", "local", "7", "False"], done.stderr
 
 
 SCRIPT = """
@@ -369,6 +419,28 @@ def test_an_error_of_ours_in_a_task_is_the_same_error_here(kind: type[PipelineEr
     trace = f"Traceback (most recent call last):\n  File x\nholdfast.errors.{kind.__name__}: no: more\n"
     told = failed(spark_failure(Java("PythonException", trace)), "t")
     assert (type(told), str(told)) == (kind, "no: more")
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (
+            "File '/opt/lib/python3.8/runpy.py'\n  AttributeError: no 'f'",
+            "it is 3.8 (AttributeError: no 'f')",
+        ),
+        ("File '/opt/lib/python3.6/x.py'\n  ModuleNotFoundError: No module named 'a.b'", "it is 3.6"),
+        ("SyntaxError: invalid syntax", "before it took work (SyntaxError: invalid syntax)"),
+    ],
+)
+def test_a_python_that_is_too_old_for_spark_is_told_with_its_cure(said: str, told: str) -> None:
+    ended = "EOFException occurred while reading the port number from pyspark.daemon's stdout."
+    error = RuntimeError(
+        f"Error from python worker:\n  {said}\nPYTHONPATH was:\n  x\nSparkException: {ended}"
+    )
+    message = str(failed(error, "topic t"))
+    assert told in message
+    assert "set spark.pyspark.python to one of this driver's version" in message
+    assert "EOFException" not in message
 
 
 def test_a_worker_of_another_python_is_told_with_its_cure() -> None:
