@@ -53,6 +53,7 @@ from holdfast.pipeline.upkeep.whole_rows import WholeRows, schema_of
 ATTEMPTS = 50
 """Landings may commit meanwhile so often."""
 _APPEND_ONLY = "delta.appendOnly"
+_NEVER_US = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,14 +184,16 @@ def _old_files(
 
 def _latest_ms(reader: FileReader, file: File) -> float:
     """Return the time of a file's newest record; of one without times, when it was landed; and where that is
-    not told, no end of time.
+    not told, no end of time. No record is from after it was landed, whatever its clock said.
     """
-    if file.latest_ms is not None and file.latest_ms >= 0:
-        return round(file.latest_ms)  # whole ms, that seconds as a float may fall short of
-    if file.landed_ms is None:
-        return np.inf
+    is_dated = file.latest_ms is not None and file.latest_ms >= 0
+    # Whole ms, that seconds as a float may fall short of.
+    latest_ms = round(file.latest_ms) if is_dated and file.latest_ms is not None else np.inf
+    if file.landed_ms is None or latest_ms <= file.landed_ms:
+        return latest_ms
     found = (compute.max(rows.column("landed_at")).as_py() for rows in reader.rows(file, ["landed_at"]))
-    return max((round(each.timestamp() * 1000) for each in found if each is not None), default=np.inf)
+    landed_ms = max((round(each.timestamp() * 1000) for each in found if each is not None), default=np.inf)
+    return min(latest_ms, landed_ms)
 
 
 def _is_undated(group: Sequence[File]) -> bool:
@@ -198,8 +201,9 @@ def _is_undated(group: Sequence[File]) -> bool:
 
 
 def _first_young(reader: FileReader, group: Sequence[File], before_ms: int) -> int | None:
-    for rows in in_order(reader, group, ["offset", "timestamp_ms"]):
-        young = np.flatnonzero(rows.column("timestamp_ms").to_numpy() >= before_ms)
+    for rows in in_order(reader, group, ["offset", "timestamp_ms", "landed_at"]):
+        landed_ms = rows.column("landed_at").cast(pa.int64()).fill_null(_NEVER_US).to_numpy() // 1000
+        young = np.flatnonzero(np.minimum(rows.column("timestamp_ms").to_numpy(), landed_ms) >= before_ms)
         if len(young):
             return int(rows.column("offset")[int(young[0])].as_py())
     return None

@@ -167,6 +167,19 @@ def test_records_without_a_time_go_by_when_they_were_landed(topic: TopicInMemory
     assert expire("t", str(tmp_path), before_ms=system_clock.now_ms()).expired[0].rows == 4
 
 
+def test_a_clock_far_ahead_keeps_no_records_from_expiring(topic: TopicInMemory, tmp_path: Path) -> None:
+    """No record is from after it was landed."""
+    topic.append(0, [b"v"] * 9)
+    for at_ms, offset in ((253_402_300_799_999, 1), (2**63 - 1, 5)):
+        topic.logs[0][offset] = replace(topic.logs[0][offset], at_ms=at_ms)
+    land(topic, tmp_path)
+    now_ms = system_clock.now_ms() + 1
+    while system_clock.now_ms() < now_ms:  # it was landed before
+        continue
+    [gone] = expire("t", str(tmp_path), before_ms=now_ms).expired
+    assert (gone.rows, faults(tmp_path)) == (9, [])
+
+
 @pytest.mark.long
 def test_all_may_go_and_the_landing_goes_on(topic: TopicInMemory, tmp_path: Path) -> None:
     path, following = some_commits(topic, tmp_path, 3), landing_of(topic, tmp_path)
