@@ -1,18 +1,17 @@
 """Java archives by checksum: a committed lock file in, verified local paths out.
 
-The local broker and Spark need jars that no wheel carries. They come from Maven's central repository through
-Ivy, the resolver that ships inside pyspark, into a cache per user, and are used only when their SHA-256 is
-the one in the lock file beside this module. A warm cache needs neither a JDK nor a network. Settings
-(environment):
+The local broker and Spark need jars that no wheel carries. They come from Maven's central repository
+(`holdfast.maven`) into a cache per user, and are used only when their SHA-256 is the one in the lock file
+beside this module. A warm cache needs neither a JDK nor a network. Settings (environment), besides those of
+`holdfast.maven`:
 
 - ``HOLDFAST_CACHE``: the cache folder itself; otherwise ``$XDG_CACHE_HOME/holdfast`` or ``~/.cache/holdfast``
-- ``HOLDFAST_MAVEN_REPOSITORY``: the root address of a mirror that has Maven's layout
 - ``JAVA_HOME``: a JDK to use in place of the first ``java`` on ``PATH``
 
 A lock file is text, one jar a line: SHA-256, ``group:artifact:version``, file name. ``root`` lines name what
-was asked for; all the rest follows from them. ``python -m holdfast.jars`` writes one anew. A file that is not
-the artifact's own jar is named as the repository names it (``artifact-version-classifier.tar.gz``), and
-pinned by hand.
+was asked for; all the rest follows from them. ``python -m holdfast.jars`` writes a new one, by Ivy, the
+resolver that ships inside pyspark. A file that is not the artifact's own jar is named as the repository names
+it (``artifact-version-classifier.tar.gz``), and pinned by hand.
 """
 
 from __future__ import annotations
@@ -28,16 +27,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
 from holdfast.clock import system_clock
 from holdfast.errors import JarChecksumError, JarError, JavaMissingError
+from holdfast.maven import MavenFile, Meter, download
 
 JAVA_MAJOR_MIN = 17
-RESOLVE_DEADLINE_S = 300.0
+RESOLVE_DEADLINE_S = 1_800.0
 _IVY_CONNECT_TIMEOUT_MS = 10_000
 _IVY_READ_TIMEOUT_MS = 60_000
 _LOCK_FILES = Path(__file__).parent
@@ -111,24 +111,33 @@ def _is_pin(sha256: str, coordinate: str, file_name: str) -> bool:
     )
 
 
-def kafka_jars(*, progress: Progress = _silent) -> list[Path]:
+def kafka_jars(*, progress: Progress = _silent, meter: Meter | None = None) -> list[Path]:
     """Return the class path of the Kafka broker that `holdfast dev` runs."""
-    return resolve(_LOCK_FILES / "kafka.lock", progress=progress)
+    return resolve(_LOCK_FILES / "kafka.lock", progress=progress, meter=meter)
 
 
-def spark_jars(*, progress: Progress = _silent) -> list[Path]:
+def spark_jars(*, progress: Progress = _silent, meter: Meter | None = None) -> list[Path]:
     """Return what Spark needs beside pyspark's own jars:
 
     Delta Lake and the Kafka connector (for ``spark.jars``).
     """
-    return resolve(_LOCK_FILES / "spark.lock", progress=progress)
+    return resolve(_LOCK_FILES / "spark.lock", progress=progress, meter=meter)
 
 
 def resolve(
-    lock_path: Path, *, progress: Progress = _silent, deadline_s: float = RESOLVE_DEADLINE_S
+    lock_path: Path,
+    *,
+    progress: Progress = _silent,
+    meter: Meter | None = None,
+    deadline_s: float = RESOLVE_DEADLINE_S,
+    for_java: bool = True,
 ) -> list[Path]:
     """Return the verified local path of every jar in *lock_path*, in its order, fetching what the cache
     lacks.
+
+    *progress* gets one line if something is fetched, *meter* how far that is. What is *for_java* is not
+    fetched where none is found (JavaMissingError): it would be of no use. A fetch that is broken off goes on
+    from there the next time.
 
     Safe for any number of processes at once: one fetches, the others wait (at most *deadline_s* in all). A
     file in the cache with other bytes than the lock file says is fetched again; a fetched one with other
@@ -149,8 +158,10 @@ def resolve(
         ) from error
     with exclusive(folder.with_name(f"{lock.name}.lock"), deadline_at_s=deadline_at_s):
         if lacking := _lacking(lock, folder):  # another process may have fetched them meanwhile
+            if for_java:
+                find_java()
             progress(f"fetching {len(lacking)} jars of {lock.name} into {folder} (once per user)")
-            _fetch(lacking, folder, deadline_at_s=deadline_at_s)
+            _fetch(lacking, folder, meter=meter, deadline_at_s=deadline_at_s)
     return paths
 
 
@@ -166,26 +177,39 @@ def _sha256(path: Path) -> str | None:
         return None
 
 
-def _fetch(jars: Sequence[Jar], folder: Path, *, deadline_at_s: float) -> None:
-    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as scratch:
-        wanted = {jar.coordinate: jar.file_name for jar in jars}
-        fetched = _run_ivy(wanted, Path(scratch), transitive=False, deadline_at_s=deadline_at_s)
-        by_coordinate = {coordinate: path for coordinate, path in fetched}
-        for jar in jars:
-            path = by_coordinate.get(jar.coordinate)
-            if path is None:
-                raise JarError(
-                    f"the repository answered, but without {jar.coordinate}; check HOLDFAST_MAVEN_REPOSITORY"
-                    " if you use a mirror"
-                )
-            if (got := _sha256(path)) != jar.sha256:
-                raise JarChecksumError(
-                    f"{jar.coordinate}: SHA-256 is {got}, the lock file says {jar.sha256}; the file was"
-                    " thrown away. Do not run it: find out who serves other bytes (a mirror, a proxy) or,"
-                    " after an intended upgrade, write the lock file anew"
-                )
+def _fetch(jars: Sequence[Jar], folder: Path, *, meter: Meter | None, deadline_at_s: float) -> None:
+    fetching = folder.with_name(f"{folder.name}.fetching")
+    wanted = [MavenFile(coordinate=jar.coordinate, file_name=jar.file_name) for jar in jars]
+    try:
+        fetching.mkdir(exist_ok=True)
+        # What another server began can be other bytes: then the whole is neither's, and is fetched once more.
+        is_second_half = any(fetching.iterdir())
+        download(wanted, fetching, deadline_at_s=deadline_at_s, meter=meter)
+        others = _throw_away_others(jars, fetching)
+        if others and is_second_half:
+            download(wanted, fetching, deadline_at_s=deadline_at_s, meter=meter)
+            others = _throw_away_others(jars, fetching)
+        for jar, got in others:
+            raise JarChecksumError(
+                f"{jar.coordinate}: SHA-256 is {got}, the lock file says {jar.sha256}; the file was"
+                " thrown away. Do not run it: find out who serves other bytes (a mirror, a proxy) or,"
+                " after an intended upgrade, write the lock file anew"
+            )
         for jar in jars:  # all are good: only now does any of them become visible, each by an atomic rename
-            os.replace(by_coordinate[jar.coordinate], folder / jar.file_name)
+            os.replace(fetching / jar.file_name, folder / jar.file_name)
+    except OSError as error:
+        raise JarError(
+            f"cannot write into {fetching}: {error}; make room there, or set HOLDFAST_CACHE to another folder"
+        ) from error
+    shutil.rmtree(fetching, ignore_errors=True)
+
+
+def _throw_away_others(jars: Sequence[Jar], folder: Path) -> list[tuple[Jar, str | None]]:
+    """Delete the files with other bytes than pinned; return them, each with its SHA-256."""
+    others = [(jar, got) for jar in jars if (got := _sha256(folder / jar.file_name)) != jar.sha256]
+    for jar, _ in others:
+        (folder / jar.file_name).unlink(missing_ok=True)
+    return others
 
 
 @contextlib.contextmanager
@@ -206,7 +230,7 @@ def exclusive(path: Path, *, deadline_at_s: float) -> Iterator[None]:
         yield
 
 
-# --- Ivy ----------------------------------------------------------------------------------------------------
+# --- Java ---------------------------------------------------------------------------------------------------
 
 
 def find_java() -> Path:
@@ -216,7 +240,7 @@ def find_java() -> Path:
     where = f"JAVA_HOME={home}" if home else "PATH"
     advice = (
         f"install a JDK {JAVA_MAJOR_MIN} or newer (Debian: apt-get install openjdk-17-jdk-headless) or set"
-        " JAVA_HOME to one"
+        " JAVA_HOME to one; `holdfast dev up --embedded` and `holdfast demo --embedded` need none"
     )
     if found is None:
         raise JavaMissingError(f"no java in {where}; {advice}")
@@ -231,6 +255,9 @@ def find_java() -> Path:
     return Path(found)
 
 
+# --- writing a lock file ------------------------------------------------------------------------------------
+
+
 def find_ivy() -> Path:
     """Return the Ivy jar inside the installed pyspark, without importing pyspark."""
     spec = importlib.util.find_spec("pyspark")
@@ -238,64 +265,43 @@ def find_ivy() -> Path:
         for jar in sorted(Path(place).glob("jars/ivy-*.jar"), reverse=True):
             return jar
     raise JarError(
-        "pyspark is not installed, and jars are fetched by the Ivy inside it; pip install 'holdfast[spark]'"
+        "pyspark is not installed, and the Ivy inside it resolves what goes into a lock file;"
+        " pip install 'holdfast[spark]'"
     )
 
 
-def _settings(*, poms: bool) -> str:
+def _settings() -> str:
     mirror = os.environ.get("HOLDFAST_MAVEN_REPOSITORY")
     root = f" root={quoteattr(mirror.rstrip('/') + '/')}" if mirror else ""
     timeouts = f'connectionTimeout="{_IVY_CONNECT_TIMEOUT_MS}" readTimeout="{_IVY_READ_TIMEOUT_MS}"'
     return (
         '<ivysettings><settings defaultResolver="repository"/><timeout-constraints><timeout-constraint'
         f' name="patient" {timeouts}/></timeout-constraints><resolvers><ibiblio name="repository"'
-        f' m2compatible="true" usepoms="{str(poms).lower()}"'
+        ' m2compatible="true" usepoms="true"'
         f' timeoutConstraint="patient"{root}/></resolvers></ivysettings>'
     )
 
 
-def _module(wanted: Mapping[str, str | None], *, transitive: bool) -> str:
-    conf = "default->compile(*),master(*),runtime(*)" if transitive else "default->*"
+def _module(roots: Sequence[str]) -> str:
     lines = []
-    for coordinate, file_name in wanted.items():
+    for coordinate in roots:
         group, artifact, version = coordinate.split(":")
         attributes = f"org={quoteattr(group)} name={quoteattr(artifact)} rev={quoteattr(version)}"
-        inside = "" if file_name is None else _artifact(artifact, version, file_name)
-        lines.append(
-            f'<dependency {attributes} transitive="{str(transitive).lower()}"'
-            f" conf={quoteattr(conf)}>{inside}</dependency>"
-        )
+        lines.append(f'<dependency {attributes} conf="default->compile(*),master(*),runtime(*)"/>')
     return (
-        '<ivy-module version="2.0" xmlns:m="http://ant.apache.org/ivy/maven"><info organisation="holdfast"'
-        ' module="jars"/><configurations><conf name="default"/></configurations>'
+        '<ivy-module version="2.0"><info organisation="holdfast" module="jars"/>'
+        '<configurations><conf name="default"/></configurations>'
         f"<dependencies>{''.join(lines)}</dependencies></ivy-module>"
     )
 
 
-def _artifact(artifact: str, version: str, file_name: str) -> str:
-    """Return how Ivy is told of a file that is not the artifact's own jar; nothing for that.
-
-    >>> _artifact("a", "1.0", "a-1.0.jar"), _artifact("a", "1.0", "a-1.0-all.tar.gz")
-    ('', '<artifact name="a" type="tar.gz" ext="tar.gz" m:classifier="all"/>')
-    """
-    found = re.fullmatch(rf"{re.escape(artifact)}-{re.escape(version)}-([\w-]+)\.(jar|tar\.gz)", file_name)
-    if found is None:
-        return ""
-    kind = quoteattr(found[2])
-    return f"<artifact name={quoteattr(artifact)} type={kind} ext={kind} m:classifier={quoteattr(found[1])}/>"
-
-
-def _run_ivy(
-    wanted: Mapping[str, str | None], scratch: Path, *, transitive: bool, deadline_at_s: float
-) -> list[tuple[str, Path]]:
-    """Return (coordinate, path below *scratch*) of each file that Ivy retrieved: of the coordinates in
-    *wanted*, under the names given there, or, *transitive*, the jars of all they need too.
+def _run_ivy(roots: Sequence[str], scratch: Path, *, deadline_at_s: float) -> list[tuple[str, Path]]:
+    """Return (coordinate, path below *scratch*) of each jar that Ivy retrieved: of *roots* and all they
+    need.
     """
     java, ivy = find_java(), find_ivy()
-    # Without POMs where the lock file says what belongs together: each jar then costs one request, and
-    # nothing can be added to it.
-    (scratch / "settings.xml").write_text(_settings(poms=transitive), encoding="utf-8")
-    (scratch / "ivy.xml").write_text(_module(wanted, transitive=transitive), encoding="utf-8")
+    (scratch / "settings.xml").write_text(_settings(), encoding="utf-8")
+    (scratch / "ivy.xml").write_text(_module(roots), encoding="utf-8")
     command = [
         str(java),
         "-XX:TieredStopAtLevel=1",  # it lives for a second: to compile well costs half of what it uses
@@ -348,9 +354,6 @@ def _reason(output: str) -> str:
     return "it gave no reason"
 
 
-# --- writing a lock file ------------------------------------------------------------------------------------
-
-
 def write_lock(lock_path: Path, roots: Sequence[str], *, name: str, beside_pyspark: bool = False) -> LockFile:
     """Resolve *roots* with all they depend on, pin what came, and return it. For maintainers: read the diff
     before committing.
@@ -361,7 +364,7 @@ def write_lock(lock_path: Path, roots: Sequence[str], *, name: str, beside_pyspa
     carried = {jar.name for jar in find_ivy().parent.glob("*.jar")} if beside_pyspark else set()
     with tempfile.TemporaryDirectory() as scratch:
         deadline_at_s = system_clock.monotonic_s() + RESOLVE_DEADLINE_S
-        found = _run_ivy(dict.fromkeys(roots), Path(scratch), transitive=True, deadline_at_s=deadline_at_s)
+        found = _run_ivy(roots, Path(scratch), deadline_at_s=deadline_at_s)
         pinned = [
             Jar(
                 sha256=_sha256(path) or "",

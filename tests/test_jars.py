@@ -1,4 +1,4 @@
-"""Jars by checksum, from a real Maven repository on loopback through the real Ivy: once per user, never
+"""Jars by checksum, from a real Maven repository on loopback: once per user, never
 unverified.
 """
 
@@ -155,7 +155,9 @@ def test_without_java_the_error_says_what_to_install(
         monkeypatch.delenv("JAVA_HOME", raising=False)
     else:
         monkeypatch.setenv("JAVA_HOME", str(tmp_path / home))
-    with pytest.raises(JavaMissingError, match=r"no java in (PATH|JAVA_HOME=.*); install a JDK 17"):
+    with pytest.raises(
+        JavaMissingError, match=r"no java in (PATH|JAVA_HOME=.*); install a JDK 17.*dev up --embedded"
+    ):
         jars.resolve(lock(tmp_path, f"{'0' * 64} org.one:alpha:1.0 alpha-1.0.jar"))
 
 
@@ -181,6 +183,22 @@ def test_java_must_be_17_or_newer(
     else:
         with pytest.raises(JavaMissingError, match="is not Java 17 or newer"):
             jars.find_java()
+
+
+def test_jars_are_fetched_without_pyspark(
+    repository: Repository, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = lock(tmp_path, repository.publish("org.one:alpha:1.0", b"alpha"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    assert [each.read_bytes() for each in jars.resolve(path)] == [b"alpha"]
+
+
+def test_a_database_is_fetched_without_a_java(
+    repository: Repository, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = lock(tmp_path, repository.publish("org.one:alpha:1.0", b"alpha"))
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    assert [each.read_bytes() for each in jars.resolve(path, for_java=False)] == [b"alpha"]
 
 
 def test_without_pyspark_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

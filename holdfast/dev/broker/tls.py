@@ -55,7 +55,8 @@ def _keytool(arguments: list[str], password: str) -> None:
     keytool = find_java().resolve().with_name("keytool")
     if not keytool.exists():
         raise DevBrokerError(
-            f"no keytool beside {find_java()}: TLS needs a whole JDK; install one or leave --sasl out"
+            f"no keytool beside {find_java()}: TLS needs a whole JDK; install one, leave --sasl"
+            " out, or take the embedded Kafka: `holdfast dev up --embedded`"
         )
     # By the environment, not as an argument that every user of the machine can list.
     environment = {"HOLDFAST_STORE_PASSWORD": password}

@@ -56,7 +56,7 @@ def _postgres_places() -> Iterable[Path]:
 def fetched_postgres(*, progress: Progress = _silent) -> Path:
     """Return the folder of the fetched Postgres' programs."""
     _only_linux("PostgreSQL", "postgresql")
-    (archive,) = jars.resolve(_LOCKS / "postgres.lock", progress=progress)
+    (archive,) = jars.resolve(_LOCKS / "postgres.lock", progress=progress, for_java=False)
 
     def unpack(target: Path) -> None:
         with zipfile.ZipFile(archive) as jar:
@@ -81,7 +81,7 @@ def find_mariadb(*, progress: Progress = _silent) -> tuple[Path, Path, Path | No
 def fetched_mariadb(*, progress: Progress = _silent) -> Path:
     """Return the base folder of the fetched MariaDB."""
     _only_linux("MariaDB", "mariadb-server")
-    (archive,) = jars.resolve(_LOCKS / "mariadb.lock", progress=progress)
+    (archive,) = jars.resolve(_LOCKS / "mariadb.lock", progress=progress, for_java=False)
 
     def unpack(target: Path) -> None:
         with zipfile.ZipFile(archive) as jar:
@@ -105,7 +105,7 @@ def fetched_mariadb(*, progress: Progress = _silent) -> Path:
 def fetched_mysql(*, progress: Progress = _silent) -> Path:
     """Return the base folder of the fetched MySQL."""
     _only_linux("MySQL", "mysql-server")
-    (archive,) = jars.resolve(_LOCKS / "mysql.lock", progress=progress)
+    (archive,) = jars.resolve(_LOCKS / "mysql.lock", progress=progress, for_java=False)
 
     def unpack(target: Path) -> None:
         with (

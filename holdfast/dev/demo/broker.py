@@ -61,7 +61,7 @@ class ApacheBroker:
     def prepare(self, progress: Callable[[str], None]) -> None:
         jars.find_java()
         jars.class_path(progress=progress)
-        spark_jars(progress=progress)
+        jars.with_bar(spark_jars, progress)
 
     def start(self) -> None:
         self._cluster.start()
