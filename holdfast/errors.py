@@ -17,6 +17,7 @@ HoldfastError
 ├── StoppedError             a record would be refused, and its processor is declared with on_error="stop"
 ├── ImpureFoldError          a fold gave something else after a restart or on replay
 ├── TopologyError            a test of a topology asks for what it does not have, or processors feed themselves
+│   └── UnseenRefusalsError  a test of a topology ends with refused records that it did not look at
 ├── SchemaError              a schema is not registered, is refused, or does not fit what was registered before it
 ├── StateError               local or logged state is not what it must be
 │   ├── StoreError           a RocksDB store cannot be opened or written
@@ -204,6 +205,10 @@ class ImpureFoldError(HoldfastError):
 
 class TopologyError(HoldfastError):
     """A test of a topology asks for what it does not have, or its processors feed themselves."""
+
+
+class UnseenRefusalsError(TopologyError):
+    """A test of a topology ends with refused records, and has not looked at `Topology.refused`."""
 
 
 class StateError(HoldfastError):

@@ -285,7 +285,8 @@ class _File:
         )
 
     def _unreachable(self, reason: object) -> str:
-        return f"could not fetch {self.wanted.file_name}: Server access error at {self._url}: {reason}. {_NETWORK}"
+        name = self.wanted.file_name
+        return f"could not fetch {name}: Server access error at {self._url}: {reason}. {_NETWORK}"
 
     @property
     def _url(self) -> str:

@@ -17,12 +17,14 @@ from holdfast.core.engine.declared.retention import retentions
 from holdfast.core.engine.declared.sources import Source
 from holdfast.core.engine.declared.streams import Stream
 from holdfast.core.engine.fold.stepping import Refused, Written
+from holdfast.core.engine.fold.user_frames import user_frames
 from holdfast.core.engine.merge.choices import Choice
 from holdfast.core.streams.windowing.rows import WindowResult, windows_of
 from holdfast.errors import Later, StoppedError, TopologyError
 from holdfast.testing.globals import KitGlobals
 from holdfast.testing.logs import TopicLogs, TopicRecord, as_bytes
 from holdfast.testing.notes import notes_if_taken
+from holdfast.testing.refusals import RefusedRecord, refused_note, require_none
 from holdfast.testing.runs import MergedRun, PartitionRun, open_run
 from holdfast.testing.schemas import KitSchemas
 from holdfast.testing.tracebacks import of_the_kit
@@ -30,22 +32,6 @@ from holdfast.testing.tracebacks import of_the_kit
 __tracebackhide__ = of_the_kit
 LIMIT_STEPS = 10_000
 """How many records one piped record may set off: more is a circle that feeds itself."""
-NOTED_REFUSALS = 5
-"""How many refused records a failed test is told of."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RefusedRecord:
-    """A record that a worker would put to quarantine, and why; None for a timer that failed at a tick.
-
-    One of a global's topic, of which *processor* is the name, is only logged there.
-    """
-
-    processor: str
-    record: TopicRecord | None
-    stage: str
-    error: str
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +63,9 @@ class Topology:
     processor is declared with `on_error="stop"`, what would be refused is in `stopped` until `skip` has it
     refused.
 
-    An error that leaves the `with` block, such as a failed assertion, gets a note of the records that were
-    refused: a row that is missing is often one whose fold raised.
+    UnseenRefusalsError where records were refused, or a partition is stopped, and the test has looked at
+    neither `refused` nor `stopped`: a test of what is absent passes too easily over a fold that raised. An
+    error that leaves the `with` block, such as a failed assertion, gets a note of them.
 
     ChainError, as when a worker starts, where a processor is of another version than one it depends on.
 
@@ -118,8 +105,8 @@ class Topology:
         self._global_cause: Later | None = None
         self._now_ms = start_ms
         self._notes = notes_if_taken()
-        self.refused: list[RefusedRecord] = []
-        """What was refused, in order; a test that expects none says so: `assert not topology.refused`."""
+        self._refused: list[RefusedRecord] = []
+        self._looked = False
 
     # -- in
 
@@ -193,10 +180,7 @@ class Topology:
                 return
             self._held_globals.popleft()
             for name, each in refused:
-                told = (each.stage, each.error, each.reason)
-                self.refused.append(
-                    RefusedRecord(processor=name, record=record, stage=told[0], error=told[1], reason=told[2])
-                )
+                self._refused.append(self._told(name, record, each))
 
     def _fold(
         self, processor: Processor[Any, Any], what: TopicRecord | int, partition: int
@@ -225,7 +209,7 @@ class Topology:
                         refused=changes.refused,
                     )
                 record = None if isinstance(first, int) else first
-                self.refused += [self._told(processor, record, each) for each in changes.refused]
+                self._refused += [self._told(processor.name, record, each) for each in changes.refused]
                 appended += self._emitted(processor, run.partition, changes)
         return appended
 
@@ -261,8 +245,21 @@ class Topology:
         return found
 
     @property
+    def refused(self) -> list[RefusedRecord]:
+        """Return what was refused, in order; a test that expects none says so: `assert not topology.refused`.
+
+        Who reads this has looked: the end of the block raises no UnseenRefusalsError.
+        """
+        self._looked = True
+        return self._refused
+
+    @property
     def stopped(self) -> list[RefusedRecord]:
         """Return of each partition that is stopped (`on_error="stop"`) the record that would be refused."""
+        self._looked = True
+        return self._stopped()
+
+    def _stopped(self) -> list[RefusedRecord]:
         found = []
         for (name, _), run in sorted(self._runs.items()):
             if isinstance(cause := run.cause, StoppedError):
@@ -274,6 +271,7 @@ class Topology:
                         stage=cause.stage,
                         error=cause.error,
                         reason=cause.reason,
+                        frames=user_frames(cause.__context__ or cause),
                     )
                 )
         return found
@@ -303,13 +301,14 @@ class Topology:
         return self._runs[place]
 
     @staticmethod
-    def _told(processor: Processor[Any, Any], record: TopicRecord | None, refused: Refused) -> RefusedRecord:
+    def _told(name: str, record: TopicRecord | None, refused: Refused) -> RefusedRecord:
         return RefusedRecord(
-            processor=processor.name,
+            processor=name,
             record=record,
             stage=refused.stage,
             error=refused.error,
             reason=refused.reason,
+            frames=refused.frames,
         )
 
     # -- out
@@ -446,6 +445,8 @@ class Topology:
         try:
             if kind is None:
                 self.check()
+                if not self._looked:
+                    require_none(self._refused, self._stopped())
             elif error is not None:
                 self.note_refused(error)
         finally:
@@ -459,18 +460,8 @@ class Topology:
         """Add a note to *error* of the records that were refused, once: a row that a failed test misses is
         often one of theirs.
         """
-        if self.refused and (note := self._refused_note()) not in getattr(error, "__notes__", ()):
+        if self._refused and (note := refused_note(self._refused)) not in getattr(error, "__notes__", ()):
             error.add_note(note)
-
-    def _refused_note(self) -> str:
-        lines = [
-            f"  {each.record} by {each.processor}, at {each.stage}: {each.error}: {each.reason:.300}"
-            for each in self.refused[:NOTED_REFUSALS]
-        ]
-        more = len(self.refused) - len(lines)
-        return "\n".join(
-            ["holdfast refused in this topology:", *lines, *([f"  and {more} more"] if more else [])]
-        )
 
 
 def _waiting(name: str, what: TopicRecord | int, cause: Later) -> WaitingRecord:

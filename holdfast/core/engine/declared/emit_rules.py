@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from holdfast.core.engine.declared.processor import Processor
@@ -11,6 +11,22 @@ from holdfast.errors import FoldError
 
 HEADER_BYTES = 10
 """What a header takes besides its name and content, at most."""
+
+
+def require_emits(given: Any) -> Any:
+    """Return what a fold gave, to go through; FoldError for what a newcomer returns in place of emits."""
+    if isinstance(given, Emit):
+        raise FoldError(
+            f"the fold returned one Emit, to {given.topic!r:.100}; write `yield Emit(...)`, or return a list:"
+            " `return [Emit(...)]`"
+        )
+    if isinstance(given, str | bytes | Mapping) or not hasattr(type(given), "__iter__"):
+        kind = type(given).__name__
+        raise FoldError(
+            f"the fold returned {given!r:.100} ({kind}); a fold returns emits or None, and stores a row by"
+            " `rows[key] = row`"
+        )
+    return given
 
 
 class EmitRules:
@@ -42,7 +58,9 @@ class EmitRules:
         would stop the partition.
         """
         if not isinstance(emit, Emit):
-            raise FoldError(f"a fold may emit only Emit, not {type(emit).__name__}")
+            raise FoldError(
+                f"a fold may emit only Emit, not {type(emit).__name__}; it stores a row by `rows[key] = row`"
+            )
         topic, key, value, partition = emit.topic, emit.key, emit.value, emit.partition
         if not isinstance(topic, str) or topic not in self._may_emit_to:
             name, declared = self._processor.name, ", ".join(self._processor.emits) or "none"

@@ -13,7 +13,7 @@ from functools import partial
 from itertools import chain, islice
 from typing import Any, Generic, Literal, Protocol, Self, TypeAlias, TypeVar
 
-from holdfast.core.engine.declared.emit_rules import EmitRules
+from holdfast.core.engine.declared.emit_rules import EmitRules, require_emits
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.declared.sources import EventTime
 from holdfast.core.engine.declared.streams import Internal
@@ -21,6 +21,7 @@ from holdfast.core.engine.emits import Emit, Emits
 from holdfast.core.engine.fold.asides import Asides, close_asides, open_asides
 from holdfast.core.engine.fold.paced import Paced
 from holdfast.core.engine.fold.table_parts import TablePart, table_parts
+from holdfast.core.engine.fold.user_frames import UserFrame, user_frames
 from holdfast.core.engine.state.codec import (
     EVENT,
     encode_due,
@@ -76,6 +77,8 @@ class Refused:
     reason: str
     topic: str = ""
     passing: bool = False
+    frames: tuple[UserFrame, ...] = field(default=(), compare=False)
+    """The calls of users' code that failed, the innermost last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -610,7 +613,7 @@ class SteppingFolder(ABC, Generic[R, P, C]):
             made = _called(act) or ()
             parts, emits = made.parts if isinstance(made, Paced) else iter((made,)), list[Emit]()
             while (some := _called(next, parts, None)) is not None:
-                emits += _called(list, some)
+                emits += _called(list, require_emits(some))
                 if isinstance(made, Paced):
                     yield WITHIN
             for emit in emits:
@@ -671,7 +674,15 @@ class SteppingFolder(ABC, Generic[R, P, C]):
             raise StoppedError(topic=topic, offset=offset, stage=stage, error=name, reason=reason)
         passing = isinstance(error, UnknownSchemaError)
         self._refused.append(
-            Refused(offset=offset, stage=stage, error=name, reason=reason, topic=topic, passing=passing)
+            Refused(
+                offset=offset,
+                stage=stage,
+                error=name,
+                reason=reason,
+                topic=topic,
+                passing=passing,
+                frames=user_frames(error),
+            )
         )
 
     # -- the end of a transaction

@@ -11,6 +11,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from holdfast.core.engine.declared.emit_rules import require_emits
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.declared.sources import FoldColumns, FoldWith
 from holdfast.core.engine.emits import Emit, Emits, Headers
@@ -137,7 +138,7 @@ def _carrying(emits: Emits, trace: Headers) -> Emits:
         return None
     if isinstance(emits, Paced):
         return Paced(_carrying_parts(emits.parts, trace))
-    return (_with_trace(emit, trace) for emit in emits)
+    return (_with_trace(emit, trace) for emit in require_emits(emits))
 
 
 def _carrying_parts(parts: Iterator[list[Emit]], trace: Headers) -> Iterator[list[Emit]]:

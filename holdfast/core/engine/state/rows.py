@@ -48,6 +48,18 @@ _NO_TABLES: Mapping[str, Rows[Any]] = {}
 _NO_GLOBALS = GlobalTables()
 
 
+_SCANS = "write `for key, row in rows.scan(prefix):`, which goes through the keys with a prefix"
+_CURES = {
+    **dict.fromkeys(("items", "keys", "values"), _SCANS),
+    "pop": "write `row = rows.get(key)`, then `del rows[key]`",
+    "setdefault": "write `row = rows.get(key) or Row()`, then `rows[key] = ...`",
+    **dict.fromkeys(("update", "put", "set", "append", "add"), "write `rows[key] = row`"),
+    "clear": "delete each row: `del rows[key]`",
+    "delete": "write `del rows[key]`",
+}
+"""What to write in place of methods of a dict."""
+
+
 class Rows(Generic[R]):
     """Rows of one partition: `get`, `[]`, `in`, `del`, `scan`, and timers by `wake_at`. `table` gives those
     of a named table.
@@ -185,6 +197,21 @@ class Rows(Generic[R]):
 
     def __contains__(self, key: str) -> bool:
         return self.get(key) is not None
+
+    def __iter__(self) -> Iterator[str]:
+        raise FoldError(f"rows cannot be gone through, there can be millions: {_SCANS}")
+
+    def __len__(self) -> int:
+        raise FoldError(f"rows are not counted, there can be millions: keep a count in a row, or {_SCANS}")
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __getattr__(self, name: str) -> Any:
+        cure = _CURES.get(name)
+        raise AttributeError(
+            f"rows have no {name}: {cure or 'see get, [], del, scan, table and wake_at'}", name=name, obj=self
+        )
 
     def __setitem__(self, key: str, row: R) -> None:
         self._changed[key] = row
