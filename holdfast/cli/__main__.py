@@ -97,7 +97,8 @@ COMMANDS = {
 }
 """The commands by name."""
 
-WAITING_LOGGER = "holdfast.pipeline.folds.waiting"
+WAITING_LOGGERS = ("holdfast.pipeline.folds.waiting", "holdfast.clients.topics.admin.waits")
+"""What is logged to a person who waits, also without -v."""
 LIMIT_DIGITS = 300
 
 # With a value of their own, so that each may also stand behind the command: `holdfast topics list --output
@@ -213,8 +214,9 @@ def root(
     logging.basicConfig(
         level={0: logging.CRITICAL, 1: logging.INFO}.get(verbose, logging.DEBUG), stream=sys.stderr
     )
-    if not verbose:  # a replay that waits for what its folds need is not to look as if it hung
-        logging.getLogger(WAITING_LOGGER).setLevel(logging.WARNING)
+    if not verbose:  # what waits for a broker, or for what folds need, is not to look as if it hung
+        for name in WAITING_LOGGERS:
+            logging.getLogger(name).setLevel(logging.WARNING)
     chosen.flags = read_assignments(assignments or []) | (
         {"kafka.bootstrap.servers": bootstrap} if bootstrap is not None else {}
     )

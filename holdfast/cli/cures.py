@@ -44,3 +44,20 @@ def with_application(text: str, application: str | None) -> str:
         return text
     named = f"`holdfast -A {shlex.quote(application)} "
     return _ADVISED.sub(lambda _: named, text)
+
+
+def without_application(text: str) -> str:
+    """Return *text* of a worker of holdfast's own application, if it advises a command: most often -A was
+    forgotten.
+
+    >>> without_application("run `holdfast topics create`")
+    "run `holdfast topics create`; no -A was given, so this is holdfast's own application: your own starts with `holdfast -A MODULE worker`"
+    >>> without_application("no broker")
+    'no broker'
+    """  # noqa: E501
+    if _ADVISED.search(text) is None:
+        return text
+    return (
+        f"{text}; no -A was given, so this is holdfast's own application: your own starts with"
+        " `holdfast -A MODULE worker`"
+    )

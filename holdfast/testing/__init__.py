@@ -4,6 +4,7 @@
 """
 
 from holdfast.testing.logs import TopicRecord
-from holdfast.testing.topology import RefusedRecord, Topology, WaitingRecord
+from holdfast.testing.refusals import RefusedRecord
+from holdfast.testing.topology import Topology, WaitingRecord
 
 __all__ = ["RefusedRecord", "TopicRecord", "Topology", "WaitingRecord"]

@@ -84,9 +84,9 @@ def test_a_global_s_refusal_nobody_looked_at_fails_too() -> None:
 
     rates: Global[int] = Global("rates", Source("rates", Text()), FoldWith(learn, ("key",)), row=int)
     source = Source("lines", Text())
-    words = Processor(name="words", on={source: lambda rows, word, at_ms: None}, row=int, reads=(rates,))
+    words: Any = Processor(name="words", on={source: lambda rows, word, at_ms: None}, row=int, reads=(rates,))
     with (
-        pytest.raises(UnseenRefusalsError, match="was refused by rates.* in fee"),
+        pytest.raises(UnseenRefusalsError, match=r"was refused by rates.* in fee"),
         Topology([words]) as topology,
     ):
         topology.pipe(rates.source, "2", key="usd")

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any
 
 import faust
+from faust.cli.worker import worker as faust_worker
 from faust.utils.terminal import SpinnerHandler
 from mode.worker import EX_FAILURE
 
@@ -33,6 +34,8 @@ None" stands for the traceback.
 """
 
 LEAVING = "leaving: %(reason)s"
+STARTING = "starting %(app)s: web %(web)s, brokers %(brokers)s, stores %(data)s"
+"""What the banner says where each line is JSON."""
 
 Hook = Callable[[type[BaseException], BaseException, TracebackType | None], None]
 
@@ -70,6 +73,15 @@ def one_line_of_bug(error: Exception) -> str:
     return f"{_place(error.__traceback__)}{type(error).__name__}: {one_line(error)}"
 
 
+def _show_banner(command: Any, worker: Any) -> None:
+    """Do what Faust's command does before a worker starts; where log lines are JSON, one of them says it."""
+    if worker.app.settings.log_format != "json":
+        command.say(command.banner(worker))
+
+
+faust_worker.on_worker_created = _show_banner
+
+
 class Worker(faust.Worker):
     """Faust's worker process.
 
@@ -86,6 +98,10 @@ class Worker(faust.Worker):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         escape_what_is_not_shown()  # before the banner, which has letters that no ASCII has
         super().__init__(*arguments, **options)
+
+    def _say(self, msg: str, *arguments: Any, **options: Any) -> None:
+        if self.app.settings.log_format != "json":  # of which each line is an object
+            super()._say(msg, *arguments, **options)
 
     async def start(self) -> None:
         """Start everything; an operating error ends the worker as a crash does."""
@@ -117,7 +133,12 @@ class Worker(faust.Worker):
     def on_setup_root_logger(self, logger: logging.Logger, level: int) -> None:
         """Log each crash once, not again by each service that it passes, and in the form of the settings."""
         super().on_setup_root_logger(logger, level)
-        use_format(self.app.settings.log_format)
+        settings = self.app.settings
+        use_format(settings.log_format)
+        if settings.log_format == "json":
+            told = {"app": settings.app, "web": str(self.app.conf.canonical_url)}
+            told |= {"brokers": settings.bootstrap_servers, "data": str(settings.data_dir)}
+            logger.info(STARTING, told)
         for handler in logger.handlers:
             handler.addFilter(shortened)
             handler.addFilter(outages.filter)

@@ -12,10 +12,11 @@ from holdfast.cli.options.application import Application, load_application
 from holdfast.cli.options.context import globals_of, output_of
 from holdfast.cli.output import OutputRow, note, show
 from holdfast.clients.topics.admin import Admin
-from holdfast.clients.topics.application import check_topics, create_topics, plan_topics
+from holdfast.clients.topics.application import check_topics, create_topics, kept_counts, plan_topics
 from holdfast.clients.topics.checks import check_processors
 from holdfast.clients.topics.specs import specs_for, topic_names
 from holdfast.clients.topics.types import (
+    PURPOSES,
     ClusterTopics,
     CreateTopic,
     RegisterSchema,
@@ -89,6 +90,12 @@ def create(
             "--alter", help="Also correct the configuration of existing topics where that loses no record."
         ),
     ] = False,
+    claims: Annotated[
+        bool,
+        typer.Option(
+            "--claims", help="Also create the coordination topic, for services that claim partitions."
+        ),
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be done.")] = False,
 ) -> None:
     application, admin = _open(context)
@@ -98,20 +105,46 @@ def create(
         raise TopicError(
             "; ".join(f"topic {finding.topic}: {finding.message}: {finding.remedy}" for finding in wrong)
         )
-    if dry_run:
-        actions = plan_topics(settings, processors, partitions=partitions, alter=alter, admin=admin)
-    else:
-        actions = create_topics(settings, processors, partitions=partitions, alter=alter, admin=admin)
+    others = {} if partitions is None else kept_counts(settings, processors, partitions, admin=admin)
+    carry_out = plan_topics if dry_run else create_topics
+    actions = carry_out(settings, processors, partitions=partitions, alter=alter, claims=claims, admin=admin)
     show(
-        [_done(action) for action in actions],
-        ("action", "topic", "role", "partition_count", "replication_factor", "configs"),
+        [*map(_done, actions), *(_kept(name, count) for name, count in others.items())],
+        ("action", "topic", "role", "partition_count", "replication_factor", "purpose", "configs"),
         output_of(context),
     )
     if not actions:
         unused = f"; --partitions {partitions} is for topics that do not" if partitions else ""
         note(f"nothing to do: every topic exists{unused}")
+    elif others:
+        kept = ", ".join(f"{name} has {count}" for name, count in others.items())
+        note(f"topics that exist keep their partitions: {kept}, not {partitions}")
+    elif not claims and not application.is_built_in and not _has_coordination(application, admin):
+        note(
+            f"services that claim partitions (ClaimConsumer) also need {settings.coordination_topic}:"
+            " add --claims"
+        )
     if not dry_run:
         _insist(check_topics(settings, processors, admin=admin), globals_of(context).application)
+    if others and not any(isinstance(each, CreateTopic) for each in actions):
+        raise typer.Exit(1)
+
+
+def _has_coordination(application: Application, admin: Admin) -> bool:
+    name = application.settings.coordination_topic
+    return name in application.read_topics or name in admin.partition_counts()
+
+
+def _kept(name: str, count: int) -> OutputRow:
+    return {
+        "action": "keep",
+        "topic": name,
+        "role": None,
+        "partition_count": count,
+        "replication_factor": None,
+        "purpose": "it exists, and keeps its partitions",
+        "configs": {},
+    }
 
 
 def _done(action: TopicChange) -> OutputRow:
@@ -122,6 +155,7 @@ def _done(action: TopicChange) -> OutputRow:
             "role": action.spec.role.value,
             "partition_count": action.partitions,
             "replication_factor": action.spec.replication_factor,
+            "purpose": PURPOSES[action.spec.role],
             "configs": dict(action.spec.config),
         }
     if isinstance(action, RegisterSchema):
@@ -131,6 +165,7 @@ def _done(action: TopicChange) -> OutputRow:
             "role": "schema",
             "partition_count": None,
             "replication_factor": None,
+            "purpose": "the schema that a fold writes with",
             "configs": {"subject": action.subject, "type": action.kind},
         }
     return {
@@ -139,6 +174,7 @@ def _done(action: TopicChange) -> OutputRow:
         "role": None,
         "partition_count": None,
         "replication_factor": None,
+        "purpose": None,
         "configs": dict(action.config),
     }
 

@@ -6,34 +6,46 @@ it.
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, NoReturn
 
-from holdfast.cli.cures import with_application
+from holdfast.cli.cures import with_application, without_application
 from holdfast.cli.options.application import load_app, load_application
 from holdfast.config import Settings, settings_from_environment
 from holdfast.errors import ConfigError, HoldfastError
+from holdfast.logs import JsonFormatter
 
 
 def main() -> NoReturn:
     """Run the worker until it is told to end."""
     place, given, *arguments = sys.argv[1:]
+    settings: Settings | None = None
     try:
         settings = settings_from_environment()
         app: Any = load_app(place or None)
         require_obeyed(app.settings, settings, [name for name in given.split(",") if name])
     except HoldfastError as error:
-        print(
-            "\n".join(f"holdfast: {' '.join(line.split())}" for line in map(str, error.args)), file=sys.stderr
+        _tell(
+            [" ".join(str(each).split()) for each in error.args],
+            as_json=settings is not None and settings.log_format == "json",
         )
         sys.exit(2 if isinstance(error, ConfigError) else 1)
     app.load_again = partial(load_application, place or None, settings)
-    app.worded = partial(with_application, application=place or None)
+    app.worded = partial(with_application, application=place) if place else without_application
     sys.argv = ["holdfast", *arguments]
     app.main()
     sys.exit()
+
+
+def _tell(lines: Sequence[str], *, as_json: bool) -> None:
+    for line in lines:
+        record = logging.makeLogRecord(
+            {"name": __name__, "levelname": "CRITICAL", "msg": "%s", "args": (line,)}
+        )
+        print(JsonFormatter().format(record) if as_json else f"holdfast: {line}", file=sys.stderr)
 
 
 def require_obeyed(made_with: Settings, wanted: Settings, given: Sequence[str]) -> None:

@@ -9,7 +9,9 @@ from typing import Annotated
 
 import typer
 
+from holdfast.cli.options.application import BUILT_IN_APP
 from holdfast.cli.options.context import globals_of
+from holdfast.cli.output import note
 from holdfast.cli.worker.launching import Launch, launches, require_ports
 from holdfast.config.sources import find_file
 
@@ -63,6 +65,11 @@ def worker(
     if accept_partial:
         chosen.flags["accept_partial"] = True
     settings = chosen.settings()
+    if chosen.application is None and settings.log_format == "text":
+        note(
+            "no -A: this starts holdfast's own application, which folds claims and producers; your own starts"
+            f" with `holdfast -A MODULE worker`, and this one without this line with -A {BUILT_IN_APP}"
+        )
     file = find_file(chosen.config, os.environ, Path.cwd())
     made = launches(
         settings,

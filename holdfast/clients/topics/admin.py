@@ -51,6 +51,12 @@ T = TypeVar("T")
 POLL_S = 0.05
 FIRST_WAIT_S = 1.0
 ATTEMPT_S = 5.0
+SILENT_S = 1.0
+LONG_S = 5.0
+"""A wait for a first broker that is longer than this is no silent one."""
+WAITS_LOGGER = f"{__name__}.waits"
+NO_ANSWER = "no Kafka broker at %(servers)s answers yet: %(reason)s; trying for %(more_s)g s more"
+waits = logging.getLogger(WAITS_LOGGER)
 _FIRST, _LAST = OffsetSpec.earliest(), OffsetSpec.latest()  # type: ignore[no-untyped-call]
 _NEWEST = OffsetSpec.max_timestamp()  # type: ignore[no-untyped-call]
 _OPERATIONS = {each.name: each for each in Operation}
@@ -261,13 +267,20 @@ class Admin:
         # A first short wait, since a wrong password or certificate is known at once and no patience will mend
         # it.
         first_s = min(FIRST_WAIT_S, timeout_s)
-        rest_s = timeout_s - first_s
-        for wait_s, left_s in ((first_s, rest_s), (rest_s, 0.0)):
+        silent_s = min(SILENT_S, timeout_s - first_s) if timeout_s > LONG_S else 0.0
+        left_s = timeout_s
+        for wait_s in (first_s, silent_s, timeout_s - first_s - silent_s):
+            left_s -= wait_s
+            if wait_s == 0.0 and left_s > 0.0:
+                continue
             try:
                 return self._client.list_topics(timeout=wait_s)
             except KafkaException as error:
                 self._client.poll(0)  # lets the client say what it ran into
                 if not self._refused and left_s > 0:
+                    if left_s < timeout_s - first_s:
+                        told = {"servers": self._servers, "reason": self._last_error or _text(error)}
+                        waits.warning(NO_ANSWER, told | {"more_s": left_s})
                     continue
                 reason = self._last_error or _text(error)
                 if self._refused:

@@ -17,6 +17,7 @@ from holdfast.clients.topics.types import (
     Severity,
     TopicChange,
     TopicFinding,
+    TopicRole,
     TopicState,
 )
 from holdfast.config import Settings
@@ -30,18 +31,22 @@ def create_topics(
     *,
     partitions: int | None = None,
     alter: bool = False,
+    claims: bool = False,
     admin: Admin | None = None,
 ) -> list[TopicChange]:
     """Create the topics of an application that are missing, wait until they can be used, and return what was
     done.
 
-    With *alter* holdfast's own topics beside them are set right as well, those that this principal may see.
+    With *claims* the coordination topic is one of them. With *alter* holdfast's own topics beside them are
+    set right as well, those that this principal may see.
     Schemas that folds write with are registered first: SchemaError where one does not fit, Later where their
     registry does not answer.
     """
     admin = admin or Admin(settings)
     require_no_reset(settings, admin)
-    actions = plan_topics(settings, processors, partitions=partitions, alter=alter, admin=admin)
+    actions = plan_topics(
+        settings, processors, partitions=partitions, alter=alter, claims=claims, admin=admin
+    )
     register_schemas(settings, processors)
     admin.apply(actions)
     return actions
@@ -58,16 +63,38 @@ def _reset_findings(settings: Settings, admin: Admin) -> list[TopicFinding]:
 
 
 def plan_topics(
-    settings: Settings, processors: Processors, *, partitions: int | None, alter: bool, admin: Admin
+    settings: Settings,
+    processors: Processors,
+    *,
+    partitions: int | None,
+    alter: bool,
+    claims: bool = False,
+    admin: Admin,
 ) -> list[TopicChange]:
     """Return what `create_topics` would do."""
-    cluster = admin.cluster(topic_names(settings, processors))
-    actions = plan(specs_for(settings, processors, cluster, partitions=partitions), cluster, alter=alter)
+    cluster = admin.cluster([*topic_names(settings, processors), settings.coordination_topic])
+    specs = specs_for(settings, processors, cluster, partitions=partitions, claims=claims)
+    actions = plan(specs, cluster, alter=alter)
     actions += plan_schemas(settings, processors)
     if alter:
         beside = _beside(settings, processors, admin)
         actions += plan(specs_beside(settings, beside), beside, alter=True)
     return actions
+
+
+def kept_counts(
+    settings: Settings, processors: Processors, partitions: int, *, admin: Admin
+) -> dict[str, int]:
+    """Return the existing topics that *partitions* would be for, if they did not exist, and that have
+    another count, with that.
+    """
+    cluster = admin.cluster(topic_names(settings, processors))
+    counted = (TopicRole.SOURCE, TopicRole.COORDINATION, TopicRole.EMIT, TopicRole.GLOBAL)
+    return {
+        spec.name: count
+        for spec in specs_for(settings, processors, cluster)
+        if spec.role in counted and (count := cluster.partitions(spec.name)) not in (None, partitions)
+    }
 
 
 def _beside(settings: Settings, processors: Processors, admin: Admin) -> ClusterTopics:

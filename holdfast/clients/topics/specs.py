@@ -101,9 +101,15 @@ def specs_beside(settings: Settings, cluster: ClusterTopics) -> list[TopicSpec]:
 
 
 def specs_for(
-    settings: Settings, processors: Processors, cluster: ClusterTopics, *, partitions: int | None = None
+    settings: Settings,
+    processors: Processors,
+    cluster: ClusterTopics,
+    *,
+    partitions: int | None = None,
+    claims: bool = False,
 ) -> list[TopicSpec]:
-    """Return every topic the application needs, each once, sources first.
+    """Return every topic the application needs, each once, sources first; with *claims* also the
+    coordination topic, for its services that claim partitions.
 
     Sources that exist keep their partition count; *partitions* is for those (and for emit topics) that must
     be created.
@@ -114,6 +120,8 @@ def specs_for(
     plan.add_tables()
     plan.add_emits()
     plan.add_own()
+    if claims:
+        plan.add_claims()
     plan.keep_as_declared()
     return list(plan.specs.values())
 
@@ -223,6 +231,11 @@ class _Plan:
         self.specs[quarantine] = _spec(settings, quarantine, TopicRole.QUARANTINE, count, _QUARANTINE)
         self.specs[workers] = _spec(settings, workers, TopicRole.WORKERS, 1, _LATEST)
         self.specs[skips] = _spec(settings, skips, TopicRole.SKIPS, 1, _LATEST)
+
+    def add_claims(self) -> None:
+        """Add the topic by which members of claim groups speak."""
+        name = self._settings.coordination_topic
+        self.specs.setdefault(name, _source(self._settings, name, self._count(name)))
 
     def keep_as_declared(self) -> None:
         """Have sources keep what is declared, or all of it."""

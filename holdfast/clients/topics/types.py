@@ -31,6 +31,23 @@ class TopicRole(StrEnum):
     """Holdfast's own, made and read by others than the application's workers."""
 
 
+PURPOSES = {
+    TopicRole.SOURCE: "records that processors fold",
+    TopicRole.COORDINATION: "who holds which partition, as ClaimConsumers say it",
+    TopicRole.CHANGELOG: "the rows of a table, from which a worker restores it",
+    TopicRole.CHOICES: "in which order a table's sources were folded, to fold them so again",
+    TopicRole.BASE: "what a table's version began with",
+    TopicRole.GLOBAL: "a table that each worker has whole",
+    TopicRole.EMIT: "what folds emit",
+    TopicRole.BETWEEN: "records from one processor to another",
+    TopicRole.QUARANTINE: "records that were refused, with the reason",
+    TopicRole.WORKERS: "who serves which table, for queries",
+    TopicRole.SKIPS: "offsets that folds leave out",
+    TopicRole.BESIDE: "holdfast's own, of clients and outboxes",
+}
+"""What a topic of each role is for, in a few words."""
+
+
 class Severity(StrEnum):
     """An error makes state wrong or a worker stop; a warning makes it worse than it could be."""
 
