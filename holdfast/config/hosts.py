@@ -9,6 +9,8 @@ from collections.abc import Iterator
 LIMIT_NAME = 253
 LAST_PORT = 65_535
 _FOREIGN = re.compile(r"[\s:/?#@\[\]\\%,]")
+_WEB = ("http", "https", "tcp", "kafka")
+"""What newcomers put before a broker that speaks none of these."""
 _SCHEME = re.compile(r"[A-Za-z_]+://")
 
 
@@ -48,17 +50,26 @@ def broker_problems(servers: str) -> Iterator[str]:
 
     >>> [*broker_problems("kafka-1:9092,SSL://[::1]:9093,kafka-3,fe80::1%eth0,PLAINTEXT://kafka-4:9092/")]
     []
+    >>> [*broker_problems("http://kafka-1:9092/")]
+    ["'http://kafka-1:9092/' begins with http://: a broker is host:port, as kafka-1:9092"]
     >>> [*broker_problems("kafka-1:http, ,:9092")]
     ["'kafka-1:http' has no port from 1 to 65535", "' ' names no host: it is empty", "':9092' names no host: it is empty"]
     """  # noqa: E501
     for part in servers.split(","):
         address = part.strip()
         scheme = _SCHEME.match(address)
+        if scheme and scheme[0].lower().removesuffix("://") in _WEB:
+            yield f"{part!r:.300} begins with {scheme[0]}: a broker is host:port, as {_plain(address)}"
+            continue
         host, port = _host_and_port(address[scheme.end() :].partition("/")[0] if scheme else address)
         if (why := why_no_host(host)) is not None:
             yield f"{part!r:.300} names no host: {why}"
         elif port is not None and not (port.isdecimal() and len(port) < 6 and 0 < int(port) <= LAST_PORT):
             yield f"{part!r:.300} has no port from 1 to {LAST_PORT}"
+
+
+def _plain(address: str) -> str:
+    return f"{address.partition('://')[2].partition('/')[0]:.200}"
 
 
 def _host_and_port(address: str) -> tuple[str, str | None]:

@@ -131,15 +131,34 @@ def _from_file(known: Collection[str], file: Path | None, problems: list[str]) -
 
 def _document(file: Path) -> dict[str, object]:
     try:
-        return tomllib.loads(file.read_text("utf-8"))
+        text = file.read_text("utf-8-sig")  # editors of Windows put a mark at the head
+        return tomllib.loads(text)
     except OSError as error:
         raise ConfigError(
             f"file {file}: cannot be read: {error.strerror}; --config and HOLDFAST_CONFIG name the file"
         ) from error
-    except ValueError as error:  # tomllib.TOMLDecodeError and UnicodeDecodeError
-        raise ConfigError(f"file {file}: is not valid TOML: {error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"file {file}: is not valid TOML: {error}; save it as UTF-8") from error
+    except ValueError as error:  # tomllib.TOMLDecodeError
+        raise ConfigError(
+            f"file {file}: is not valid TOML: {error}{_backslashes(text, str(error))}"
+        ) from error
     except RecursionError:
         raise ConfigError(f"file {file}: is nested too deeply to be read") from None
+
+
+def _backslashes(text: str, error: str) -> str:
+    r"""Return what to write in place of a path of Windows, in which TOML reads what follows a backslash.
+
+    >>> print(_backslashes('data_dir = "D:\\ada"', "Unescaped '\\\\' in a string"))
+    ; in double quotes a backslash begins an escape: write 'D:\ada' in single quotes
+    >>> _backslashes("web_port = ", "Invalid value")
+    ''
+    """
+    found = re.search(r'"([^"\n]*\\[^"\n]*)"', text)
+    if found is None or not ("escape" in error.lower() or "hex value" in error):
+        return ""
+    return f"; in double quotes a backslash begins an escape: write '{found[1]:.100}' in single quotes"
 
 
 def _table(table: str, content: object, origin: str) -> dict[str, object]:
@@ -282,5 +301,10 @@ def _expanded(path: Path) -> Path:
 
 def _hook(wanted: type, value: object) -> object:
     if wanted is Path and isinstance(value, str) and value:
+        if not value.isprintable():
+            raise ValueError(
+                "it holds a character that cannot be printed: in double quotes a backslash begins an escape,"
+                " so write it in single quotes"
+            )
         return _expanded(Path(value))
     raise ValueError("Expected a path")

@@ -270,7 +270,7 @@ class Admin:
         silent_s = min(SILENT_S, timeout_s - first_s) if timeout_s > LONG_S else 0.0
         left_s = timeout_s
         for wait_s in (first_s, silent_s, timeout_s - first_s - silent_s):
-            left_s -= wait_s
+            left_s = round(left_s - wait_s, 6)
             if wait_s == 0.0 and left_s > 0.0:
                 continue
             try:
