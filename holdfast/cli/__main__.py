@@ -21,7 +21,7 @@ from holdfast.cli.command_group import CommandGroup
 from holdfast.cli.cures import with_application
 from holdfast.cli.options.context import Globals, read_assignments
 from holdfast.cli.output import Output
-from holdfast.errors import ConfigError, HoldfastError
+from holdfast.errors import BrokerError, ConfigError, HoldfastError
 from holdfast.extras import extra_of
 from holdfast.terminal import escape_what_is_not_shown, given_arguments, printable
 
@@ -262,6 +262,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     except HoldfastError as error:
         wrong = isinstance(error, ConfigError)
         lines = [*(error.args if wrong else [str(error)]), *getattr(error, "__notes__", ())]
+        if isinstance(error, BrokerError) and (told := chosen.without_file()) is not None:
+            lines[-1] += f"; {told}"
         message = with_application("\n".join(" ".join(line.split()) for line in lines), chosen.application)
         _fail(message, code=2 if wrong else 1, verbose=chosen.verbose)
     except ModuleNotFoundError as error:

@@ -171,7 +171,9 @@ def _import(name: str) -> ModuleType:
             ) from error
         extra = extra_of(missing)
         more = f"pip install 'holdfast[{extra}]'" if extra else "-v shows the traceback"
-        raise ConfigError(f"-A {name} cannot be imported: {_reason(error)}; {more}") from error
+        reason = _reason(error)
+        told = "" if more in reason else f"; {more}"
+        raise ConfigError(f"-A {name} cannot be imported: {reason}{told}") from error
 
 
 def _call(function: Callable[[Settings], object], settings: Settings, place: str) -> object:

@@ -10,7 +10,7 @@ import typer
 
 from holdfast.cli.output import Output
 from holdfast.config import Settings, load_settings
-from holdfast.config.sources import find_file
+from holdfast.config.sources import DEFAULT_FILE, find_file
 from holdfast.errors import ConfigError
 from holdfast.logs import use_format
 
@@ -28,6 +28,21 @@ class Globals:
     output: Output = Output.TABLE
     verbose: int = 0
     _settings: Settings | None = None
+
+    def without_file(self) -> str | None:
+        """Return what to say of a broker that does not answer at the default address; None where an address
+        was given.
+        """
+        read = self._settings
+        if read is None or read.origin("kafka.bootstrap.servers") != "default":
+            return None
+        if find_file(self.config, os.environ, Path.cwd()) is not None:
+            return None
+        above = next((each for each in Path.cwd().parents if (each / DEFAULT_FILE).is_file()), None)
+        cure = (
+            f"there is one in {above}: start there" if above else "start where it is, or name it by --config"
+        )
+        return f"{read.bootstrap_servers} is the default: no {DEFAULT_FILE} is in {Path.cwd()}; {cure}"
 
     def settings(self) -> Settings:
         """Return the settings, read once; ConfigError when they do not hold together."""

@@ -12,7 +12,7 @@ from holdfast.cli.options.application import Application, load_application
 from holdfast.cli.options.context import globals_of, output_of
 from holdfast.cli.output import OutputRow, note, show
 from holdfast.clients.topics.admin import Admin
-from holdfast.clients.topics.application import check_topics, create_topics, kept_counts, plan_topics
+from holdfast.clients.topics.application import check_topics, create_topics, kept_counts, orphans, plan_topics
 from holdfast.clients.topics.checks import check_processors
 from holdfast.clients.topics.specs import specs_for, topic_names
 from holdfast.clients.topics.types import (
@@ -23,11 +23,13 @@ from holdfast.clients.topics.types import (
     Severity,
     TopicChange,
     TopicFinding,
+    TopicRole,
 )
 from holdfast.errors import TopicError
 
 app = typer.Typer(cls=CommandGroup, no_args_is_help=True, rich_markup_mode=None, add_completion=False)
 
+LIMIT_ORPHANS = 5
 CONNECT_TIMEOUT_S = 5.0
 """How long to look for a broker: a person waits, and most often the address is wrong or the broker is not up.
 """
@@ -124,10 +126,24 @@ def create(
             f"services that claim partitions (ClaimConsumer) also need {settings.coordination_topic}:"
             " add --claims"
         )
+    if any(isinstance(each, CreateTopic) and each.spec.role is TopicRole.CHANGELOG for each in actions):
+        _note_orphans(application, admin)
     if not dry_run:
         _insist(check_topics(settings, processors, admin=admin), globals_of(context).application)
     if others and not any(isinstance(each, CreateTopic) for each in actions):
         raise typer.Exit(1)
+
+
+def _note_orphans(application: Application, admin: Admin) -> None:
+    """Name the changelogs without a table, where a table begins: it may be one of them, renamed."""
+    left = orphans(application.settings, application.processors, admin=admin)
+    for name in left[:LIMIT_ORPHANS]:
+        note(
+            f"topic {name} is the changelog of no table declared here: if its table was renamed, the new one"
+            f" begins with nothing; give it its old name, or delete the topic"
+        )
+    if len(left) > LIMIT_ORPHANS:
+        note(f"and {len(left) - LIMIT_ORPHANS} more such topics")
 
 
 def _has_coordination(application: Application, admin: Admin) -> bool:

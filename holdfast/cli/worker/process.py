@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 import sys
+import warnings
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from holdfast.cli.cures import with_application, without_application
 from holdfast.cli.options.application import load_app, load_application
@@ -25,6 +26,8 @@ def main() -> NoReturn:
     settings: Settings | None = None
     try:
         settings = settings_from_environment()
+        if settings.log_format == "json":
+            warnings.showwarning = _warn_as_json
         app: Any = load_app(place or None)
         require_obeyed(app.settings, settings, [name for name in given.split(",") if name])
     except HoldfastError as error:
@@ -42,10 +45,23 @@ def main() -> NoReturn:
 
 def _tell(lines: Sequence[str], *, as_json: bool) -> None:
     for line in lines:
-        record = logging.makeLogRecord(
-            {"name": __name__, "levelname": "CRITICAL", "msg": "%s", "args": (line,)}
-        )
-        print(JsonFormatter().format(record) if as_json else f"holdfast: {line}", file=sys.stderr)
+        print(_as_json("CRITICAL", line) if as_json else f"holdfast: {line}", file=sys.stderr)
+
+
+def _as_json(level: str, line: str) -> str:
+    return JsonFormatter().format(logging.makeLogRecord({"name": __name__, "levelname": level, "msg": line}))
+
+
+def _warn_as_json(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Show a warning of Python, such as one about a declaration, as a line of the log."""
+    print(_as_json("WARNING", f"{filename}:{lineno}: {category.__name__}: {message}"), file=sys.stderr)
 
 
 def require_obeyed(made_with: Settings, wanted: Settings, given: Sequence[str]) -> None:

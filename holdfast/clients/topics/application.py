@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 
 from holdfast.clients.topics.admin import Admin
@@ -95,6 +96,20 @@ def kept_counts(
         for spec in specs_for(settings, processors, cluster)
         if spec.role in counted and (count := cluster.partitions(spec.name)) not in (None, partitions)
     }
+
+
+def orphans(settings: Settings, processors: Processors, *, admin: Admin) -> list[str]:
+    """Return the changelogs that are named as if they were of a table of this application, and of which it
+    declares no processor: a table that was renamed or given up leaves its own behind.
+    """
+    named = re.compile(rf"{re.escape(settings.app)}-(.+)\.v[0-9]+-changelog")
+    declared = {processor.name for processor in processors}
+    found = {name: named.fullmatch(name) for name in admin.partition_counts()}
+    return sorted(
+        name
+        for name, match in found.items()
+        if match and not any(match[1] == each or match[1].startswith(f"{each}.") for each in declared)
+    )
 
 
 def _beside(settings: Settings, processors: Processors, admin: Admin) -> ClusterTopics:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from holdfast.core.engine.declared.durations import duration_ms
+from holdfast.core.engine.declared.durations import Duration, duration_ms
 from holdfast.errors import ConfigError
 
 LIMIT_WINDOWS = 1_000
@@ -29,7 +29,7 @@ class Tumbling:
     size_ms: int
     grace_ms: int
 
-    def __init__(self, size: str | int, *, grace: str | int = 0) -> None:
+    def __init__(self, size: Duration, *, grace: Duration = 0) -> None:
         object.__setattr__(self, "size_ms", duration_ms(size, "size of tumbling windows"))
         object.__setattr__(self, "grace_ms", duration_ms(grace, "grace of tumbling windows", least_ms=0))
 
@@ -50,7 +50,7 @@ class Hopping:
     every_ms: int
     grace_ms: int
 
-    def __init__(self, size: str | int, *, every: str | int, grace: str | int = 0) -> None:
+    def __init__(self, size: Duration, *, every: Duration, grace: Duration = 0) -> None:
         size_ms = duration_ms(size, "size of hopping windows")
         every_ms = duration_ms(every, "every of hopping windows")
         if every_ms > size_ms:
@@ -89,7 +89,7 @@ class Sliding:
     difference_ms: int
     grace_ms: int
 
-    def __init__(self, difference: str | int, *, grace: str | int = 0) -> None:
+    def __init__(self, difference: Duration, *, grace: Duration = 0) -> None:
         object.__setattr__(self, "difference_ms", duration_ms(difference, "difference of sliding windows"))
         object.__setattr__(self, "grace_ms", duration_ms(grace, "grace of sliding windows", least_ms=0))
 
@@ -109,7 +109,7 @@ class Session:
     gap_ms: int
     grace_ms: int
 
-    def __init__(self, gap: str | int, *, grace: str | int = 0) -> None:
+    def __init__(self, gap: Duration, *, grace: Duration = 0) -> None:
         object.__setattr__(self, "gap_ms", duration_ms(gap, "gap of sessions"))
         object.__setattr__(self, "grace_ms", duration_ms(grace, "grace of sessions", least_ms=0))
 
