@@ -51,7 +51,7 @@ class Shell:
         named = []
         if of is not None:
             self._made += 1
-            name = f"first_hour_{self._made}"
+            name = f"{self._folder.name}_{self._made}"
             (self._folder / f"{name}.py").write_text(of)
             named = ["-A", name]
         given = ["--bootstrap", self._servers, "--set", "app=shop", *named, *arguments]
@@ -136,7 +136,12 @@ def test_a_worker_without_an_application_says_how_to_name_one(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[object] = []
-    monkeypatch.setattr(worker_command, "become", started.append)
+
+    def become(launch: object) -> None:
+        started.append(launch)
+        sys.exit()  # as what replaces a process, it does not return
+
+    monkeypatch.setattr(worker_command, "become", become)
     for arguments in (["worker"], ["--set", "log_format=json", "worker"], ["-A", "shop", "worker"]):
         with pytest.raises(SystemExit):
             main(arguments)

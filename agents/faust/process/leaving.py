@@ -79,7 +79,7 @@ def _show_banner(command: Any, worker: Any) -> None:
         command.say(command.banner(worker))
 
 
-faust_worker.on_worker_created = _show_banner
+faust_worker.on_worker_created = _show_banner  # type: ignore[method-assign, assignment]
 
 
 class Worker(faust.Worker):

@@ -15,7 +15,7 @@ from holdfast.streams import Hopping, Session, Sliding, Tumbling
 
 @pytest.mark.parametrize(
     "declare",
-    [lambda: Tumbling(60), lambda: Hopping("1m", every=5), lambda: Sliding(1), lambda: Session(999)],
+    [lambda: Tumbling(60), lambda: Hopping("1s", every=5), lambda: Sliding(1), lambda: Session(999)],
 )
 def test_a_number_below_a_second_is_warned_of_at_its_line(declare: Callable[[], object]) -> None:
     with pytest.warns(ShortDurationWarning, match=r"a number is in ms, so this is \d+ ms; write") as caught:
