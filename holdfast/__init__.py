@@ -21,11 +21,7 @@ Faust.
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
-
-if sys.version_info < (3, 11):  # noqa: UP036  a checkout on sys.path asks no installer
-    sys.exit(f"holdfast needs Python 3.11 or newer, this is {sys.version.split()[0]}: take a newer one")
 
 from holdfast.extras import MissingExtras
 

@@ -9,6 +9,9 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
+if sys.version_info < (3, 11):  # noqa: UP036  a checkout on sys.path asks no installer
+    sys.exit(f"holdfast needs Python 3.11 or newer, this is {sys.version.split()[0]}: take a newer one")
+
 EXTRAS = {
     "jinja2": "console",
     "authlib": "oidc",
