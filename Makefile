@@ -130,12 +130,15 @@ ifeq ($(SEED),)
 	@HOLDFAST_TEST_SCALE=$(SCALE) $(RUN)/python -P -m pytest -q --timeout=3600 --hypothesis-show-statistics \
 		tests/core/engine/fold/test_folding_model.py tests/core/engine/state/test_rows.py tests/core/claims/test_properties.py \
 		tests/core/streams/windowing/test_windows_by_oracle.py tests/core/streams/windowing/test_windows_remembered.py \
-		tests/core/streams/joins/test_joins_by_oracle.py tests/core/streams/joins/test_join_foreign.py $(ARGS)
+		tests/core/streams/joins/test_joins_by_oracle.py tests/core/streams/joins/test_join_foreign.py \
+		tests/core/streams/joins/test_joins_at_any_pace.py tests/core/streams/windowing/test_windows_at_any_pace.py $(ARGS)
 	@echo "== folds of topologies, under two more hash seeds"
 	@$(RUN)/python -P -m pytest -q --fold-hash-seeds=2 tests/testing/test_*topolog*.py tests/testing/test_globals.py tests/testing/test_several_sources.py \
 		tests/testing/test_event_timers.py tests/core/streams/test_*.py tests/core/streams/joins/test_join_examples.py $(ARGS)
 	@echo "== simulation, owners, versions, clocks and globals of several sources"
 	@$(RUN)/python -P -m pytest -q -m slow --timeout=3600 tests/choices $(ARGS)
+	@echo "== simulation, windows behind steps at any pace, 100,000 schedules"
+	@$(RUN)/python -P -m pytest -q -m slow --timeout=7200 tests/core/streams/test_pace_schedules.py $(ARGS)
 endif
 
 .PHONY: chaos

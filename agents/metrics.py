@@ -374,6 +374,12 @@ class _Page(Collector):
         stream = GaugeMetricFamily(
             "holdfast_stream_time_seconds", "Highest append time in the state, -1 for none", labels=labels
         )
+        held_back = GaugeMetricFamily(
+            "holdfast_watermark_lag_seconds",
+            "By how much event time this origin, the last of a step's source partitions, holds windows or a"
+            " join back; +Inf for one that has said nothing",
+            labels=("table", "partition", "topic", "origin"),
+        )
         rows = GaugeMetricFamily("holdfast_rows", "Keys in the store, estimated", labels=labels)
         partial = GaugeMetricFamily(
             "holdfast_partial",
@@ -394,6 +400,8 @@ class _Page(Collector):
             serving.add_metric(labelled, int(replica.serving))
             if replica.active:
                 standing.add_metric(place, int(replica.standing is not None))
+                for topic, origin, lag_s in replica.held_back:
+                    held_back.add_metric((*place, topic, origin), lag_s)
             applied.add_metric(labelled, replica.applied)
             stream.add_metric(
                 labelled, replica.stream_ms if replica.stream_ms < 0 else replica.stream_ms / 1000
@@ -405,7 +413,7 @@ class _Page(Collector):
                     lag.add_metric(place, behind(replica))
                 if (age_ms := age_bound_ms(replica, self._now_ms)) is not None:
                     age.add_metric(place, age_ms / 1000)
-        yield from (serving, standing, applied, stream, rows, partial, lag, age)
+        yield from (serving, standing, applied, stream, held_back, rows, partial, lag, age)
 
 
 def source_positions(replica: Replica) -> Iterator[tuple[str, int, int]]:

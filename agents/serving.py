@@ -102,6 +102,11 @@ class Replica(Protocol):
         ...
 
     @property
+    def held_back(self) -> list[tuple[str, str, float]]:
+        """Return of each source that holds stream time back its topic, the origin, and how many seconds."""
+        ...
+
+    @property
     def source_end(self) -> int:
         """Return the next offset to be written at the source, as last heard from the broker; UNKNOWN (-1)
         before that. Of several sources, the sum.

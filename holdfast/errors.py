@@ -16,6 +16,7 @@ HoldfastError
 ├── StillWaitingError        what a fold needs did not come within later_timeout_s
 ├── StoppedError             a record would be refused, and its processor is declared with on_error="stop"
 ├── ImpureFoldError          a fold gave something else after a restart or on replay
+├── PaceError                final results of a test of a topology depend on the order of reading its sources
 ├── TopologyError            a test of a topology asks for what it does not have, or processors feed themselves
 │   └── UnseenRefusalsError  a test of a topology ends with refused records that it did not look at
 ├── SchemaError              a schema is not registered, is refused, or does not fit what was registered before it
@@ -201,6 +202,12 @@ class SchemaError(HoldfastError):
 
 class ImpureFoldError(HoldfastError):
     """A fold gave something else after a restart or on replay: it uses more than its arguments."""
+
+
+class PaceError(HoldfastError):
+    """Final results of a test of a topology depend on the order in which records of several source partitions
+    are read.
+    """
 
 
 class TopologyError(HoldfastError):

@@ -35,6 +35,7 @@ from holdfast.core.streams.joins.tables import Joined, JoinTables
 from holdfast.core.streams.joins.within import JoinStreamRow, JoinWithin, LeftHeld, RightHeld
 from holdfast.core.streams.steps import Branch, Filter, Map, Merge, Rekey
 from holdfast.core.streams.windowing.rows import (
+    OriginRow,
     StreamRow,
     WindowResult,
     WindowRow,
@@ -62,6 +63,7 @@ __all__ = [
     "Map",
     "Mean",
     "Merge",
+    "OriginRow",
     "Ranked",
     "Rekey",
     "RightHeld",

@@ -26,6 +26,7 @@ from holdfast.kafka.transactions.transactional_producer import (
     Written,
 )
 from holdfast.tables.lived import Within
+from holdfast.tables.marks import StepMarks
 
 logger = logging.getLogger(__name__)
 
@@ -43,10 +44,11 @@ _NO_HEADERS: list[tuple[str, bytes | None]] = []
 
 
 class ChangelogPart(NamedTuple):
-    """A part of a transaction: records of the changelog, and records to emit."""
+    """A part of a transaction: records of the changelog, records to emit, and marks behind them."""
 
     puts: Sequence[tuple[bytes, bytes | None]]
     emits: Sequence[Emit]
+    marks: StepMarks | None = None
 
 
 class ChangelogWriter:
@@ -70,9 +72,11 @@ class ChangelogWriter:
         await self._producer.fence()
         await self._producer.partitions(changelog, more_than=partition)
 
-    async def write(self, changes: Changes, extra: Sequence[Emit], timeout_s: float) -> int:
-        """Write rows, emits, *extra* (quarantined records) and the position marker in one transaction; return
-        the changelog's next offset.
+    async def write(
+        self, changes: Changes, extra: Sequence[Emit], timeout_s: float, marks: StepMarks | None = None
+    ) -> int:
+        """Write rows, emits, *extra* (quarantined records), *marks* of a step and the position marker in one
+        transaction; return the changelog's next offset.
 
         Raises FencedError when a newer owner exists, UndeliverableError when a topic refuses a record,
         BrokerError when the outcome is not settled in time. A commit that is not answered is asked for again,
@@ -80,7 +84,7 @@ class ChangelogWriter:
         """
         emits = [*changes.emits, *extra] if extra else changes.emits
         # The marker goes last: readers of the changelog apply a transaction when they meet it.
-        part = ChangelogPart([*changes.puts, changes.closing()], emits)
+        part = ChangelogPart([*changes.puts, changes.closing()], emits, marks)
         return await self.write_parts(lambda: (part,), timeout_s)
 
     async def write_parts(self, parts: Callable[[], Iterable[ChangelogPart]], timeout_s: float) -> int:
@@ -156,11 +160,21 @@ class ChangelogWriter:
                 if key and len(key) > SHORT_KEY_BYTES:
                     await turn.let_others()
             await turn.let_others()
+        if part.marks is not None:
+            await self._mark(part.marks, topics)
         for topic, sent in topics.items():
             for partition, there in enumerate(sent.records):
                 if there:
                     records.setdefault((topic, partition), []).extend(there)
         return (await self._producer.append(records)).get(self._place, 0)
+
+    async def _mark(self, marks: StepMarks, topics: dict[str, _ByPartition]) -> None:
+        partition = self._place[1]
+        origins = min([await self._producer.partitions(each, more_than=partition) for each in marks.sources])
+        for topic in marks.topics:
+            if topic not in topics:
+                topics[topic] = await self._sent_to(topic, partition if marks.in_place else 0, None)
+            marks.add(topic, topics[topic].records, origins)
 
     async def _sent_to(self, topic: str, partition: int, before: _ByPartition | None) -> _ByPartition:
         """Return where to put what goes to *topic*, which has *partition*; *before* is of fewer

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -21,6 +22,7 @@ from holdfast.clock import system_clock
 from holdfast.core.engine.commit_notes import TableSent, shortened
 from holdfast.core.engine.declared.processor import Emit, Processor
 from holdfast.core.engine.fold.folding import Changes, Folder
+from holdfast.core.engine.fold.stepping import StepReached
 from holdfast.core.engine.merge.choices import (
     Choice,
     VectorMarker,
@@ -49,9 +51,11 @@ from holdfast.core.engine.state.passing_refusals import REFUSALS, refusal_note
 from holdfast.core.engine.state.recovery import RECOVERY, Recovery, encode_recovery
 from holdfast.core.engine.state.source_ids import SOURCE_IDS, SourceIds, decode_source_ids, encode_source_ids
 from holdfast.core.kafka.topic_partition import Place
+from holdfast.core.streams.windowing.origins import RowsOfOrigins
 from holdfast.errors import ChangelogError, ChoicesError, ConfigError, OutOfRangeError, TopicError
 from holdfast.kafka.transactions.transactional_producer import ProducerFactory
 from holdfast.tables.changelog import ChangelogPart, ChangelogWriter
+from holdfast.tables.marks import StepMarks
 from holdfast.tables.pins import PinnedState
 from holdfast.tables.rocks import Budget
 from holdfast.tables.store import WRITE_ROWS, PartitionStore, StoreStamp
@@ -176,6 +180,8 @@ class Partition:
         """Changelog records read since the store was opened."""
         self.changelog_end = UNKNOWN
         """Where the changelog ended when it was last read here."""
+        self.marks: StepMarks | None = None
+        """What its topics' partitions were told of its watermark, of a step that its owner folds."""
         self._waiting: list[tuple[Reaching, asyncio.Future[bool]]] = []
         self.role = PartitionRole.EARLIER if earlier else PartitionRole.STANDBY
         self._serving = False
@@ -278,6 +284,20 @@ class Partition:
         self._serving = serving
 
     @property
+    def held_back(self) -> list[tuple[str, str, float]]:
+        """Return of each source of its owner's windows or joins that holds stream time back the topic, the
+        origin, and by how many seconds, infinite for one that has said nothing: as of the transaction that is
+        folded.
+        """
+        folder, found = self._folder, list[tuple[str, str, float]]()
+        for each in [] if folder is None else [*folder.rows.derived.values()]:
+            if isinstance(each, RowsOfOrigins) and (held := each.watermarks.held_back) is not None:
+                origin, lag_ms = held
+                known = ("unheard", math.inf) if origin is None else (str(origin), lag_ms / 1000)
+                found.append((self.processor.topics[each.source], *known))
+        return found
+
+    @property
     def touched_ms(self) -> int:
         return self._store.touched_ms
 
@@ -360,6 +380,8 @@ class Partition:
         self._compare_types()
         self._check_migrated()
         self.role, marker, cache_rows = PartitionRole.ACTIVE, self._store.marker, self._env.cache_rows
+        if self.processor.stateless and self.processor.origin_clock() is not None:
+            self.marks = StepMarks(self.processor, self.partition)
         handover = (self._handover or self._store.handover) if self.processor.hands_over else None
         recovery = self._recovered or self._store.recovery
         if isinstance(marker, VectorMarker):
@@ -441,13 +463,14 @@ class Partition:
         """Stop folding: drop the fold's state; what is committed stays. The writer is closed before."""
         assert self._writer is None, "close the writer first"
         self.role, self._folder, self.recorded, self.standing = PartitionRole.STANDBY, None, [], None
+        self.marks = None
         self._handover = self._recovered = self._barrier = None  # another may come past it meanwhile
         self.note_source_ends({}, UNKNOWN)
 
     def lose(self) -> None:
         """Stop answering and writing: a newer owner exists."""
         self.serving = False
-        self._folder, self._lost = None, True
+        self._folder, self._lost, self.marks = None, True, None
 
     async def close_writer(self) -> None:
         """Close the connections that transactions go over; call it before the partition is another's or
@@ -481,7 +504,10 @@ class Partition:
         assert self._writer is not None, "fence first"
         if isinstance(changes, MergedChanges):
             extra = [*extra, *self._choices(changes)]
-        changelog_next = await self._writer.write(changes, extra, timeout_s)
+        marks = self._marks_of(changes)
+        changelog_next = await self._writer.write(changes, extra, timeout_s, marks)
+        if marks is not None:
+            marks.committed()
         if changelog_next < self.changelog_next:
             # Offsets only grow, so this is another topic of the same name. It has this transaction and not
             # the state before it, which nobody could tell later: take back the marker that says otherwise.
@@ -489,6 +515,41 @@ class Partition:
             raise ChangelogError(self._made_again())
         self._barrier = None
         return changelog_next
+
+    def _marks_of(self, changes: AnyChanges) -> StepMarks | None:
+        marks, folder = self.marks, self._folder
+        if marks is None or changes.reached is None or folder is None or folder.clock is None:
+            return None
+        marks.at_end = frozenset()
+        marks.begin(changes.reached)
+        return marks
+
+    async def let_go(self, at_end: frozenset[int], timeout_s: float) -> None:
+        """Tell all partitions of a step's topics how far it has come where the sources *at_end* stay at the
+        ends of their logs: with all of them, that it holds no stream time back.
+
+        Raises FencedError, BrokerError, UndeliverableError. Not while a transaction is under way.
+        """
+        assert self._writer is not None, "fence first"
+        marks, reached = self.marks, self.reached_with(at_end)
+        assert marks is not None, "of a step"
+        marks.at_end = at_end
+        if reached is not None and not marks.has_told(reached):
+            marks.begin(reached)
+            await self._writer.write_parts(lambda: (ChangelogPart((), (), marks),), timeout_s)
+            marks.committed()
+
+    def reached_with(self, at_end: frozenset[int]) -> StepReached | None:
+        """Return how far a step has come where the sources *at_end* hold nothing back; None of one that knows
+        no event time.
+        """
+        clock = None if self._folder is None else self._folder.clock
+        assert clock is not None, "of a step that is folded"
+        if not clock.speaks:
+            return None
+        return StepReached(
+            clock.watermark_with(at_end), len(at_end) == len(self.processor.topics) or clock.has_ended
+        )
 
     def _choices(self, changes: MergedChanges) -> Iterator[Emit]:
         topic = self.choices_topic

@@ -29,6 +29,7 @@ from holdfast.agents.partitions.ownership.losses import Losses
 from holdfast.agents.partitions.ownership.upgrading import Upgrading
 from holdfast.agents.partitions.readiness import Readiness
 from holdfast.agents.partitions.types import FoldEvent, FoldLimits, GroupClient, Held
+from holdfast.agents.partitions.upkeep.idle_origins import IdleOrigins
 from holdfast.agents.partitions.upkeep.skipping import Skipping
 from holdfast.agents.partitions.upkeep.source_ends import SourceEnds
 from holdfast.agents.partitions.upkeep.topic_watch import TopicWatch
@@ -153,6 +154,9 @@ class PartitionManager:
         """Make what runs beside all else (agents/faust/process/watch.py)."""
         settings, gate, holdings = self.settings, self.gate, self.holdings
         self.source_ends = SourceEnds(settings, self.processors, gate=gate, holdings=holdings)
+        self.idle_origins = IdleOrigins(
+            settings, self.processors, gate=gate, holdings=holdings, feed=self.feed, clock=self._clock
+        )
         self.globals = GlobalCopies(self)
         self.served_globals = {
             name: ServedGlobal(table, self.globals) for name, table in self.globals.reads.items()

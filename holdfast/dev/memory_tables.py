@@ -47,6 +47,10 @@ class MemoryReplica:
         self._moved = asyncio.Condition()
 
     @property
+    def held_back(self) -> list[tuple[str, str, float]]:
+        return []
+
+    @property
     def role(self) -> str:
         return "earlier" if self.is_earlier else "active" if self.active else "standby"
 

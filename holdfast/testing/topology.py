@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
 from types import TracebackType
 from typing import Any, Self
 
@@ -19,11 +20,22 @@ from holdfast.core.engine.declared.streams import Stream
 from holdfast.core.engine.fold.stepping import Refused, Written
 from holdfast.core.engine.fold.user_frames import user_frames
 from holdfast.core.engine.merge.choices import Choice
+from holdfast.core.engine.origins import is_mark, plain
 from holdfast.core.streams.windowing.rows import WindowResult, windows_of
-from holdfast.errors import Later, StoppedError, TopologyError
+from holdfast.errors import Later, PaceError, StoppedError, TopologyError
 from holdfast.testing.globals import KitGlobals
 from holdfast.testing.logs import TopicLogs, TopicRecord, as_bytes
+from holdfast.testing.marks import KitMarks
 from holdfast.testing.notes import notes_if_taken
+from holdfast.testing.paces import (
+    AS_PIPED,
+    Pace,
+    Results,
+    final_topics,
+    other_paces,
+    results_in,
+    told_difference,
+)
 from holdfast.testing.refusals import RefusedRecord, refused_note, require_none
 from holdfast.testing.runs import MergedRun, PartitionRun, open_run
 from holdfast.testing.schemas import KitSchemas
@@ -67,6 +79,13 @@ class Topology:
     neither `refused` nor `stopped`: a test of what is absent passes too easily over a fold that raised. An
     error that leaves the `with` block, such as a failed assertion, gets a note of them.
 
+    **Paces.** Where windows and joins in event time read several source partitions, what was piped is folded
+    again at the end, in other orders: each source partition as a whole, one after the other; a record of each
+    in turn; at random. Each keeps its own order. PaceError names two paces whose final results differ, which
+    is so where a fold depends on the order of a window's records. Looking at results (`read`, `values`,
+    `table`) ends a stretch, which records do not leave. *paces* False, `pipe_backlog` and ticks leave this
+    out.
+
     ChainError, as when a worker starts, where a processor is of another version than one it depends on.
 
     Serdes with schemas need no schema registry: until the end of the block, one in memory has all of theirs.
@@ -82,7 +101,9 @@ class Topology:
     {'be': 1, 'to': 2}
     """
 
-    def __init__(self, app: Any, *, partitions: int = 3, start_ms: int = 1_700_000_000_000) -> None:
+    def __init__(
+        self, app: Any, *, partitions: int = 3, start_ms: int = 1_700_000_000_000, paces: bool = True
+    ) -> None:
         found = getattr(app, "processors", app)
         self.processors: dict[str, Processor[Any, Any]] = by_name(
             list(found.values()) if isinstance(found, Mapping) else found
@@ -101,9 +122,11 @@ class Topology:
         for each in self.processors.values():
             for topic in each.topics:
                 self._readers.setdefault(topic, []).append(each)
+        self._marks = KitMarks(self.processors.values(), partitions)
         self._held_globals = deque[TopicRecord]()
         self._global_cause: Later | None = None
         self._now_ms = start_ms
+        self._paces, self._stretches = paces, [list[TopicRecord]()]
         self._notes = notes_if_taken()
         self._refused: list[RefusedRecord] = []
         self._looked = False
@@ -148,8 +171,27 @@ class Topology:
             headers=headers,
             partition=partition,
         )
+        self._stretches[-1].append(first)
         self._fold_all(first)
         return first
+
+    def pipe_backlog(
+        self,
+        source: str | Source[Any],
+        values: Iterable[Any],
+        *,
+        key: Callable[[Any], Any] | None = None,
+        at: int | None = None,
+        partition: int | None = None,
+    ) -> list[TopicRecord]:
+        """Pipe *values* one behind the other, each under the key that *key* gives: the pace at which a worker
+        reads a backlog of one source. What this test pipes is folded at no other.
+        """
+        self._paces = False
+        return [
+            self.pipe(source, value, key=None if key is None else key(value), at=at, partition=partition)
+            for value in values
+        ]
 
     def _fold_all(self, *first: TopicRecord) -> None:
         pending, steps = deque(first), 0
@@ -215,12 +257,27 @@ class Topology:
 
     def _emitted(self, processor: Processor[Any, Any], partition: int, changes: Written) -> list[TopicRecord]:
         into = partition if processor.in_place else None
-        return [self._logs.emit(each, self._now_ms, into=into) for each in changes.emits]
+        sent = [self._logs.emit(each, self._now_ms, into=into) for each in changes.emits]
+        if changes.reached is not None:
+            marks = self._marks.behind(processor, partition, changes.reached, sent)
+            sent += [self._logs.emit(each, self._now_ms, into=None) for each in marks]
+        return sent
+
+    def settle(self) -> None:
+        """Let time pass until nothing more happens: the source partitions of all steps, which are at the ends
+        of their logs, hold no stream time back any more. What looks at results does so too.
+        """
+        if self._stretches[-1]:
+            self._stretches.append([])
+        for step in self._marks.steps:
+            marks = self._marks.settled(step)
+            self._fold_all(*(self._logs.emit(each, self._now_ms, into=None) for each in marks))
 
     def tick(self, to: int) -> None:
         """Have the clock of every worker say that it is *to*, in ms, and fold all that follows: timers of the
         clock "tick", in processors of several sources. Times that came before change nothing.
         """
+        self._paces = False
         if type(to) is not int:
             raise TopologyError(f"tick({to!r:.100}): a time is a whole number of ms")
         self._now_ms = max(self._now_ms, to)
@@ -316,7 +373,7 @@ class Topology:
     def read(self, topic: str) -> list[TopicRecord]:
         """Return what was emitted to *topic* since this was last called, in order.
 
-        TopologyError for a topic to which no processor emits.
+        TopologyError for a topic to which no processor emits. Everything is settled before, see `settle`.
         """
         if not any(topic in each.emits for each in self.processors.values()):
             declared = sorted({each for processor in self.processors.values() for each in processor.emits})
@@ -324,7 +381,8 @@ class Topology:
                 f"no processor emits to {topic!r:.200}; emits are"
                 f" {', '.join(declared) or 'none'}{suggest(topic, declared)}"
             )
-        return self._logs.unread(topic)
+        self.settle()
+        return [_shown(each) for each in self._logs.unread(topic) if not is_mark(each.headers)]
 
     def values(self, stream: Stream[Any]) -> list[tuple[Any, Any]]:
         """Return (key, value) of what `read` gives, as the stream's serdes read it."""
@@ -354,6 +412,7 @@ class Topology:
             raise TopologyError(
                 f"{of} is a stateless step and has no table: read what it sends to {', '.join(known.emits)}"
             )
+        self.settle()
         found: dict[str, Any] = {}
         homes: dict[str, int] = {}
         processor, _, table = name.partition(".") if isinstance(name, str) else (name.name, "", "")
@@ -435,6 +494,42 @@ class Topology:
         """Replay every log; ImpureFoldError when it does not come to the same rows, emits and refusals."""
         for run in self._runs.values():
             run.replay()
+        self._check_paces()
+
+    def _check_paces(self) -> None:
+        topics = final_topics(self.processors)
+        if not self._paces or not topics or self._globals.topics or self.waiting or self.stopped:
+            return
+        wanted: Results | None = None
+        for name, pace in other_paces(self._stretches):
+            if wanted is None:
+                self.settle()
+                wanted = self._results(topics)
+            found = self._at_pace(pace)._results(topics)
+            if (told := told_difference(wanted, found)) is not None:
+                raise PaceError(
+                    f"final results differ between two paces of reading, {AS_PIPED} and {name}: {told}; does"
+                    " a fold depend on the order of a window's records? Topology(..., paces=False) asks not"
+                )
+
+    def _at_pace(self, pace: Pace) -> Topology:
+        again = Topology(self.processors, partitions=self._logs.partitions, paces=False)
+        again._notes = None
+        for stretch in pace:
+            for each in stretch:
+                again.pipe(
+                    each.topic,
+                    each.value,
+                    key=each.key,
+                    headers=each.headers,
+                    at=each.at_ms,
+                    partition=each.partition,
+                )
+            again.settle()
+        return again
+
+    def _results(self, topics: Sequence[str]) -> Results:
+        return {topic: results_in(chain.from_iterable(self._logs.of(topic))) for topic in topics}
 
     def __enter__(self) -> Self:
         return self
@@ -462,6 +557,11 @@ class Topology:
         """
         if self._refused and (note := refused_note(self._refused)) not in getattr(error, "__notes__", ()):
             error.add_note(note)
+
+
+def _shown(record: TopicRecord) -> TopicRecord:
+    headers = plain(record.headers)
+    return record if headers is record.headers else replace(record, headers=headers)
 
 
 def _waiting(name: str, what: TopicRecord | int, cause: Later) -> WaitingRecord:

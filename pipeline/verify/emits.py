@@ -20,6 +20,7 @@ from holdfast.core.engine.declared.partitioners import of_key
 from holdfast.core.engine.declared.processor import Emit, Processor
 from holdfast.core.engine.declared.streams import Internal
 from holdfast.core.engine.merge.positions import Position, choices_of, offsets_of, stored_format
+from holdfast.core.engine.origins import is_mark, plain
 from holdfast.core.engine.state.codec import NOTHING_APPLIED
 from holdfast.core.engine.state.handover import HANDOVER_FORMAT, Handover
 from holdfast.errors import ConfigError, LostRecordsError, TopicError
@@ -254,7 +255,7 @@ class _Topic:
         """
         first = self._emits.expected
         self._emits.expect(
-            (self._place(emit), StoredEmit(source, number, is_due, body_of(emit.value, emit.headers)))
+            (self._place(emit), StoredEmit(source, number, is_due, body_of(emit.value, plain(emit.headers))))
             for number, (source, is_due, emit) in enumerate(emits, first)
         )
 
@@ -304,8 +305,11 @@ class _Topic:
 def _found(partition: int, records: Records) -> Iterator[tuple[EmitPlace, StoredEmit]]:
     columns = (records.offsets, records.keys, records.values, records.headers)
     for offset, key, value, headers in zip(*columns, strict=True):
+        if is_mark(headers):
+            continue  # workers decide when they write one
         place = EmitPlace(ANYWHERE if key is None else partition, key)
-        yield place, StoredEmit(partition, offset, False, body_of(value, headers))
+        # What a step tells of origins begins where a worker that does so took it over.
+        yield place, StoredEmit(partition, offset, False, body_of(value, plain(headers)))
 
 
 def _order(each: EmitDifference) -> tuple[int, bool, int, str]:

@@ -96,6 +96,10 @@ class ManagerService(Service):
         await self.manager.source_ends.run()
 
     @Service.task
+    async def _let_idle_origins_go(self) -> None:
+        await self.manager.idle_origins.run()
+
+    @Service.task
     async def _follow_globals(self) -> None:
         await self.manager.globals.run()
 

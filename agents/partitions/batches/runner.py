@@ -163,6 +163,40 @@ class Runner:
         self._count_refused(1, what)
         return None
 
+    def let_go(self, at_end: frozenset[int], epoch: int) -> None:
+        """Have a step's topics be told that its sources *at_end* stay at the ends of their logs, unless
+        something is to be folded, or they know.
+        """
+        marks = self.part.marks
+        if marks is None or self._poisoned or self._failed or self._standing or not self.idle():
+            return
+        reached = self.part.reached_with(at_end)
+        if reached is None or (marks.at_end == at_end and marks.has_told(reached)):
+            return
+        self.job = asyncio.ensure_future(self._let_go(at_end, epoch))
+        self.job.add_done_callback(lambda job: self.go_on())
+
+    async def _let_go(self, at_end: frozenset[int], epoch: int) -> None:
+        part, host = self.part, self._host
+        if not host.owns(part, epoch):
+            return
+        try:
+            await part.let_go(at_end, self._limits.commit_timeout_s)
+        except FencedError as error:
+            host.lost(part, epoch, error)
+        except UndeliverableError as error:
+            logger.warning(
+                "marks of %(table)s partition %(partition)d are refused, which is tried again: %(error)s",
+                {"table": part.processor.table, "partition": part.partition, "error": error},
+            )
+            await asyncio.sleep(HOLD_S)
+        except Exception as error:
+            self._failed = True
+            host.crash(error)
+            raise
+        else:
+            host.progressed()
+
     async def _run(self) -> None:
         try:
             while self._intake.ready:

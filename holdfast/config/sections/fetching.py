@@ -21,6 +21,13 @@ class FetchingSettings(Section):
         low=0,
         high=600_000,
     )
+    origin_idle_ms: int = setting(
+        1_000,
+        "how long a source partition of a step stays at the end of its log before it holds back no windows"
+        " and joins behind the step",
+        low=10,
+        high=86_400_000,
+    )
     trim_internal: bool = setting(
         False, "delete records of internal topics once every reader has folded them"
     )

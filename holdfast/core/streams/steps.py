@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Generic, TypeVar, cast, overload
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Generic, NamedTuple, TypeVar, cast, overload
 
 import msgspec
 
 from holdfast.core.engine.declared.declaring import why_uncallable
 from holdfast.core.engine.declared.processor import EmitsFrom, OnError, Processor
 from holdfast.core.engine.declared.serdes import KEY_ID, VALUE_ID, Bytes, Serde, framing, without_ids
-from holdfast.core.engine.declared.sources import FoldWith, Input, Source
+from holdfast.core.engine.declared.sources import SKIPPED, FoldWith, Input, Source
 from holdfast.core.engine.declared.streams import Internal, Stream
 from holdfast.core.engine.emits import Emit, Emits, Headers
+from holdfast.core.engine.origins import UNHEARD, StepClock, is_mark, mark_of
 from holdfast.core.engine.state.rows import Rows
 from holdfast.core.streams.emitting import check_topics
 from holdfast.errors import ConfigError
@@ -53,14 +55,50 @@ class Step(Processor[Any, NoRow], Generic[T]):
         """Return True: there is no table to ask or to restore."""
         return True
 
-    def send_all(self, columns: Sequence[Sequence[Any]]) -> list[Emit]:
+    @property
+    def takes_marks(self) -> bool:
+        """Return whether it follows watermarks through an internal topic."""
+        return self._tells and self.meets_marks
+
+    @property
+    def _tells(self) -> bool:
+        """Return whether its records tell of their origins: all of it is between processors of one
+        application, and event time is known.
+        """
+        if not all(isinstance(topic, Internal) for topic in self.emits):
+            return False
+        return any(time is not None for time in self._times) or bool(self.internal)
+
+    @property
+    def _times(self) -> tuple[Callable[[Any], int] | None, ...]:
+        if self.on is not None:
+            return tuple(None if each.time is None else _OfRead(each.time) for each in self.on)
+        return (getattr(self.decode, "time", None),)
+
+    def origin_clock(self, stored: bytes | None = None) -> StepClock | None:
+        """Return what follows the sources' watermarks; None where no event time is known."""
+        return StepClock(self._times, stored) if self._tells else None
+
+    def told_by(self, clock: StepClock, *columns: Any) -> Any:
+        """Return a record, with the header of its origin; SKIPPED for a mark."""
+        value, key, headers, partition = columns
+        if is_mark(headers):
+            clock.mark(0, mark_of(headers))
+            return SKIPPED
+        event = self.decode(*columns)[0]
+        return event, value, key, clock.told(0, event, headers, partition), partition
+
+    def send_all(self, columns: Sequence[Sequence[Any]], clock: StepClock | None = None) -> list[Emit]:
         """Return what the step sends for records in columns."""
-        if isinstance(self.fold, _By):
-            return self.fold.send_all(columns)
+        if isinstance(self.fold, _By) and (clock is None or not self.meets_marks):
+            return self.fold.send_all(columns, clock)
         fold, none = self.fold, cast("Rows[NoRow]", None)  # there are none, and it looks at none
         # Held against the columns: a decoder that raises StopIteration would end the rest without a word.
-        read = zip(map(self.decode, *columns), columns[0], strict=True)
-        return [emit for record, _ in read for emit in fold(none, record, -1) or ()]
+        if clock is None:
+            read = zip(map(self.decode, *columns), columns[0], strict=True)
+            return [emit for record, _ in read for emit in fold(none, record, -1) or ()]
+        told = zip(map(partial(self.told_by, clock), *columns), columns[0], strict=True)
+        return [emit for record, _ in told if record is not SKIPPED for emit in fold(none, record, -1) or ()]
 
     def _declare(self, **declared: Any) -> None:
         read = (declared["source"],) if "source" in declared else [each.topic for each in declared["on"]]
@@ -276,15 +314,15 @@ class Merge(Step[T]):
 
         def fold(
             rows: Rows[NoRow],
-            value: bytes | None,
+            value: _Read,
             at_ms: int,
             key: bytes | None,
             headers: Headers,
             partition: int,
         ) -> Emits:
-            return (Emit(topic, key, value, headers, partition if stays else None),)
+            return (Emit(topic, key, value.value, headers, partition if stays else None),)
 
-        asked = FoldWith(fold, ("key", "headers", "partition"))
+        asked = FoldWith(fold, ("key", "headers", "partition"), marks=isinstance(out, Internal))
         self._declare(
             name=name,
             version=version,
@@ -409,10 +447,19 @@ class _By:
             return None
         return (Emit(self._topic, self._encode_key(key), value, without_ids(headers, KEY_ID)),)
 
-    def send_all(self, columns: Sequence[Sequence[Any]]) -> list[Emit]:
-        values, _, all_headers, _ = columns
+    def send_all(self, columns: Sequence[Sequence[Any]], clock: StepClock | None = None) -> list[Emit]:
+        values, _, all_headers, partitions = columns
         topic, encode_key, read, by = self._topic, self._encode_key, self._read, self._by
         told = values if self._frames is None else map(self._frames, values, all_headers)
+        if clock is not None:
+            events = [read(value) for value in told]
+            kept = [without_ids(each, KEY_ID) for each in all_headers] if any(all_headers) else all_headers
+            sent = zip(events, values, clock.told_all(events, kept, partitions), strict=True)
+            return [
+                Emit(topic, encode_key(key), value, headers)
+                for event, value, headers in sent
+                if (key := by(event)) is not None
+            ]
         return [
             Emit(topic, encode_key(key), value, without_ids(headers, KEY_ID))
             for value, event, headers in zip(values, told, all_headers, strict=True)
@@ -430,17 +477,34 @@ def _pairs(out: Stream[Any], pairs: Callable[[Any], Iterable[tuple[Any, Any]]]) 
     return fold
 
 
+class _Read(NamedTuple):
+    """A value as it lies in the topic, and what its serde reads."""
+
+    value: bytes | None
+    event: Any
+
+
 class _AsIs:
     """Hands values on as they are, and refuses those that are none of *serde*."""
 
     def __init__(self, serde: Serde[Any]) -> None:
         self._decode = serde.decode
 
-    def decode(self, value: bytes | None) -> bytes | None:
-        self._decode(value)
-        return value
+    def decode(self, value: bytes | None) -> _Read:
+        return _Read(value, self._decode(value))
 
-    encode = decode
+    def encode(self, value: _Read) -> bytes | None:
+        return value.value
+
+
+@dataclass(frozen=True, slots=True)
+class _OfRead:
+    """Tells the time of what `_AsIs` reads."""
+
+    time: Callable[[Any], int]
+
+    def __call__(self, read: _Read) -> int:
+        return UNHEARD if read.event is None else self.time(read.event)
 
 
 def _as_is(serde: Serde[Any]) -> Any:
@@ -455,6 +519,7 @@ def _one(source: Source[Any], out: Stream[Any], stays: bool) -> dict[str, Any]:
         event = read(value if frames is None else frames(value, headers))
         return event, value, key, headers, partition
 
+    decode.time = source.time  # type: ignore[attr-defined]  # see Step._times
     return {
         "source": source.topic,
         "decode": decode,

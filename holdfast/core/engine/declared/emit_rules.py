@@ -7,10 +7,12 @@ from typing import Any
 
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.emits import Emit
+from holdfast.core.engine.origins import ORIGIN, record_header
 from holdfast.errors import FoldError
 
 HEADER_BYTES = 10
 """What a header takes besides its name and content, at most."""
+_ORIGIN_BYTES = HEADER_BYTES + len(ORIGIN) + len(record_header(0, 0, 0)[1])
 
 
 def require_emits(given: Any) -> Any:
@@ -46,9 +48,15 @@ class EmitRules:
                 and emit.topic in declared
                 and (type(key := emit.key) is bytes or (type(key) is str and key.isascii()))
                 and type(value := emit.value) is bytes
-                and len(key) + len(value) <= limit_bytes
                 and emit.partition is None
-                and emit.headers == ()
+                and (
+                    ((headers := emit.headers) == () and len(key) + len(value) <= limit_bytes)
+                    or (
+                        len(headers) == 1
+                        and headers[0][0] is ORIGIN  # as a step has set it
+                        and len(key) + len(value) + _ORIGIN_BYTES <= limit_bytes
+                    )
+                )
             ):
                 continue
             self.check(emit)

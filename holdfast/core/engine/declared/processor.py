@@ -31,6 +31,7 @@ from holdfast.core.engine.declared.sources import (
 )
 from holdfast.core.engine.declared.streams import Internal
 from holdfast.core.engine.emits import Emit, Emits, Headers
+from holdfast.core.engine.origins import StepClock
 from holdfast.core.engine.state.row_types import why_unfit
 from holdfast.core.engine.state.rows import Rows
 from holdfast.errors import ConfigError
@@ -364,9 +365,29 @@ class Processor(Generic[E, R]):
     @property
     def columns(self) -> tuple[Input, ...]:
         """Return the columns that batches of the one source must have: those of `inputs`, without what each
-        batch has.
+        batch has; and headers, by which marks are known, if the source is an internal topic.
         """
-        return columns_in(self.inputs)
+        found = columns_in(self.inputs)
+        return (*found, "headers") if self.meets_marks and "headers" not in found else found
+
+    @property
+    def meets_marks(self) -> bool:
+        """Return whether the one source is an internal topic, in which marks lie among records."""
+        return isinstance(self.source, Internal)
+
+    @property
+    def takes_marks(self) -> bool:
+        """Return whether decoder and fold are given marks, and headers with those of origins: of one source.
+
+        Others are given neither.
+        """
+        return False
+
+    def origin_clock(self, stored: bytes | None = None) -> StepClock | None:
+        """Return what follows the sources' watermarks for the records of a step; None of what is no step, or
+        knows no event time.
+        """
+        return None
 
     @property
     def hands_over(self) -> bool:
@@ -382,6 +403,13 @@ class Processor(Generic[E, R]):
     def has_event_time(self) -> bool:
         """Return whether its position has event time, and its folds may set timers of the event clock."""
         return self.on_event is not None
+
+    @property
+    def final_emits(self) -> tuple[str, ...]:
+        """Return the topics whose records follow from the logs of the sources, at whatever pace these are
+        read together.
+        """
+        return ()
 
     @property
     def stateless(self) -> bool:
@@ -400,11 +428,17 @@ class Processor(Generic[E, R]):
         """
         return False
 
-    def send_all(self, columns: Sequence[Sequence[Any]]) -> list[Emit]:
+    def send_all(self, columns: Sequence[Sequence[Any]], clock: StepClock | None = None) -> list[Emit]:
         """Return what a stateless step sends for records in columns, as its decoder and fold would one by
-        one.
+        one; with the header of its origin where there is a *clock*.
         """
         raise NotImplementedError("only steps send without rows")
+
+    def told_by(self, clock: StepClock, *columns: Any) -> Any:
+        """Return the event of one record of a step as its decoder does, with the header of its origin;
+        SKIPPED for a mark.
+        """
+        raise NotImplementedError("only steps have a clock")
 
     @property
     def topics(self) -> tuple[str, ...]:

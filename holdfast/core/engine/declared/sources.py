@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import repeat, tee
+from itertools import islice, repeat, tee
 from typing import Any, Generic, Literal, TypeVar, get_args
 from zlib import crc32
 
@@ -20,6 +20,7 @@ from holdfast.core.engine.declared.retention import kept
 from holdfast.core.engine.declared.serdes import Serde, Text, decode_all, framing, of_topic
 from holdfast.core.engine.declared.streams import Internal
 from holdfast.core.engine.emits import Emits
+from holdfast.core.engine.origins import is_mark, mark_of, plain
 from holdfast.core.engine.state.rows import Rows
 from holdfast.core.engine.state.timers import NEVER
 from holdfast.errors import ConfigError, DecodeError
@@ -105,6 +106,8 @@ class FoldWith:
 
     fold: Callable[..., Emits]
     inputs: tuple[Asked, ...]
+    marks: bool = False
+    """Whether it is also given marks in place of events, and headers with those of origins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +119,8 @@ class FoldColumns:
     fold: Callable[[Rows[Any], Any, int], Emits]
     decode: Callable[..., Any]
     inputs: tuple[DecoderInput, ...]
+    marks: bool = False
+    """Whether *decode* is also given the columns of marks, and headers with those of origins."""
 
 
 def columns_in(inputs: Sequence[DecoderInput]) -> tuple[Input, ...]:
@@ -147,7 +152,19 @@ class SourceFold:
     *inputs* are the columns that batches of this source must have.
     """
 
-    __slots__ = ("_asked", "_frames", "_frames_key", "_takes", "decode", "fold", "inputs", "number", "source")
+    __slots__ = (
+        "_asked",
+        "_frames",
+        "_frames_key",
+        "_takes",
+        "decode",
+        "fold",
+        "inputs",
+        "marks",
+        "meets_marks",
+        "number",
+        "source",
+    )
 
     def __init__(
         self, number: int, source: Source[Any], fold: Callable[..., Emits] | FoldWith | FoldColumns
@@ -165,8 +182,10 @@ class SourceFold:
         if isinstance(fold, FoldColumns):
             self._frames = None
             self.inputs, self.decode, self._takes = columns_in(fold.inputs), fold.decode, tuple(fold.inputs)
-
-        elif self._frames or (self._frames_key and "key" in self.inputs):
+        self.meets_marks = isinstance(source.topic, Internal)
+        self.marks = self.meets_marks and isinstance(fold, FoldWith | FoldColumns) and fold.marks
+        framed = self._frames or (self._frames_key and "key" in self.inputs)
+        if self.meets_marks or (framed and not self._takes):
             self.inputs = tuple(dict.fromkeys((*self.inputs, "headers")))
 
     def told(self, batch: Batch, *, quickly: bool = False) -> list[Iterable[Any]]:
@@ -174,14 +193,47 @@ class SourceFold:
         with its records and read as they are taken.
 
         Where something cannot be read, what is read *quickly* may raise another error than the serde's own.
+        Where a mark lies, the event is a `Mark` for a fold that takes marks, else SKIPPED.
         """
+        if not self.meets_marks or len(batch.columns) < len(self.inputs):
+            return self._told(batch, quickly)
+        at = self.inputs.index("headers")
+        headers = batch.columns[at]
+        if not any(headers):
+            return self._told(self._without_headers(batch, at), quickly)
+        marks = [*map(is_mark, headers)]
+        if not self.marks:
+            shown: Sequence[Any] = [*map(plain, headers)]
+            batch = Batch(
+                batch.offsets, batch.times_ms, (*batch.columns[:at], shown, *batch.columns[at + 1 :])
+            )
+        if True not in marks or (self.marks and self._takes):
+            return self._told(self._without_headers(batch, at), quickly)
+        records = [number for number, mark in enumerate(marks) if not mark]
+        rest = self._told(self._without_headers(_picked(batch, records), at), quickly)
+        told: list[Iterable[Any]] = [_woven(marks, rest[0], headers, takes=self.marks)]
+        for name, each in zip(self._asked, rest[1:], strict=True):
+            known: Sequence[Any] | None = None
+            if name in ("headers", "partition", "offset"):
+                known = batch.columns[self.inputs.index(name)] if name != "offset" else batch.offsets
+            told.append(known if known is not None else _spread(marks, each))
+        return told
+
+    def _without_headers(self, batch: Batch, at: int) -> Batch:
+        """Return *batch* with the columns that a decoder of columns takes, of one with those of `inputs`."""
+        if not self._takes or "headers" in self._takes or at != len(self.inputs) - 1:
+            return batch
+        return Batch(batch.offsets, batch.times_ms, batch.columns[:-1])
+
+    def _told(self, batch: Batch, quickly: bool) -> list[Iterable[Any]]:
         if self._takes:
             return [map(self.decode, *decoder_columns(self._takes, self.source.topic, batch))]
         decoded = decode_all if quickly else _decode_each
-        columns = dict(zip(self.inputs, batch.columns, strict=True))
+        columns = dict(zip(self.inputs, batch.columns, strict=False))  # headers may be left out
+        headers = columns.get("headers", ())
         for name, frames in (("value", self._frames), ("key", self._frames_key)):
-            if frames is not None and name in columns and any(columns["headers"]):
-                columns[name] = list(map(frames, columns[name], columns["headers"]))
+            if frames is not None and name in columns and any(headers):
+                columns[name] = list(map(frames, columns[name], headers))
         events = iter(decoded(self.source.serde, columns["value"]))
         told: list[Iterable[Any]] = [events]
         for name in self._asked:
@@ -202,6 +254,43 @@ class SourceFold:
     def event_ms(self, event: Any, stream_ms: int) -> int:
         """Return the event time of what was decoded, see `event_time`."""
         return event_time(self.source.topic, self.source.time, event, stream_ms)
+
+
+class SkippedMark:
+    """What stands for a mark where a fold takes none."""
+
+    __slots__ = ()
+
+
+SKIPPED = SkippedMark()
+
+
+def _picked(batch: Batch, numbers: Sequence[int]) -> Batch:
+    def of(column: Sequence[Any]) -> list[Any]:
+        return [column[number] for number in numbers]
+
+    return Batch(of(batch.offsets), of(batch.times_ms), tuple(map(of, batch.columns)))
+
+
+def _woven(
+    marks: Sequence[bool], events: Iterable[Any], headers: Sequence[Any], *, takes: bool
+) -> Iterable[Any]:
+    """Yield *events*, and what stands for marks where they lie."""
+    left = iter(events)
+    for at, mark in enumerate(marks):
+        if mark:
+            yield mark_of(headers[at]) if takes else SKIPPED
+        else:
+            yield from islice(left, 1)
+
+
+def _spread(marks: Sequence[bool], values: Iterable[Any]) -> Iterable[Any]:
+    left = iter(values)
+    for mark in marks:
+        if mark:
+            yield None
+        else:
+            yield from islice(left, 1)
 
 
 def _decode_each(serde: Serde[Any], values: Sequence[bytes | None]) -> Iterable[Any]:

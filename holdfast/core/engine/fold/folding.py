@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 
 from holdfast.core.engine.batches import Batch
 from holdfast.core.engine.declared.processor import Processor
-from holdfast.core.engine.declared.sources import decoder_columns, event_time
+from holdfast.core.engine.declared.sources import SKIPPED, decoder_columns, event_time
+from holdfast.core.engine.emits import Emits
 from holdfast.core.engine.fold.paced import Paced
 from holdfast.core.engine.fold.stepping import (
     LIMIT_BYTES,
@@ -28,6 +29,7 @@ from holdfast.core.engine.fold.stepping import (
     Written,
 )
 from holdfast.core.engine.fold.traced import TracedEvent
+from holdfast.core.engine.origins import is_mark, plain
 from holdfast.core.engine.state.codec import (
     APPLIED,
     EVENT_MARKER_FORMAT,
@@ -38,7 +40,7 @@ from holdfast.core.engine.state.codec import (
 )
 from holdfast.core.engine.state.handover import Handover
 from holdfast.core.engine.state.recovery import Recovery
-from holdfast.core.engine.state.rows import JournaledRows, Store
+from holdfast.core.engine.state.rows import NEVER, JournaledRows, Store
 
 __all__ = [
     "LIMIT_BYTES",
@@ -107,15 +109,45 @@ class Folder(SteppingFolder[R, Batch, Changes]):
         self.applied, self._lineage = applied, processor.lineage
         self._takes, self._plain = tuple(processor.inputs), len(processor.inputs) == len(processor.columns)
         self._call = self._timed(processor.fold, self._time) if processor.has_event_time else processor.fold
+        self._meets_marks = processor.meets_marks
+        self._skips_marks = processor.meets_marks and not processor.takes_marks
+        self._headers = processor.columns.index("headers") if processor.meets_marks else -1
 
     def _time(self, event: Any, stream_ms: int) -> int:
+        if event is SKIPPED:
+            return -NEVER
         told = event.event if event.__class__ is TracedEvent else event
         return event_time(self.processor.source, self.processor.time, told, stream_ms)
 
     def _columns(self, batch: Batch) -> tuple[Sequence[Any], ...]:
-        return (
-            batch.columns if self._plain else decoder_columns(self._takes, str(self.processor.source), batch)
-        )
+        if self._meets_marks:
+            batch = self._as_asked(batch)
+        elif self._plain:
+            return batch.columns
+        return decoder_columns(self._takes, str(self.processor.source), batch)
+
+    def _as_asked(self, batch: Batch) -> Batch:
+        """Return *batch* with the columns that are asked for, and without headers that are for folds of
+        windows.
+        """
+        columns, at = batch.columns, self._headers
+        if len(columns) <= at:
+            return batch  # made without them, of what holds no marks
+        if "headers" not in self._takes:
+            return Batch(batch.offsets, batch.times_ms, columns[:-1])
+        if not self._skips_marks or not any(columns[at]):
+            return batch
+        shown = [*map(plain, columns[at])]
+        return Batch(batch.offsets, batch.times_ms, (*columns[:at], shown, *columns[at + 1 :]))
+
+    def _marks(self, batch: Batch) -> list[bool] | None:
+        """Return of which records of *batch* nothing is decoded, since they are marks; None for none."""
+        if not self._skips_marks or len(batch.columns) <= self._headers:
+            return None
+        if not any(headers := batch.columns[self._headers]):
+            return None
+        marks = [*map(is_mark, headers)]
+        return marks if True in marks else None
 
     def _fresh(self, batches: Iterable[Batch], taken: list[Batch]) -> Iterator[Batch]:
         applied, upto = self.applied, NOTHING_APPLIED
@@ -142,12 +174,22 @@ class Folder(SteppingFolder[R, Batch, Changes]):
         return min((upto for upto in (silent, repeated) if first <= upto), default=NOTHING_APPLIED)
 
     def _fast_step(self, batch: Batch) -> int:
+        marks = self._marks(batch)
         if self.processor.stateless:
-            self._emits += self.processor.send_all(batch.columns)
+            columns = self._columns(batch)
+            if marks is not None:
+                columns = tuple(
+                    [each for each, mark in zip(column, marks, strict=True) if not mark] for column in columns
+                )
+            self._emits += self.processor.send_all(columns, self.clock)
             self.stream_ms = max(self.stream_ms, *batch.times_ms)
             return batch.records
         rows, fold, emit, now_ms = self.rows, self._call, self._emits.extend, self.stream_ms
-        events, times = map(self.processor.decode, *self._columns(batch)), iter(list(batch.times_ms))
+        events: Iterator[Any] = map(self.processor.decode, *self._columns(batch))
+        if marks is not None:
+            events = self._skipping(zip(*self._columns(batch), strict=True), marks)
+            fold = unless_skipped(fold)
+        times = iter(list(batch.times_ms))
         waits = False
         for event, at_ms in zip(events, times, strict=True):
             if at_ms > now_ms:
@@ -165,11 +207,22 @@ class Folder(SteppingFolder[R, Batch, Changes]):
         # What is left tells how many were folded: to count each would take a hundredth of the time.
         return batch.records - length_hint(times) - waits
 
+    def _skipping(self, records: Iterable[tuple[Any, ...]], marks: list[bool]) -> Iterator[Any]:
+        decode = self.processor.decode
+        for record, mark in zip(records, marks, strict=True):
+            yield SKIPPED if mark else decode(*record)
+
     def _careful_batch(self, rows: JournaledRows[R], batch: Batch) -> Iterator[object]:
         decode, fold = self.processor.decode, self.processor.fold
-        columns = self._columns(batch)
+        columns, marks, clock = self._columns(batch), self._marks(batch), self.clock
+        if clock is not None:
+            decode, fold = partial(self.processor.told_by, clock), unless_skipped(fold)
         for at, (offset, at_ms) in enumerate(zip(batch.offsets, batch.times_ms, strict=True)):
             told = partial(_decoded, decode, [column[at] for column in columns])
+            if marks is not None and marks[at]:
+                yield from self._careful_record(rows, ("", offset), at_ms, _skipped, _nothing, _no_time)
+                yield None
+                continue
             yield from self._careful_record(rows, ("", offset), at_ms, told, fold, self._time)
             yield None
 
@@ -195,7 +248,29 @@ class Folder(SteppingFolder[R, Batch, Changes]):
             emits=self._heard(),
             refused=self._refused,
             repeated=self._repeated(),
+            reached=self._reached_by_clock(),
         )
+
+
+def unless_skipped(fold: Callable[..., Emits]) -> Callable[..., Emits]:
+    """Return *fold*, which does nothing for what stands for a mark."""
+
+    def folded(rows: Any, event: Any, at_ms: int, *told: Any) -> Emits:
+        return None if event is SKIPPED else fold(rows, event, at_ms, *told)
+
+    return folded
+
+
+def _skipped() -> tuple[Any]:
+    return (SKIPPED,)
+
+
+def _nothing(*_: Any) -> None:
+    return None
+
+
+def _no_time(event: Any, stream_ms: int) -> int:
+    return -NEVER
 
 
 def _decoded(decode: Callable[..., Any], inputs: list[Any]) -> tuple[Any]:

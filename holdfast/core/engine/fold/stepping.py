@@ -11,7 +11,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice
-from typing import Any, Generic, Literal, Protocol, Self, TypeAlias, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, Protocol, Self, TypeAlias, TypeVar
 
 from holdfast.core.engine.declared.emit_rules import EmitRules, require_emits
 from holdfast.core.engine.declared.processor import Processor
@@ -24,6 +24,7 @@ from holdfast.core.engine.fold.table_parts import TablePart, table_parts
 from holdfast.core.engine.fold.user_frames import UserFrame, user_frames
 from holdfast.core.engine.state.codec import (
     EVENT,
+    META,
     encode_due,
     event_key,
     row_key,
@@ -39,6 +40,9 @@ from holdfast.core.engine.state.timers import NEVER, TimerTable, timers_in
 from holdfast.errors import FoldError, Later, StoppedError, UnknownSchemaError
 
 R = TypeVar("R")
+
+WATERMARKS = META + b"watermarks"
+"""The key of a step's note of its sources' watermarks: bookkeeping, in no digest."""
 
 TopicOffset: TypeAlias = tuple[str, int]
 """Topic and offset of a record in the partition that is folded. A `Place` is a topic and a partition."""
@@ -111,6 +115,15 @@ class Sliceable(Protocol):
 P = TypeVar("P", bound=Sliceable)
 
 
+class StepReached(NamedTuple):
+    """The watermark of a step's partition, and whether all its origins have told that they are at their
+    ends.
+    """
+
+    watermark_ms: int
+    has_ended: bool
+
+
 @dataclass(slots=True, kw_only=True)
 class Written(ABC):
     """What one transaction writes whatever is folded: stored keys with new values (None deletes), records to
@@ -123,6 +136,8 @@ class Written(ABC):
     refused: list[Refused] = field(default_factory=list)
     repeated: frozenset[str] = frozenset()
     """Topics that have already what is made here: it was folded before, by a state that was lost."""
+    reached: StepReached | None = None
+    """How far the sources of a step have come that tells it to readers; None of any other processor."""
 
     def stored(self) -> Iterator[tuple[bytes, bytes | None]]:
         """Yield every (key, value) of the changelog's part of the transaction, the marker last."""
@@ -216,6 +231,7 @@ class SteppingFolder(ABC, Generic[R, P, C]):
         self._parts = table_parts(processor, store, cache_rows, ticks, self._events)
         self.rows: Rows[R] = self._parts[0].rows
         self._limit_bytes, self._trace, self._rules = limit_bytes, trace, EmitRules(processor, limit_bytes)
+        self.clock = processor.origin_clock(store.get(WATERMARKS)) if processor.stateless else None
         self._emits: list[Emit] = []
         self._refused: list[Refused] = []
         self._open, self._enough = False, False
@@ -374,12 +390,16 @@ class SteppingFolder(ABC, Generic[R, P, C]):
         assert self.changes is not None
         self._moved()
         self._before_ms, self._before_event_ms = self.stream_ms, self.event_ms
+        if self.clock is not None:
+            self.clock.commit()
         self.rows.commit()
         self._forget()
 
     def rollback(self) -> None:
         """Forget the transaction in progress."""
         self.stream_ms, self.event_ms = self._before_ms, self._before_event_ms
+        if self.clock is not None:
+            self.clock.rollback()
         self.rows.rollback()
         self._forget()
 
@@ -690,6 +710,8 @@ class SteppingFolder(ABC, Generic[R, P, C]):
     def _close(self, taken: list[P], records: int, *, checked: bool) -> Iterator[None]:
         """Make `changes` of the first *records* of *taken*."""
         if not checked:
+            self.rows.set_deferred()
+            self.rows.put.clear()  # their sizes are known to be small
             self._raise_store_failure()
         puts: list[tuple[bytes, bytes | None]] = []
         for part in self._parts:
@@ -709,7 +731,15 @@ class SteppingFolder(ABC, Generic[R, P, C]):
                     (stored(key), None if at_ms is None else encode_due(at_ms))
                     for key, at_ms in clock.changed.items()
                 )
+        if self.clock is not None and (note := self.clock.changed) is not None:
+            puts.append((WATERMARKS, note))
         self.changes = self._finished(taken, records, puts)
+
+    def _reached_by_clock(self) -> StepReached | None:
+        clock = self.clock
+        return (
+            StepReached(clock.watermark_ms, clock.has_ended) if clock is not None and clock.speaks else None
+        )
 
     @staticmethod
     def _stored(part: TablePart, changed: list[tuple[str, Any]]) -> Iterable[tuple[bytes, bytes | None]]:

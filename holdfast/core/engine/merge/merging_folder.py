@@ -16,8 +16,9 @@ from typing import Any, TypeVar
 
 from holdfast.core.engine.batches import Batch
 from holdfast.core.engine.declared.processor import Processor
-from holdfast.core.engine.declared.sources import SourceFold
-from holdfast.core.engine.emits import Emit, Emits
+from holdfast.core.engine.declared.sources import SKIPPED, SourceFold
+from holdfast.core.engine.emits import Emit, Emits, Headers
+from holdfast.core.engine.fold.folding import unless_skipped
 from holdfast.core.engine.fold.paced import Paced
 from holdfast.core.engine.fold.stepping import (
     LIMIT_BYTES,
@@ -40,11 +41,12 @@ from holdfast.core.engine.merge.choices import (
     globals_of,
 )
 from holdfast.core.engine.merge.merging import Portion, Stretch
+from holdfast.core.engine.origins import Mark
 from holdfast.core.engine.state.codec import APPLIED, TICK
 from holdfast.core.engine.state.global_rows import GlobalTables, GlobalViews
 from holdfast.core.engine.state.handover import HANDOVER_FORMAT, Handover
 from holdfast.core.engine.state.recovery import Recovery
-from holdfast.core.engine.state.rows import JournaledRows, Store
+from holdfast.core.engine.state.rows import NEVER, JournaledRows, Rows, Store
 from holdfast.core.engine.state.timers import TimerTable, timers_in
 from holdfast.errors import ChangelogError
 
@@ -136,9 +138,10 @@ class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
             recovery,
         )
         self._folds = processor.folds
+        self._plain = tuple(map(self._one_fold, self._folds))
         self._calls = tuple(
-            self._timed(each.fold, each.event_ms) if processor.has_event_time else each.fold
-            for each in self._folds
+            self._timed(fold, partial(_event_ms, each)) if processor.has_event_time else fold
+            for each, fold in zip(self._folds, self._plain, strict=True)
         )
         self._globals = globals_of(self.marker)
         self._tables: GlobalTables | None = None
@@ -146,6 +149,24 @@ class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
             self._tables = GlobalTables(processor.reads, views, self.rows.failures, self._globals)
             self.rows.globals = self._tables
         self._forget()
+
+    def _one_fold(self, of: SourceFold) -> Callable[..., Emits]:
+        """Return the fold of a source as it is called: for steps, with the headers of origins."""
+        clock = self.clock
+        if clock is None:
+            return unless_skipped(of.fold) if of.meets_marks and not of.marks else of.fold
+        source, fold = of.number, of.fold
+
+        def told(
+            rows: Rows[Any], event: Any, at_ms: int, key: Any, headers: Headers, partition: int
+        ) -> Emits:
+            if event.__class__ is Mark:
+                clock.mark(source, event)
+                return None
+            sent = clock.told(source, event, headers, partition)
+            return fold(rows, event, at_ms, key, sent, partition)
+
+        return told
 
     @property
     def next_tick_ms(self) -> int:
@@ -203,6 +224,7 @@ class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
             refused=self._refused,
             repeated=self._repeated(),
             choices=self._choices,
+            reached=self._reached_by_clock(),
         )
 
     def _fresh(self, batches: Iterable[Stretch], taken: list[Stretch]) -> Iterator[Stretch]:
@@ -316,7 +338,8 @@ class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
             done[source] += 1
             offset, reached_ms = portion.batch.offsets[at], portion.reached_ms[at]
             place, told = (each.source.topic, offset), partial(_told, each, portion.batch.slice(at, at + 1))
-            yield from self._careful_record(rows, place, reached_ms, told, each.fold, each.event_ms)
+            time = partial(_event_ms, each)
+            yield from self._careful_record(rows, place, reached_ms, told, self._plain[source], time)
             self._reach(source, offset, reached_ms)
             self._last = source
             yield None
@@ -350,6 +373,11 @@ class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
             self._tables.move(choice.globals)
         if decided:
             self._choices.append(choice)
+
+
+def _event_ms(fold: SourceFold, event: Any, stream_ms: int) -> int:
+    """Return the event time of an event; none of what stands for a mark."""
+    return -NEVER if event is SKIPPED or event.__class__ is Mark else fold.event_ms(event, stream_ms)
 
 
 def _stream_times(reached_ms: Sequence[int], stream_ms: int) -> Sequence[int]:

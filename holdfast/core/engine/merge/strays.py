@@ -15,8 +15,10 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from holdfast.core.engine.fold.stepping import WATERMARKS
 from holdfast.core.engine.merge.choices import VectorMarker, event_ms_of
 from holdfast.core.engine.merge.positions import Position, PositionFormat, goes_back, of_one_source
+from holdfast.core.engine.origins import decode_clock
 from holdfast.core.engine.state.base import BASE, decode_base
 from holdfast.core.engine.state.codec import (
     APPLIED,
@@ -325,6 +327,7 @@ _NOTES: dict[bytes, tuple[str, Callable[[bytes], object]]] = {
     RECOVERY: ("the recovery", decode_recovery),
     ROW_TYPES: ("row types", decode_row_types),
     SOURCE_IDS: ("the sources' ids", decode_source_ids),
+    WATERMARKS: ("watermarks", decode_clock),
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice, repeat
 from typing import Any, Generic, Literal, Protocol, TypeVar, overload
 
@@ -76,8 +76,9 @@ class Rows(Generic[R]):
     `put` lists every row set since the folder last looked: a row that the same transaction replaces must be
     refused for what another cut of the log would have refused it for. `failures` holds what the store raised,
     even when a fold swallowed it. In `derived` a declaration of ours may remember what it would find again in
-    rows by looking: it is emptied whenever changes are taken back. `globals` has the global tables that the
-    processor reads.
+    rows by looking: it is emptied whenever changes are taken back. What it has put into `deferred` sets rows
+    of it when the transaction ends; None where each record's changes must be seen at once. `globals` has the
+    global tables that the processor reads.
 
     With *passing* a row that comes and goes within one transaction leaves no trace in what is stored.
     """
@@ -97,6 +98,7 @@ class Rows(Generic[R]):
         "_unsure",
         "_wakes",
         "_young",
+        "deferred",
         "derived",
         "events",
         "failures",
@@ -133,6 +135,7 @@ class Rows(Generic[R]):
         for each in tables.values():
             each.failures = self.failures  # whichever table's store fails, the folder looks here
         self.derived: dict[str, Any] = {}
+        self.deferred: dict[str, Callable[[Rows[Any]], None]] | None = {}
         self.globals = _NO_GLOBALS
         self.ticks, self.events = ticks, events
         self._wakes = timers_in(store, WAKE)
@@ -411,6 +414,13 @@ class Rows(Generic[R]):
             del self._changed[key]
             self._old.pop(key, None)
 
+    def set_deferred(self) -> None:
+        """Set the rows that were left to the end of the transaction. For the folder only."""
+        if self.deferred:
+            for each in self.deferred.values():
+                each(self)
+            self.deferred.clear()
+
     def rollback(self) -> None:
         """Forget the changes since the last commit. For the folder only."""
         self._all_cached = self._all_cached and not self._changed
@@ -425,6 +435,8 @@ class Rows(Generic[R]):
         self.put.clear()
         self.failures.clear()
         self.derived.clear()
+        assert self.deferred is not None, "of the base"
+        self.deferred.clear()
         self._wakes.rollback()
         self._wakes.journaled = False
         self.next_wake_ms = self._wakes.next_ms
@@ -463,7 +475,7 @@ class JournaledRows(CanonicalRows[R]):
     def __init__(self, base: Rows[R]) -> None:
         for name in Rows.__slots__:
             setattr(self, name, getattr(base, name))
-        self._base = base
+        self._base, self.deferred = base, None
         self._journals = {name: JournaledRows(each) for name, each in base._tables.items()}
         self._tables = self._journals
         self.before: dict[str, tuple[R | None, bool]] = {}

@@ -14,10 +14,11 @@ from holdfast.core.engine.declared.durations import duration_ms
 from holdfast.core.engine.declared.partitioners import by_key
 from holdfast.core.engine.declared.processor import EmitsFrom, OnError, Processor
 from holdfast.core.engine.declared.sources import Asked, FoldWith, Source
-from holdfast.core.engine.declared.streams import Stream
+from holdfast.core.engine.declared.streams import Internal, Stream
 from holdfast.core.engine.emits import Emit, Emits, Headers
 from holdfast.core.engine.fold.asides import emit_result, put_aside
 from holdfast.core.engine.fold.paced import Work, begun
+from holdfast.core.engine.origins import NAMELESS, Mark, plain, told_of
 from holdfast.core.engine.state.rows import NEVER, Rows
 from holdfast.core.streams.joins.joining import (
     How,
@@ -31,7 +32,18 @@ from holdfast.core.streams.joins.joining import (
     time_of,
 )
 from holdfast.core.streams.windowing.due import AT_ONCE, CLOSE, DROP, Entry, add_due, settle
-from holdfast.core.streams.windowing.rows import DIGITS, DUE, RESERVED, STREAM, DueRow, stream_key
+from holdfast.core.streams.windowing.fold import TICK_EVERY_MS
+from holdfast.core.streams.windowing.origins import origins_of
+from holdfast.core.streams.windowing.rows import (
+    DIGITS,
+    DUE,
+    ORIGINS,
+    RESERVED,
+    STREAM,
+    DueRow,
+    OriginRow,
+    stream_key,
+)
 
 L = TypeVar("L")
 R = TypeVar("R")
@@ -59,12 +71,15 @@ class RightHeld(msgspec.Struct, Generic[R], frozen=True, array_like=True, tag="r
 
 
 class JoinStreamRow(msgspec.Struct, frozen=True, array_like=True, tag="s"):
-    """Stream time of a partition in ms (-1 before its first record), and how many of its records were late.
+    """Stream time of a partition in ms (-1 before both sources were heard), and how many of its records were
+    late: *late_after_idle* of them only because the other source went on while theirs let go.
 
     *failed* lone results could not be sent when their time came.
 
-    The rest is for the fold: nothing is due before *next_ms*; *at_ms* is the append time at which stream time
-    was last moved by a record, *tick_ms* when a tick was asked for.
+    The rest is for the fold: nothing is due before *next_ms*; *at_ms* is the append time at which the highest
+    event time was last moved by a record, *tick_ms* when a tick was asked for. *left_ms* and *right_ms* are
+    the watermarks of the sources; of *ended* and *awaited*, bit 0 is for the left source, and 1 for the
+    right: it lets go, or a tick will see whether it does. Rows of older releases have none of these.
     """
 
     stream_ms: int = -1
@@ -73,6 +88,11 @@ class JoinStreamRow(msgspec.Struct, frozen=True, array_like=True, tag="s"):
     at_ms: int = 0
     tick_ms: int = NEVER
     failed: int = 0
+    left_ms: int | None = None
+    right_ms: int | None = None
+    ended: int = 0
+    awaited: int = 0
+    late_after_idle: int = 0
 
 
 class JoinWithin(Processor[Any, Any], Generic[L, R, J]):
@@ -85,17 +105,21 @@ class JoinWithin(Processor[Any, Any], Generic[L, R, J]):
     "inner"; "left", which also sends a left event that met no partner, with None, once none can come any
     more; or "outer", which does that for both sides.
 
-    **Stream time** is the highest event time seen in a partition, of both sources. No partner is waited for
-    any longer once stream time > a left record's time + *after* + *grace*, or a right one's + *before* +
-    *grace*: one that has met none is then told alone, if *how* says so, and joins nothing any more. A record
-    that comes when its own time is over so is **late**: it joins nothing, is sent to *late* if that is given,
-    and counted in the row `stream_key(partition)`, a `JoinStreamRow`. All others meet each partner that is
-    near, unless that was told alone before. So a record may come out of order by as much as the interval and
-    grace, and stays in the store and the changelog until stream time > its time + *before* + *after* +
-    *grace*. A key has no more rows than the records it had within that time, however hot it is. Those told
-    alone at one record are sent by time, then left before right, then by key. A record whose event time is
-    far in the future ends the waiting of all records of its partition, and makes those that follow late; have
-    the serde or *time* raise for a time that cannot be, and it goes to quarantine.
+    **Stream time** is the least watermark of the origins: of a topic that no step writes, the highest event
+    time in its partition; behind a step, see `Windowed`. A record is **late** if its time + *grace* is below
+    the watermark that its own origin had before it: it joins nothing, is sent to *late* if that is given, and
+    counted in the row `stream_key(partition)`, a `JoinStreamRow`. All others meet each partner that is near,
+    at whatever pace the sources are read. No partner is waited for any longer once stream time > a left
+    record's time + *after* + *grace*, or a right one's + *before* + *grace*: one that has met none is then
+    told alone, if *how* says so, and none is kept in the store and the changelog for longer. A key has no
+    more rows than the records it had within that time, however hot it is. Those told alone at one record are
+    sent by time, then left before right, then by key. A record whose event time is far in the future makes
+    those of its origin late that follow it; have the serde or *time* raise for a time that cannot be, and it
+    goes to quarantine.
+
+    A source that has had no record for a second, while the other has come so far that records could be let
+    go, holds stream time back no longer: a recorded tick says so. Its next record ends that. If it would have
+    met a partner but for that, it is late and counted as *late_after_idle*.
 
     A record is refused if *join* fails for a pair of it. If it fails for one alone, that result is
     quarantined at the stage "close" and counted as *failed*; no other is the worse for it.
@@ -141,11 +165,14 @@ class JoinWithin(Processor[Any, Any], Generic[L, R, J]):
         idle_ms = None if idle is None else duration_ms(idle, f"{whose}: idle")
         if how == "inner":
             idle_ms = None
+        by_origin = [isinstance(each.topic, Internal) and each.time is not None for each in (left, right)]
         check_late(whose, late, to, (left.topic, right.topic))
-        near = _Near(join, to, late, before_ms, after_ms, grace_ms, idle_ms, how != "inner", how == "outer")
-        asked: tuple[Asked, ...] = ("key", "partition", "offset")
-        if late is not None:
-            asked = (*asked, "headers")
+        lone = how != "inner", how == "outer"
+        times = tuple(by_origin), (left.time is None, right.time is None)
+        near = _Near(join, to, late, before_ms, after_ms, grace_ms, idle_ms, *lone, *times)
+        asked: list[tuple[Asked, ...]] = [
+            (*_ASKED, "headers") if late is not None or told else _ASKED for told in by_origin
+        ]
 
         def of_left(rows: Rows[Any], event: Any, at_ms: int, key: Any, *told: Any) -> Emits:
             return near.fold(rows, _LEFT, left, event, at_ms, key, *told)
@@ -155,9 +182,12 @@ class JoinWithin(Processor[Any, Any], Generic[L, R, J]):
 
         super().__init__(
             name=name,
-            on={left: FoldWith(of_left, asked), right: FoldWith(of_right, asked)},
-            on_tick=None if idle_ms is None else near.tick,
-            row=_row_type(held_type(whose, left), held_type(whose, right)),
+            on={
+                left: FoldWith(of_left, asked[0], marks=by_origin[0]),
+                right: FoldWith(of_right, asked[1], marks=by_origin[1]),
+            },
+            on_tick=near.tick,
+            row=_row_type(held_type(whose, left), held_type(whose, right), any(by_origin)),
             version=version,
             route=_routed(route),
             emits=(to,) if late is None else (to, late),
@@ -170,13 +200,22 @@ class JoinWithin(Processor[Any, Any], Generic[L, R, J]):
     def passing(self) -> bool:
         return True
 
+    @property
+    def final_emits(self) -> tuple[str, ...]:
+        assert self.on is not None
+        return (str(self.emits[0]),) if all(each.time is not None for each in self.on) else ()
 
-def _row_type(left: Any, right: Any) -> Any:
-    return LeftHeld[left] | RightHeld[right] | JoinStreamRow | DueRow
+
+def _row_type(left: Any, right: Any, by_origin: bool) -> Any:
+    rows = LeftHeld[left] | RightHeld[right] | JoinStreamRow | DueRow
+    return rows | OriginRow if by_origin else rows
 
 
+_ASKED: tuple[Asked, ...] = ("key", "partition", "offset")
 _LEFT, _RIGHT = "l/", "r/"
-_START = JoinStreamRow()
+_START = JoinStreamRow(left_ms=-1, right_ms=-1)
+SOURCE_IDLE_MS = 1_000
+"""How long a source may say nothing while the other waits: then it holds stream time back no longer."""
 Alone = tuple[int, str, str, Any]
 """The time of a record that met none, its row's key, its own key, and what is held of it."""
 
@@ -194,6 +233,8 @@ class _Near:
     idle_ms: int | None
     lone_left: bool
     lone_right: bool
+    by_origin: tuple[bool, ...]
+    by_append_time: tuple[bool, ...]
 
     def fold(
         self,
@@ -207,59 +248,150 @@ class _Near:
         offset: int,
         headers: Headers = (),
     ) -> Emits:
-        """Take in a record of one side."""
+        """Take in a record of one side, or a mark."""
         if event is None:
             return None
-        return begun(self._folded(rows, side, source, event, at_ms, key, partition, offset, headers))
-
-    def _folded(
-        self,
-        rows: Rows[Any],
-        side: str,
-        source: Source[Any],
-        event: Any,
-        at_ms: int,
-        key: Any,
-        partition: int,
-        offset: int,
-        headers: Headers,
-    ) -> Work:
-        emits: list[Emit] = []
-        of, time_ms, name = key_of(key), time_of(source, event, at_ms), stream_key(partition)
-        stream: JoinStreamRow = rows.get(name, _START)
-        stream_ms, next_ms, moved_ms = stream.stream_ms, stream.next_ms, stream.at_ms
-        late, failed = stream.late, stream.failed
-        if time_ms > stream_ms:
-            stream_ms, moved_ms = time_ms, at_ms
-        if next_ms <= stream_ms:
-            next_ms = yield from self._settle(rows, next_ms, stream_ms, emits)
-            failed += put_aside(rows)
-        if self._alone_ms(side, time_ms) <= stream_ms:
-            late += 1
+        number = 0 if side == _LEFT else 1
+        stream = _stream(rows, partition)
+        origins = origins_of(rows, partition, number) if self.by_origin[number] else None
+        if event.__class__ is Mark:
+            assert origins is not None
+            if not origins.is_named:
+                origins.begin(rows, _own_ms(stream, number))
+            origins.mark(rows, event)
+            return self._passed(rows, partition, stream, number, at_ms, [])
+        of, time_ms, emits = key_of(key), time_of(source, event, at_ms), list[Emit]()
+        told = None if origins is None else told_of(headers)
+        if told is not None and origins is not None and not origins.is_named:
+            origins.begin(rows, _own_ms(stream, number))
+        if told is not None:
+            own_ms = told.before_ms
+        elif origins is not None and origins.is_named:
+            own_ms = origins.watermarks.of(NAMELESS)
+        else:
+            own_ms = _own_ms(stream, number)
+        is_late = time_ms + self.grace_ms < own_ms
+        is_over = self._alone_ms(side, time_ms) <= stream.stream_ms
+        if is_late or is_over:
             if self.late is not None:
-                emits.append(self.late.emit(key, event, headers=headers))
+                emits.append(self.late.emit(key, event, headers=plain(headers)))
+            stream = msgspec.structs.replace(
+                stream, late=stream.late + 1, late_after_idle=stream.late_after_idle + (not is_late)
+            )
         else:
             met = self._meet(rows, side, of, event, time_ms, emits)
             held = LeftHeld(event, met) if side == _LEFT else RightHeld(event, met)
-            next_ms = min(next_ms, self._hold(rows, side, of, time_ms, offset, held))
-        after = self._awaited(
-            rows, partition, JoinStreamRow(stream_ms, next_ms, late, moved_ms, stream.tick_ms, failed)
+            due_ms = self._hold(rows, side, of, time_ms, offset, held)
+            if due_ms < stream.next_ms:
+                stream = msgspec.structs.replace(stream, next_ms=due_ms)
+        if origins is not None and origins.is_named:
+            origin, after_ms = (NAMELESS, time_ms) if told is None else (told.origin, told.after_ms)
+            origins.hear(rows, origin, max(own_ms, after_ms))
+            if is_late or is_over:
+                origins.count(rows, origin, after_idle=not is_late)
+            time_ms = own_ms
+        return self._passed(rows, partition, stream, number, at_ms, emits, max(time_ms, own_ms))
+
+    def _passed(
+        self,
+        rows: Rows[Any],
+        partition: int,
+        stream: JoinStreamRow,
+        number: int,
+        at_ms: int,
+        emits: list[Emit],
+        own_ms: int = -1,
+    ) -> Emits:
+        """Let stream time pass behind a record or mark of a source, and do what is due then."""
+        left_ms, right_ms, ended, awaited = stream.left_ms, stream.right_ms, stream.ended, stream.awaited
+        assert left_ms is not None
+        assert right_ms is not None
+        bit = 1 << number
+        if awaited & bit:
+            rows.wake_at(f"{_IDLE}{partition}/{number}", None, clock="tick")
+            awaited &= ~bit
+        ended &= ~bit
+        highest_ms = max(left_ms, right_ms, stream.stream_ms)
+        if not self.by_origin[number] or not (named := origins_of(rows, partition, number)).is_named:
+            if number:
+                right_ms = max(right_ms, own_ms)
+            else:
+                left_ms = max(left_ms, own_ms)
+        else:
+            least_ms = max(-1, named.watermarks.least_ms)
+            if number:
+                right_ms = max(right_ms, least_ms)
+            else:
+                left_ms = max(left_ms, least_ms)
+            if named.watermarks.has_ended:
+                ended |= bit
+        # Records come in order of append time, so what is told that comes later is not below it.
+        if self.by_append_time[0]:
+            left_ms = max(left_ms, at_ms)
+        if self.by_append_time[1]:
+            right_ms = max(right_ms, at_ms)
+        moved_ms = at_ms if max(left_ms, right_ms) > highest_ms else stream.at_ms
+        stream_ms = max(stream.stream_ms, _least(left_ms, right_ms, ended))
+        after = JoinStreamRow(
+            stream_ms,
+            stream.next_ms,
+            stream.late,
+            moved_ms,
+            stream.tick_ms,
+            stream.failed,
+            left_ms,
+            right_ms,
+            ended,
+            awaited,
+            stream.late_after_idle,
         )
-        if after != stream:
-            rows[name] = after
+        if after.next_ms <= stream_ms:
+            return begun(self._settled(rows, partition, after, at_ms, emits))
+        self._set(rows, partition, after, at_ms)
         return emits
 
-    def _alone_ms(self, side: str, time_ms: int) -> int:
-        """Return from which stream time on a record that has met none is alone."""
-        return time_ms + (self.after_ms if side == _LEFT else self.before_ms) + self.grace_ms + 1
+    def _settled(
+        self, rows: Rows[Any], partition: int, stream: JoinStreamRow, at_ms: int, emits: list[Emit]
+    ) -> Work:
+        next_ms = yield from self._settle(rows, stream.next_ms, stream.stream_ms, emits)
+        failed = stream.failed + put_aside(rows)
+        self._set(rows, partition, msgspec.structs.replace(stream, next_ms=next_ms, failed=failed), at_ms)
+        return emits
 
-    def _gone_ms(self, time_ms: int) -> int:
-        """Return from which stream time on a record has no partner that is not late.
+    def _set(self, rows: Rows[Any], partition: int, stream: JoinStreamRow, at_ms: int) -> None:
+        """Keep what is known of the times of a partition, and ask for the ticks that it needs."""
+        name = stream_key(partition)
+        stream = self._awaited(rows, partition, stream)
+        if stream.next_ms != NEVER:
+            stream = self._await_source(rows, partition, stream, at_ms)
+        if stream != rows.get(name):
+            rows[name] = stream
 
-        The last for a left record is of the time + after, and is late itself once stream time is beyond that
-        + before + grace.
+    def _await_source(
+        self, rows: Rows[Any], partition: int, stream: JoinStreamRow, at_ms: int
+    ) -> JoinStreamRow:
+        """Ask for a tick that sees whether a source still says nothing, where the other one has come so far
+        that something would be due without it.
         """
-        return time_ms + self.before_ms + self.after_ms + self.grace_ms + 1
+        left_ms, right_ms = stream.left_ms, stream.right_ms
+        assert left_ms is not None
+        assert right_ms is not None
+        number = 0 if left_ms < right_ms else 1
+        bit = 1 << number
+        if (stream.ended | stream.awaited) & bit or max(left_ms, right_ms) < stream.next_ms:
+            return stream
+        if self.by_origin[number] and origins_of(rows, partition, number).is_named:
+            return stream  # its step says so in a mark
+        tick_ms = at_ms + SOURCE_IDLE_MS
+        rows.wake_at(f"{_IDLE}{partition}/{number}", tick_ms + -tick_ms % TICK_EVERY_MS, clock="tick")
+        return msgspec.structs.replace(stream, awaited=stream.awaited | bit)
+
+    def _alone_ms(self, side: str, time_ms: int) -> int:
+        """Return from which stream time on a record has no partner to wait for that is not late.
+
+        The last for a left record is of the time + after, and is late once its origin is beyond that + grace.
+        """
+        return time_ms + (self.after_ms if side == _LEFT else self.before_ms) + self.grace_ms + 1
 
     def _tells_alone(self, side: str) -> bool:
         return self.lone_left if side == _LEFT else self.lone_right
@@ -296,12 +428,8 @@ class _Near:
         name = f"{side}{key}@{time_ms:016d}/{offset:016d}"
         rows[name] = held
         _held(rows).add(name)
-        if held.met or not self._tells_alone(side):
-            due_ms = self._gone_ms(time_ms)
-            add_due(rows, (due_ms, DROP, name))
-        else:
-            due_ms = self._alone_ms(side, time_ms)
-            add_due(rows, (due_ms, CLOSE, name))
+        due_ms = self._alone_ms(side, time_ms)
+        add_due(rows, (due_ms, DROP if held.met or not self._tells_alone(side) else CLOSE, name))
         return due_ms
 
     def _settle(
@@ -325,9 +453,8 @@ class _Near:
         _, kind, name = entry
         if kind == CLOSE:
             held, time_ms = rows[name], int(name[-2 * DIGITS - 1 : -DIGITS - 1])
-            if held.met:
-                return self._gone_ms(time_ms), DROP, name
-            alone.append((time_ms, name, name[len(_LEFT) : -_PLACE], held))
+            if not held.met:
+                alone.append((time_ms, name, name[len(_LEFT) : -_PLACE], held))
         rows[name] = None
         _held(rows).discard(name)
         return None
@@ -350,7 +477,7 @@ class _Near:
         """
         if self.idle_ms is None or stream.next_ms == NEVER:
             return stream
-        tick_ms = stream.at_ms + (stream.next_ms - stream.stream_ms) + self.idle_ms
+        tick_ms = stream.at_ms + max(0, stream.next_ms - _highest(stream)) + self.idle_ms
         if stream.tick_ms <= tick_ms:
             return stream
         rows.wake_at(f"{_IDLE}{partition}", tick_ms, clock="tick")
@@ -358,30 +485,90 @@ class _Near:
 
     def tick(self, rows: Rows[Any], key: str, at_ms: int) -> Emits:
         """The clock has passed what was asked for."""
-        return begun(self._ticked(rows, key))
+        partition, _, number = key.removeprefix(_IDLE).partition("/")
+        if number:
+            return self._let_go(rows, int(partition), int(number))
+        return begun(self._ticked(rows, int(partition)))
 
-    def _ticked(self, rows: Rows[Any], key: str) -> Work:
-        assert self.idle_ms is not None
-        emits: list[Emit] = []
-        partition = int(key.removeprefix(_IDLE))
-        name = stream_key(partition)
-        stream: JoinStreamRow = rows[name]
+    def _let_go(self, rows: Rows[Any], partition: int, number: int) -> Emits:
+        """A source has said nothing since it was waited for: it holds stream time back no longer."""
         assert rows.ticks is not None
-        passed_ms = stream.stream_ms + rows.ticks.now_ms - stream.at_ms - self.idle_ms
+        stream, bit = _stream(rows, partition), 1 << number
+        left_ms, right_ms = stream.left_ms, stream.right_ms
+        assert left_ms is not None
+        assert right_ms is not None
+        ended = stream.ended | bit
+        after = msgspec.structs.replace(
+            stream,
+            ended=ended,
+            awaited=stream.awaited & ~bit,
+            stream_ms=max(stream.stream_ms, _least(left_ms, right_ms, ended)),
+        )
+        now_ms, emits = rows.ticks.now_ms, list[Emit]()
+        if after.next_ms <= after.stream_ms:
+            return begun(self._settled(rows, partition, after, now_ms, emits))
+        self._set(rows, partition, after, now_ms)
+        return emits
+
+    def _ticked(self, rows: Rows[Any], partition: int) -> Work:
+        assert self.idle_ms is not None
+        assert rows.ticks is not None
+        emits: list[Emit] = []
+        stream = _stream(rows, partition)
+        highest_ms = _highest(stream)
+        passed_ms = highest_ms + rows.ticks.now_ms - stream.at_ms - self.idle_ms
         stream_ms, next_ms, moved_ms = stream.stream_ms, stream.next_ms, stream.at_ms
         while next_ms <= passed_ms:
-            if next_ms > stream_ms:  # else more was due than is done at once
-                moved_ms += next_ms - stream_ms
-                stream_ms = next_ms
+            if next_ms > highest_ms:  # else more was due than is done at once, or a source lags
+                moved_ms += next_ms - highest_ms
+                highest_ms = next_ms
+            stream_ms = max(stream_ms, next_ms)
             next_ms = yield from self._settle(rows, next_ms, stream_ms, emits)
             if next_ms <= stream_ms:
                 break
-        rows[name] = self._awaited(
-            rows,
-            partition,
-            JoinStreamRow(stream_ms, next_ms, stream.late, moved_ms, NEVER, stream.failed + put_aside(rows)),
+        after = msgspec.structs.replace(
+            stream,
+            stream_ms=stream_ms,
+            next_ms=next_ms,
+            at_ms=moved_ms,
+            tick_ms=NEVER,
+            failed=stream.failed + put_aside(rows),
         )
+        self._set(rows, partition, after, rows.ticks.now_ms)
         return emits
+
+
+def _stream(rows: Rows[Any], partition: int) -> JoinStreamRow:
+    """Return what is known of the times of a partition: of an older release, which kept one for both sources,
+    each has come as far.
+    """
+    stream: JoinStreamRow = rows.get(stream_key(partition), _START)
+    if stream.left_ms is None or stream.right_ms is None:
+        return msgspec.structs.replace(stream, left_ms=stream.stream_ms, right_ms=stream.stream_ms)
+    return stream
+
+
+def _own_ms(stream: JoinStreamRow, number: int) -> int:
+    own_ms = stream.right_ms if number else stream.left_ms
+    assert own_ms is not None
+    return own_ms
+
+
+def _highest(stream: JoinStreamRow) -> int:
+    return max(stream.stream_ms, _own_ms(stream, 0), _own_ms(stream, 1))
+
+
+def _least(left_ms: int, right_ms: int, ended: int) -> int:
+    """Return the least watermark of the sources that will say more: of none, the higher."""
+    match ended:
+        case 0:
+            return min(left_ms, right_ms)
+        case 1:
+            return right_ms
+        case 2:
+            return left_ms
+        case _:
+            return max(left_ms, right_ms)
 
 
 def _first_two(alone: Alone) -> tuple[int, str]:
@@ -483,8 +670,8 @@ def _scanned(rows: Rows[Any], prefix: str, first_ms: int, last_ms: int) -> Itera
 
 def _routed(route: Route | None) -> Route:
     def of(name: str, partitions: int) -> int | None:
-        if name.startswith(STREAM):
-            return int(name.removeprefix(STREAM))
+        if name.startswith((STREAM, ORIGINS)):
+            return int(name.removeprefix(STREAM).removeprefix(ORIGINS).partition("/")[0])
         if route is None:
             return None
         inner = name[len(DUE) + DIGITS + 3 :] if name.startswith(DUE) else name

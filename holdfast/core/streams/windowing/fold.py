@@ -11,9 +11,11 @@ from typing import Any, ClassVar
 from holdfast.core.engine.declared.processor import Emit, Emits, Headers
 from holdfast.core.engine.fold.asides import emit_result, put_aside
 from holdfast.core.engine.fold.paced import Work, begun
+from holdfast.core.engine.origins import NAMELESS, Mark
 from holdfast.core.engine.state.rows import NEVER, Rows
 from holdfast.core.streams.emitting import Final, Updates, require_sendable
 from holdfast.core.streams.windowing.due import CLOSE, DROP, TELL, Entry, add_due, cancel_due, settle
+from holdfast.core.streams.windowing.origins import RowsOfOrigins, origins_of
 from holdfast.core.streams.windowing.rows import (
     DIGITS,
     IDLE,
@@ -34,6 +36,10 @@ Raw = tuple[bytes | None, bytes | None, Headers]
 """A record as it came: key, value, headers."""
 Arrived = tuple[Any, int, Raw | None]
 """An event, its partition, and the record it was read from where that may be sent on."""
+ToldArrived = tuple[Any, int, Raw | None, tuple[int, int, int] | None]
+"""The same behind a step, with what the record tells of its origin, as `RecordOrigin` has it; in place of the
+event there may be a `Mark`.
+"""
 AnyWindow = WindowRow[Any]
 
 TAKEN, PARTLY_LATE, LATE = range(3)
@@ -57,6 +63,7 @@ class WindowFold:
         "_drops_unseen",
         "_final",
         "_grace_ms",
+        "_held_ms",
         "_idle_ms",
         "_late",
         "_none_fits",
@@ -79,9 +86,11 @@ class WindowFold:
         idle_ms: int | None = None,
         sent_later: Callable[[Any], bytes] | None = None,
         none_fits: bool = False,
+        held_ms: int = 0,
     ) -> None:
         """*sent_later* encodes those results that are not sent when their windows change; None where that
-        cannot fail. *none_fits* tells that None may be an aggregate.
+        cannot fail. *none_fits* tells that None may be an aggregate. *held_ms* is how much longer than its
+        grace a window is held open, for records that are not late by their own origin.
         """
         self._none_fits = none_fits
         self._sent_later = sent_later
@@ -89,8 +98,14 @@ class WindowFold:
         self._updates = emit if isinstance(emit, Updates) else None
         self._final = emit if isinstance(emit, Final) else None
         self._grace_ms, self._retention_ms, self._idle_ms = grace_ms, retention_ms, idle_ms
+        self._held_ms = grace_ms + held_ms
         # A window of fixed times that was closed before, or is told at once, has nothing left to look at.
         self._drops_unseen = self.fixed and (self._updates is None or not self._updates.every_ms)
+
+    @property
+    def final_topic(self) -> str | None:
+        """Return the topic of final results, None without any."""
+        return None if self._final is None else self._final.topic
 
     def __call__(self, rows: Rows[Any], arrived: Arrived, at_ms: int) -> Emits:
         event, partition = arrived[:2]
@@ -140,7 +155,7 @@ class WindowFold:
         event, partition, raw = arrived
         stream_ms, next_ms, failed = now
         name = stream_key(partition)
-        due_ms, outcome = self._place(rows, key, event, time_ms, stream_ms, emits)
+        due_ms, outcome = self._place(rows, key, event, time_ms, stream_ms, stream_ms, emits)
         if due_ms < next_ms:  # noqa: PLR1730  min() takes a quarter of a microsecond
             next_ms = due_ms
         if outcome != TAKEN:
@@ -154,6 +169,98 @@ class WindowFold:
             moved_ms = at_ms if stream_ms != before.stream_ms else None
             self._await(rows, idle_key(partition), stream_ms, next_ms, moved_ms)
         return emits
+
+    # -- behind a step
+
+    def by_origin(self, rows: Rows[Any], arrived: ToldArrived, at_ms: int) -> Emits:
+        """Fold what lies in an internal topic: a record, late by the watermark that its own origin had before
+        it, or a mark. Stream time is the least watermark of the origins.
+        """
+        event, partition, raw, told = arrived
+        origins = origins_of(rows, partition)
+        before: StreamRow = origins.stream or rows.get(stream_key(partition)) or _START
+        if not origins.is_named:
+            if told is None and event.__class__ is not Mark:
+                return self(rows, (event, partition, raw), at_ms)  # of a step of an older holdfast
+            origins.begin(rows, before.stream_ms)
+        watermarks, stream_ms, emits = origins.watermarks, before.stream_ms, list[Emit]()
+        next_ms, late, partly = before.next_ms, before.late, before.partly_late
+        if event.__class__ is Mark:
+            origins.mark(rows, event)
+        else:
+            key, time_ms = self._by(event), at_ms if self._time is None else self._time(event)
+            if (
+                type(key) is not str
+                or key[:1] == RESERVED
+                or type(time_ms) is not int
+                or not 0 <= time_ms < LIMIT_TIME_MS
+            ):
+                checked_key(key), checked_time(time_ms)  # says what is wrong
+            if told is None:
+                origin, own_ms = NAMELESS, watermarks.of(NAMELESS)
+                after_ms = max(own_ms, time_ms)
+            else:
+                origin, own_ms, after_ms = told
+            judged_ms = max(stream_ms, own_ms)
+            due_ms, outcome = self._place(rows, key, event, time_ms, judged_ms, stream_ms, emits)
+            next_ms = min(next_ms, due_ms)
+            origins.hear(rows, origin, after_ms)
+            if outcome == LATE:
+                late += 1
+                origins.count(rows, origin, after_idle=self._over_ms(time_ms) > own_ms)
+                if raw is not None and self._late is not None:
+                    emits.append(Emit(self._late, raw[0], raw[1], raw[2]))
+            elif outcome == PARTLY_LATE:
+                partly += 1
+        least_ms = watermarks.least_ms
+        stream_ms = max(stream_ms, least_ms)
+        if next_ms <= stream_ms:
+            after = StreamRow(stream_ms, next_ms, late, partly, before.failed)
+            return begun(self._passing(rows, origins, partition, before, after, at_ms, emits))
+        if (
+            stream_ms != before.stream_ms
+            or next_ms != before.next_ms
+            or late != before.late
+            or partly != before.partly_late
+        ):
+            after = StreamRow(stream_ms, next_ms, late, partly, before.failed)
+            self._set_stream(rows, origins, partition, before, after, at_ms)
+        return emits
+
+    def _passing(
+        self,
+        rows: Rows[Any],
+        origins: RowsOfOrigins,
+        partition: int,
+        before: StreamRow,
+        after: StreamRow,
+        at_ms: int,
+        emits: list[Emit],
+    ) -> Work:
+        """Do what is due behind a record or a mark."""
+        next_ms = yield from self._settle(rows, after.next_ms, after.stream_ms, emits)
+        failed = before.failed + put_aside(rows)
+        after = StreamRow(after.stream_ms, next_ms, after.late, after.partly_late, failed)
+        self._set_stream(rows, origins, partition, before, after, at_ms)
+        return emits
+
+    def _set_stream(
+        self,
+        rows: Rows[Any],
+        origins: RowsOfOrigins,
+        partition: int,
+        before: StreamRow,
+        after: StreamRow,
+        at_ms: int,
+    ) -> None:
+        if self._idle_ms is None:
+            origins.set_stream(rows, after)
+            return
+        if after != before:
+            rows[stream_key(partition)] = after
+        moved = after.stream_ms != before.stream_ms
+        if after.stream_ms >= 0 and (moved or after.next_ms != before.next_ms):
+            self._await(rows, idle_key(partition), after.stream_ms, after.next_ms, at_ms if moved else None)
 
     # -- idle partitions
 
@@ -215,11 +322,22 @@ class WindowFold:
     # -- of each kind of window
 
     def _place(
-        self, rows: Rows[Any], key: str, event: Any, time_ms: int, stream_ms: int, emits: list[Emit]
+        self,
+        rows: Rows[Any],
+        key: str,
+        event: Any,
+        time_ms: int,
+        judged_ms: int,
+        stream_ms: int,
+        emits: list[Emit],
     ) -> tuple[int, int]:
         """Fold a record into its windows; return when the first thing is due that this has set, and whether
-        it was late.
+        it was late: *judged_ms* is what decides that.
         """
+        raise NotImplementedError
+
+    def _over_ms(self, time_ms: int) -> int:
+        """Return from which watermark on a record of *time_ms* is late."""
         raise NotImplementedError
 
     def _closed(self, rows: Rows[Any], window: str) -> None:
@@ -263,7 +381,7 @@ class WindowFold:
         if after.value is None:
             self._check_none("fold")
         if before is None:
-            due_ms = after.end_ms + self._grace_ms
+            due_ms = after.end_ms + self._held_ms
             if self._final is not None:
                 add_due(rows, (due_ms, CLOSE, window))
             else:
@@ -337,7 +455,7 @@ class WindowFold:
 
         A session may have gone on since its entry was made: then the entry moves to when it is due now.
         """
-        close_ms = row.end_ms + self._grace_ms
+        close_ms = row.end_ms + self._held_ms
         drop_ms = close_ms + self._retention_ms
         if kind == CLOSE:
             if close_ms > due_ms:

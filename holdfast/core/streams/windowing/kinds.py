@@ -25,13 +25,23 @@ class TumblingFold(WindowFold):
         self._size_ms = window.size_ms
 
     def _place(
-        self, rows: Rows[Any], key: str, event: Any, time_ms: int, stream_ms: int, emits: list[Emit]
+        self,
+        rows: Rows[Any],
+        key: str,
+        event: Any,
+        time_ms: int,
+        judged_ms: int,
+        stream_ms: int,
+        emits: list[Emit],
     ) -> tuple[int, int]:
         start_ms = time_ms - time_ms % self._size_ms
         end_ms = start_ms + self._size_ms
-        if end_ms + self._grace_ms <= stream_ms:
+        if end_ms + self._grace_ms <= judged_ms:
             return NEVER, LATE
         return self._add(rows, f"{key}@{start_ms:016d}", end_ms, event, stream_ms, emits), TAKEN
+
+    def _over_ms(self, time_ms: int) -> int:
+        return time_ms - time_ms % self._size_ms + self._size_ms + self._grace_ms
 
 
 class HoppingFold(WindowFold):
@@ -44,9 +54,16 @@ class HoppingFold(WindowFold):
         self._size_ms, self._every_ms = window.size_ms, window.every_ms
 
     def _place(
-        self, rows: Rows[Any], key: str, event: Any, time_ms: int, stream_ms: int, emits: list[Emit]
+        self,
+        rows: Rows[Any],
+        key: str,
+        event: Any,
+        time_ms: int,
+        judged_ms: int,
+        stream_ms: int,
+        emits: list[Emit],
     ) -> tuple[int, int]:
-        size_ms, every_ms, closed_ms = self._size_ms, self._every_ms, stream_ms - self._grace_ms
+        size_ms, every_ms, closed_ms = self._size_ms, self._every_ms, judged_ms - self._grace_ms
         first_due_ms, took, missed = NEVER, False, False
         first = max(0, (time_ms - size_ms) // every_ms + 1) * every_ms
         for start_ms in range(first, time_ms + 1, every_ms):
@@ -58,6 +75,9 @@ class HoppingFold(WindowFold):
             due_ms = self._add(rows, f"{key}@{start_ms:016d}", end_ms, event, stream_ms, emits)
             first_due_ms = min(first_due_ms, due_ms)
         return first_due_ms, TAKEN if not missed else PARTLY_LATE if took else LATE
+
+    def _over_ms(self, time_ms: int) -> int:
+        return time_ms - time_ms % self._every_ms + self._size_ms + self._grace_ms
 
 
 class SessionFold(WindowFold):
@@ -75,10 +95,17 @@ class SessionFold(WindowFold):
         self._gap_ms, self._merge = window.gap_ms, merge
 
     def _place(
-        self, rows: Rows[Any], key: str, event: Any, time_ms: int, stream_ms: int, emits: list[Emit]
+        self,
+        rows: Rows[Any],
+        key: str,
+        event: Any,
+        time_ms: int,
+        judged_ms: int,
+        stream_ms: int,
+        emits: list[Emit],
     ) -> tuple[int, int]:
-        gap_ms, closed_ms = self._gap_ms, stream_ms - self._grace_ms
-        if time_ms + gap_ms + 1 <= closed_ms:
+        gap_ms, closed_ms = self._gap_ms, stream_ms - self._held_ms
+        if time_ms + gap_ms + 1 + self._grace_ms <= judged_ms:
             return NEVER, LATE
         name = OPEN + key
         held: OpenRow | None = rows.get(name)
@@ -116,6 +143,9 @@ class SessionFold(WindowFold):
         if now_open != starts:
             rows[name] = OpenRow(now_open)
         return due_ms, TAKEN
+
+    def _over_ms(self, time_ms: int) -> int:
+        return time_ms + self._gap_ms + 1 + self._grace_ms
 
     @staticmethod
     def _closed_of(rows: Rows[Any], key: str, starts: tuple[int, ...], closed_ms: int) -> int:
@@ -178,20 +208,31 @@ class SlidingFold(WindowFold):
     since no record that was not late has been left out of any window.
     """
 
-    __slots__ = ("_difference_ms",)
+    __slots__ = ("_by_origin", "_difference_ms")
 
-    def __init__(self, window: Sliding, **common: Any) -> None:
+    def __init__(self, window: Sliding, *, by_origin: bool, **common: Any) -> None:
         super().__init__(grace_ms=window.grace_ms, **common)
-        self._difference_ms = window.difference_ms
+        self._difference_ms, self._by_origin = window.difference_ms, by_origin
 
     def _place(
-        self, rows: Rows[Any], key: str, event: Any, time_ms: int, stream_ms: int, emits: list[Emit]
+        self,
+        rows: Rows[Any],
+        key: str,
+        event: Any,
+        time_ms: int,
+        judged_ms: int,
+        stream_ms: int,
+        emits: list[Emit],
     ) -> tuple[int, int]:
-        if time_ms + 1 + self._grace_ms <= stream_ms:
+        if time_ms + 1 + self._grace_ms <= judged_ms:
             return NEVER, LATE
         span = self._difference_ms
         first_ms = time_ms - 2 * span - 1
-        near = self._starts(rows, key, first_ms, stream_ms)
+        if self._by_origin:  # windows of other origins may lie ahead of stream time
+            found_at = within(rows, f"{key}@", first_ms, time_ms + 1)
+            near = _Starts(first_ms, [start_ms for start_ms, _ in found_at])
+        else:
+            near = self._starts(rows, key, first_ms, stream_ms)
         starts = near.starts
         found: dict[int, WindowRow[Any]] = {}
         for start_ms in starts[bisect_left(starts, first_ms) : bisect_right(starts, time_ms + 1)]:
@@ -204,6 +245,9 @@ class SlidingFold(WindowFold):
                 near.add(start_ms)
             due_ms = min(due_ms, self._put(rows, f"{key}@{start_ms:016d}", before, row, stream_ms, emits))
         return due_ms, TAKEN
+
+    def _over_ms(self, time_ms: int) -> int:
+        return time_ms + 1 + self._grace_ms
 
     def _starts(self, rows: Rows[Any], key: str, first_ms: int, stream_ms: int) -> _Starts:
         """Return the starts of the windows of *key* from *first_ms* on: none is later than stream time +

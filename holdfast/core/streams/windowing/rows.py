@@ -6,6 +6,7 @@
     00 open/ada                        where the open sessions of "ada" begin
     00 idle/3                          with `idle=`: when stream time of partition 3 moved, and what tick was
     asked for
+    00 origin/3/7                      behind a step: how far origin 7 has come, as partition 3 has heard
 
 00 is the character U+0000; keys of users do not begin with it.
 """
@@ -24,7 +25,9 @@ from holdfast.errors import FoldError
 A = TypeVar("A")
 
 RESERVED = "\x00"
-STREAM, DUE, OPEN, IDLE = (f"{RESERVED}{each}/" for each in ("stream", "due", "open", "idle"))
+STREAM, DUE, OPEN, IDLE, ORIGINS = (
+    f"{RESERVED}{each}/" for each in ("stream", "due", "open", "idle", "origin")
+)
 BEHIND_RESERVED = f"{RESERVED}\U0010ffff"
 """A key above those of all rows that are no windows, and below those of all windows."""
 DIGITS = 16
@@ -79,6 +82,21 @@ class IdleRow(msgspec.Struct, frozen=True, array_like=True, tag="i", gc=False):
 
     moved_ms: int
     tick_ms: int = NEVER
+
+
+class OriginRow(msgspec.Struct, frozen=True, array_like=True, tag="g", gc=False):
+    """How far an origin has come in event time, ms, and whether it is at the end of its log and lets go.
+
+    *origins* is the number of all that it has told, 0 where there is no other, -1 while it has told none.
+    *late* of its records were late by its own watermark, *late_after_idle* only because others went on while
+    it had let go.
+    """
+
+    watermark_ms: int
+    has_ended: bool = False
+    origins: int = -1
+    late: int = 0
+    late_after_idle: int = 0
 
 
 class WindowResult(msgspec.Struct, Generic[A], frozen=True):
@@ -207,9 +225,17 @@ def idle_key(partition: int) -> str:
     return f"{IDLE}{partition}"
 
 
-def row_type(aggregate: Any, *, idle: bool = False) -> Any:
+@lru_cache(maxsize=65_536)
+def origin_key(partition: int, source: int, origin: int) -> str:
+    """Return the key of the row of an origin: an `OriginRow`. Of several sources, *source* is its number."""
+    return f"{ORIGINS}{partition}/{source}/{origin}"
+
+
+def row_type(aggregate: Any, *, idle: bool = False, origins: bool = False) -> Any:
     """Return the type of the rows of a table of windows whose aggregates are of type *aggregate*."""
     rows = WindowRow[aggregate] | StreamRow | DueRow | OpenRow
+    if origins:
+        rows |= OriginRow
     return rows | IdleRow if idle else rows
 
 
@@ -217,8 +243,8 @@ def routed(route: Callable[[str, int], int | None] | None) -> Callable[[str, int
     """Return the route of a table of windows, given that of the keys."""
 
     def of(name: str, partitions: int) -> int | None:
-        if name.startswith((STREAM, IDLE)):
-            number = name.removeprefix(STREAM).removeprefix(IDLE)
+        if name.startswith((STREAM, IDLE, ORIGINS)):
+            number = name.removeprefix(STREAM).removeprefix(IDLE).removeprefix(ORIGINS).partition("/")[0]
             return int(number) if number.isdecimal() and int(number) < partitions else None
         if route is None:
             return None

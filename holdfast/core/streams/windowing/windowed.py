@@ -13,9 +13,12 @@ from holdfast.core.engine.declared.partitioners import by_key
 from holdfast.core.engine.declared.processor import DecoderInput, EmitsFrom, OnError, Processor
 from holdfast.core.engine.declared.serdes import Bytes
 from holdfast.core.engine.declared.sources import FoldColumns, Source
+from holdfast.core.engine.declared.streams import Internal
+from holdfast.core.engine.emits import Headers
+from holdfast.core.engine.origins import is_mark, mark_of, plain, quickly_told_of, told_of
 from holdfast.core.streams.emitting import Final, Updates, check_topics, encode_json
 from holdfast.core.streams.reading import reading
-from holdfast.core.streams.windowing.fold import Arrived, WindowFold
+from holdfast.core.streams.windowing.fold import Arrived, ToldArrived, WindowFold
 from holdfast.core.streams.windowing.kinds import HoppingFold, SessionFold, SlidingFold, TumblingFold
 from holdfast.core.streams.windowing.rows import routed, row_type
 from holdfast.core.streams.windowing.windows import Hopping, Session, Sliding, Tumbling, Window
@@ -43,6 +46,12 @@ class Windowed(Processor[Any, Any], Generic[E, A]):
     A record is refused if it makes a result that could not be encoded, or would be larger than a record may
     be. A result that fails all the same when its time comes is quarantined alone, at the stage "close", and
     counted as *failed* in the `StreamRow`.
+
+    **Behind a step** that tells event time, stream time is the least watermark of the partitions that the
+    step reads, less those that stay at the ends of their logs; and a record is late by the highest event time
+    that was before it in its own source partition. So windows hold the same records at whatever pace the
+    sources are read. Sessions stay open for a gap longer. Rows `OriginRow` tell how far each has come, and
+    how many of its records were late.
 
     *emit* is `updates(topic)`, `final(topic)` or None; results are `WindowResult`s, and their keys are those
     of the rows. With *in_place* they go to the partition of the record that caused them.
@@ -107,6 +116,7 @@ class Windowed(Processor[Any, Any], Generic[E, A]):
         check_topics(whose, (topic,), None if emit is None else emit.topic, late)
         retention_ms = duration_ms(retention, f"{whose}: retention", least_ms=0)
         idle_ms = None if idle is None else duration_ms(idle, f"{whose}: idle")
+        by_origin = isinstance(topic, Internal) and time is not None
         windows = _fold_of(
             whose,
             window,
@@ -120,15 +130,23 @@ class Windowed(Processor[Any, Any], Generic[E, A]):
             idle_ms=idle_ms,
             sent_later=_sent_later(emit, row),
             none_fits=_takes_none(row),
+            by_origin=by_origin,
         )
-        reads = _carrying(reads_event, len(inputs), raw=late is not None)
         more: tuple[DecoderInput, ...] = (
             ("partition",) if late is None else ("key", "value", "headers", "partition")
         )
+        if by_origin and late is None:
+            more = (*more, "headers")
+        carrying: Callable[..., Callable[..., Arrived | ToldArrived]] = (
+            _carrying_origin if by_origin else _carrying
+        )
+        reads = carrying(reads_event, len(inputs), raw=late is not None)
         super().__init__(
             name=name,
-            **_read_from(topic, windows, reads, (*inputs, *more), ticks=idle_ms is not None),
-            row=row_type(row, idle=idle_ms is not None),
+            **_read_from(
+                topic, windows, reads, (*inputs, *more), ticks=idle_ms is not None, by_origin=by_origin
+            ),
+            row=row_type(row, idle=idle_ms is not None, origins=by_origin),
             version=version,
             route=routed(route),
             emits=_topics(None if emit is None else emit.topic, late),
@@ -140,6 +158,25 @@ class Windowed(Processor[Any, Any], Generic[E, A]):
     @property
     def passing(self) -> bool:
         return True
+
+    @property
+    def takes_marks(self) -> bool:
+        return self.meets_marks and _folds_by_origin(self.fold)
+
+    @property
+    def final_emits(self) -> tuple[str, ...]:
+        folds: list[Any] = [self.fold] if self.on is None else [*self.on.values()]
+        for each in folds:
+            fold: Any = each.fold if isinstance(each, FoldColumns) else each
+            if _folds_by_origin(fold):
+                windows: WindowFold = getattr(fold, "fold", fold).__self__
+                return () if windows.final_topic is None else (str(windows.final_topic),)
+        return ()
+
+
+def _folds_by_origin(fold: object) -> bool:
+    """Return whether a fold of windows, which may be traced, follows the origins of its records."""
+    return getattr(getattr(fold, "fold", fold), "__func__", None) is WindowFold.by_origin
 
 
 def _check_calls(whose: str, inputs: tuple[DecoderInput, ...], **given: Callable[..., Any] | None) -> None:
@@ -160,15 +197,18 @@ def _check_calls(whose: str, inputs: tuple[DecoderInput, ...], **given: Callable
 def _read_from(
     source: str,
     fold: WindowFold,
-    decode: Callable[..., Arrived],
+    decode: Callable[..., Arrived | ToldArrived],
     inputs: tuple[DecoderInput, ...],
     *,
     ticks: bool,
+    by_origin: bool,
 ) -> dict[str, Any]:
     """Return what declares the source of a processor; one that ticks has `on=`."""
+    folds: Callable[..., Any] = fold.by_origin if by_origin else fold
     if ticks:
-        return {"on": {Source(source, Bytes()): FoldColumns(fold, decode, inputs)}, "on_tick": fold.tick}
-    return {"source": source, "fold": fold, "decode": decode, "inputs": inputs}
+        read = FoldColumns(folds, decode, inputs, marks=by_origin)
+        return {"on": {Source(source, Bytes()): read}, "on_tick": fold.tick}
+    return {"source": source, "fold": folds, "decode": decode, "inputs": inputs}
 
 
 def _takes_none(row: Any) -> bool:
@@ -199,7 +239,13 @@ def _check_inputs(whose: str, inputs: object) -> None:
 
 
 def _fold_of(
-    whose: str, window: Window, merge: Callable[[Any, Any], Any] | None, *, retention_ms: int, **common: Any
+    whose: str,
+    window: Window,
+    merge: Callable[[Any, Any], Any] | None,
+    *,
+    retention_ms: int,
+    by_origin: bool,
+    **common: Any,
 ) -> WindowFold:
     if isinstance(window, Session) == (merge is None):
         raise ConfigError(
@@ -214,12 +260,48 @@ def _fold_of(
             return HoppingFold(window, retention_ms=retention_ms, **common)
         case Sliding():
             kept_ms = max(retention_ms, window.difference_ms + 1)  # new windows are made of those before them
-            return SlidingFold(window, retention_ms=kept_ms, **common)
+            return SlidingFold(window, by_origin=by_origin, retention_ms=kept_ms, **common)
         case Session():
             assert merge is not None
-            return SessionFold(window, merge=merge, retention_ms=retention_ms, **common)
+            # A record that is not late by its own origin may join a session that ended a gap before.
+            held_ms = window.gap_ms if by_origin else 0
+            return SessionFold(window, merge=merge, retention_ms=retention_ms, held_ms=held_ms, **common)
         case _:
             raise ConfigError(f"{whose}: window {window!r:.100}: take Tumbling, Hopping, Sliding or Session")
+
+
+def _carrying_origin(decode: Callable[..., Any], inputs: int, *, raw: bool) -> Callable[..., ToldArrived]:
+    """Return a decoder that also carries what a record behind a step tells of its origin."""
+    if raw:
+
+        def with_record(*columns: Any) -> ToldArrived:
+            key, value, headers, partition = columns[inputs:]
+            if is_mark(headers):
+                return mark_of(headers), partition, None, None
+            event = decode(*columns[:inputs])
+            return event, partition, (key, value, plain(headers)), told_of(headers)
+
+        return with_record
+
+    if inputs == 1:
+
+        def with_one(column: Any, partition: int, headers: Headers) -> ToldArrived:
+            told = quickly_told_of(headers)
+            if told is not None:
+                return decode(column), partition, None, told
+            if is_mark(headers):
+                return mark_of(headers), partition, None, None
+            return decode(column), partition, None, told_of(headers)
+
+        return with_one
+
+    def with_origin(*columns: Any) -> ToldArrived:
+        partition, headers = columns[inputs:]
+        if is_mark(headers):
+            return mark_of(headers), partition, None, None
+        return decode(*columns[:inputs]), partition, None, told_of(headers)
+
+    return with_origin
 
 
 def _carrying(decode: Callable[..., Any], inputs: int, *, raw: bool) -> Callable[..., Arrived]:

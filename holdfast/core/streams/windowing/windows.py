@@ -1,8 +1,8 @@
 """The four kinds of windows, as they are declared.
 
 A window holds the records of one key whose event times are in [start, end): *end is exclusive* in every kind.
-Stream time is the highest event time seen in a partition. A window is closed when stream time >= end + grace;
-then it takes no more records.
+Stream time is the highest event time seen in a partition; behind a step see `Windowed`. A window is closed
+when stream time >= end + grace; then it takes no more records.
 """
 
 from __future__ import annotations

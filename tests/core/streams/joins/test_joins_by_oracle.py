@@ -236,11 +236,15 @@ class Interval:
     after: int
     grace: int
     how: How
-    stream_ms: int = -1
+    own_ms: dict[bool, int] = field(default_factory=lambda: {True: -1, False: -1})
     late: int = 0
     taken: list[Arrival] = field(default_factory=list)
     told: set[int] = field(default_factory=set)
     met: set[int] = field(default_factory=set)
+
+    @property
+    def stream_ms(self) -> int:
+        return min(self.own_ms.values())
 
     def done_ms(self, each: Arrival) -> int:
         return each.at + (self.after if each.left else self.before) + self.grace + 1
@@ -266,31 +270,24 @@ class Interval:
         return [(each.key, (each.number, None) if each.left else (None, each.number)) for each in done]
 
     def add(self, each: Arrival) -> list[Any]:
-        """Who is not late meets all that are near, but for those that were told alone: none is gone too
-        early.
-        """
-        told = []
-        if each.at > self.stream_ms:
-            self.stream_ms = each.at
-            told = self.alone(self.stream_ms)
-        if self.done_ms(each) <= self.stream_ms:
+        """Who is not late by its own source meets all that are near: none is gone too early."""
+        own_ms = self.own_ms[each.left]
+        self.own_ms[each.left] = max(own_ms, each.at)
+        if each.at + self.grace < own_ms:
             self.late += 1
-            return told
+            return self.alone(self.stream_ms)
         others = sorted(
-            (one for one in self.taken if self.near(one, each) and one.number not in self.told),
+            (one for one in self.taken if self.near(one, each)),
             key=lambda one: (one.at, one.number),
         )
         self.taken.append(each)
         if others:
             self.met |= {each.number, *(one.number for one in others)}
         pairs = [(each.number, one.number) if each.left else (one.number, each.number) for one in others]
-        return told + [(each.key, both) for both in pairs]
+        return [(each.key, both) for both in pairs] + self.alone(self.stream_ms)
 
     def held(self) -> int:
-        kept_ms = self.before + self.after + self.grace
-        return sum(
-            each.at + kept_ms >= self.stream_ms and each.number not in self.told for each in self.taken
-        )
+        return sum(self.done_ms(each) > self.stream_ms for each in self.taken)
 
 
 @pytest.mark.parametrize("how", ["inner", "left", "outer"])

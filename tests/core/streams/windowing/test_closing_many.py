@@ -289,6 +289,7 @@ def test_partners_that_are_alone_are_told_in_parts_and_as_before() -> None:
             for at in range(20):
                 topology.pipe(left, 1, key=f"k{at:02d}")
             topology.pipe(left, 500, key="last")
+            topology.pipe(right, 500, key="other")
             found.append(([*topology.read("out")], topology.table("pairs")))
     assert found[0] == found[1]
     assert len(found[0][0]) == 20

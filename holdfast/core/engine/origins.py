@@ -1,0 +1,411 @@
+"""Origins: which log a record behind a step comes from, and how far that log had come.
+
+A step gives each record that it sends to an internal topic one small header, and writes marks to the
+partitions that got no record. So what is late behind it, and when windows close, follows from the sources'
+logs, at whatever pace they are read (docs/adr/0022-watermarks.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from struct import Struct
+from typing import Any, NamedTuple
+
+import msgspec
+
+from holdfast.core.engine.emits import Headers
+from holdfast.core.untrusted import UNFIT
+from holdfast.errors import ChangelogError, DecodeError
+
+ORIGIN, MARK = "holdfast-origin", "holdfast-mark"
+"""The names of the header of a record behind a step, and of that of a mark, which has no key and no value."""
+UNHEARD = -(1 << 62)
+"""The watermark of an origin that has said nothing."""
+NAMELESS = -1
+"""The origin of records without the header: of a source that no step writes, or of an older holdfast."""
+ALONE = 0
+"""In a mark, in place of the number of origins: this partition hears no other origin than this one."""
+LIMIT_ORIGINS = 1 << 20
+LIMIT_TIME_MS = 10**15
+"""Event times of which watermarks are made lie in [0, this), as those of windows do."""
+
+_FORMAT = 1
+_RECORD, _MARKED = Struct(">Biqq"), Struct(">Biq?i")
+_pack, _unpack = _RECORD.pack, Struct(">xiqq").unpack
+
+
+class RecordOrigin(NamedTuple):
+    """What a record tells: its *origin*, and the watermarks before and after it.
+
+    *before_ms* is that of the log in which the record was first: what is late depends on it alone.
+    *after_ms* is that of the partition of the step that wrote it.
+    """
+
+    origin: int
+    before_ms: int
+    after_ms: int
+
+
+class Mark(NamedTuple):
+    """What a mark tells: how far *origin* has come, and whether it is at the end of its log and lets go.
+
+    *origins* is the number of all that this partition hears of, or ALONE.
+    """
+
+    origin: int
+    watermark_ms: int
+    has_ended: bool
+    origins: int
+
+
+def is_mark(headers: Headers) -> bool:
+    """Return whether a record with *headers* is a mark, which no fold of users sees."""
+    return bool(headers) and headers[0][0] == MARK
+
+
+def record_header(origin: int, before_ms: int, after_ms: int) -> tuple[str, bytes]:
+    """Return the header of a record.
+
+    >>> told_of((record_header(3, 5, 7),))
+    RecordOrigin(origin=3, before_ms=5, after_ms=7)
+    """
+    return ORIGIN, _pack(_FORMAT, origin, before_ms, after_ms)
+
+
+def mark_headers(mark: Mark) -> tuple[tuple[str, bytes]]:
+    """Return the headers of a mark.
+
+    >>> mark_of(mark_headers(Mark(3, 7, True, 4)))
+    Mark(origin=3, watermark_ms=7, has_ended=True, origins=4)
+    """
+    return ((MARK, _MARKED.pack(_FORMAT, *mark)),)
+
+
+def told_of(headers: Headers) -> RecordOrigin | None:
+    """Return what the headers of a record tell of its origin; None without such a header.
+
+    DecodeError for one that no step of this version wrote.
+    """
+    for name, value in reversed(headers):
+        if name == ORIGIN:
+            if value is None or len(value) != _RECORD.size or value[0] != _FORMAT:
+                raise _unfit(name, value)
+            return RecordOrigin(*_RECORD.unpack(value)[1:])
+    return None
+
+
+def quickly_told_of(headers: Headers) -> tuple[int, int, int] | None:
+    """Return what `told_of` does, of a record without other headers; None of others, which may have it."""
+    if len(headers) == 1:
+        name, value = headers[0]
+        if name == ORIGIN and value is not None and len(value) == _RECORD.size and value[0] == _FORMAT:
+            return _unpack(value)
+    return None
+
+
+def mark_of(headers: Headers) -> Mark:
+    """Return what a mark tells; DecodeError for one that no step of this version wrote."""
+    name, value = headers[0]
+    if value is None or len(value) != _MARKED.size or value[0] != _FORMAT:
+        raise _unfit(name, value)
+    mark = Mark(*_MARKED.unpack(value)[1:])
+    if not (0 <= mark.origin < LIMIT_ORIGINS and ALONE <= mark.origins <= LIMIT_ORIGINS):
+        raise _unfit(name, value)
+    return mark
+
+
+def _unfit(name: str, value: bytes | None) -> DecodeError:
+    told = "is malformed: no step wrote it"
+    if value and value[0] > _FORMAT:
+        told = f"has format {value[0]}, this version reads {_FORMAT}: upgrade the workers"
+    return DecodeError(f"header {name} {told}")
+
+
+def plain(headers: Headers) -> Headers:
+    """Return *headers* without that of the origin: what users see.
+
+    >>> plain((("a", b"1"), record_header(0, 1, 2)))
+    (('a', b'1'),)
+    """
+    if headers and any(name == ORIGIN for name, _ in headers):
+        return tuple(each for each in headers if each[0] != ORIGIN)
+    return headers
+
+
+class OriginWatermarks:
+    """The watermarks of the origins of one source partition, and the least of those that will say more.
+
+    An origin that is not heard yet holds all back, and so does not to know how many there are, which marks
+    tell. Records without the header are of one origin together. It is the only one where no other is heard,
+    and once all others are heard it holds nothing back.
+
+    >>> both = OriginWatermarks()
+    >>> both.hear(0, 70)
+    >>> both.least_ms == UNHEARD  # nothing has told yet how many there are
+    True
+    >>> both.mark(Mark(1, 50, False, 2))
+    >>> both.least_ms
+    50
+    >>> both.mark(Mark(1, 50, True, 2))  # at its end
+    >>> both.least_ms
+    70
+    """
+
+    __slots__ = ("_least", "ended", "marks", "origins")
+
+    def __init__(self) -> None:
+        self.marks: dict[int, int] = {}
+        self.ended: set[int] = set()
+        self.origins: int | None = None
+        self._least: int | None = UNHEARD
+
+    def of(self, origin: int) -> int:
+        """Return the watermark of *origin*."""
+        return self.marks.get(origin, UNHEARD)
+
+    def hear(self, origin: int, watermark_ms: int) -> None:
+        """Take a record's word: the origin has come to *watermark_ms*, and is not at its end."""
+        before = self.marks.get(origin)
+        if before is None or self.ended:
+            self.ended.discard(origin)
+            self._least = None
+        elif watermark_ms <= before:
+            return
+        elif before == self._least:
+            is_only = len(self.marks) == 1 and self._all_heard
+            self._least = watermark_ms if is_only else None
+        if before is None or watermark_ms > before:
+            self.marks[origin] = watermark_ms
+
+    def mark(self, mark: Mark) -> None:
+        """Take a mark's word."""
+        self.hear(mark.origin, mark.watermark_ms)
+        if mark.has_ended:
+            self.ended.add(mark.origin)
+        self._least = None
+        if self.origins is None or mark.origins > self.origins:
+            self.origins = mark.origins
+
+    def restore(self, origin: int, watermark_ms: int, *, has_ended: bool, origins: int) -> None:
+        """Take in what was stored of an origin; *origins* is what it has told of their number, below 0 for
+        nothing.
+        """
+        self.marks[origin] = watermark_ms
+        if has_ended:
+            self.ended.add(origin)
+        if origins >= 0 and (self.origins is None or origins > self.origins):
+            self.origins = origins
+        self._least = None
+
+    @property
+    def least_ms(self) -> int:
+        """Return the least watermark of the origins that will say more: of none, the highest of all."""
+        if self._least is None:
+            self._least = self._found()
+        return self._least
+
+    @property
+    def has_ended(self) -> bool:
+        """Return whether all origins are heard, and at their ends."""
+        return self._all_heard and all(each in self.ended for each in self.marks if each != NAMELESS)
+
+    @property
+    def _all_heard(self) -> bool:
+        named = len(self.marks) - (NAMELESS in self.marks)
+        if self.origins is None or not named:
+            return False
+        # A partition that a source has got meanwhile is heard before the others tell of it.
+        return self.origins == ALONE or named >= max(self.origins, 1 + max(self.marks))
+
+    def _found(self) -> int:
+        marks = self.marks
+        if len(marks) == (NAMELESS in marks):
+            return marks.get(NAMELESS, UNHEARD)
+        if not self._all_heard:
+            return UNHEARD
+        held = [mark for origin, mark in marks.items() if origin not in self.ended and origin != NAMELESS]
+        return min(held) if held else max(marks.values())
+
+    @property
+    def held_back(self) -> tuple[int | None, int] | None:
+        """Return the origin that holds stream time back, None for one that is not heard, and how many ms the
+        farthest is ahead of it; None where nothing is held back.
+        """
+        named = {origin: mark for origin, mark in self.marks.items() if origin != NAMELESS}
+        if not named:
+            return None
+        highest = max(named.values())
+        if not self._all_heard:
+            return None, highest - min(named.values())
+        held = [origin for origin in named if origin not in self.ended]
+        if not held:
+            return None
+        last = min(held, key=named.__getitem__)
+        return (last, highest - named[last]) if named[last] < highest else None
+
+
+class _Stored(msgspec.Struct, frozen=True, array_like=True):
+    """The state of a step's clock; see `StepClock`."""
+
+    format: int
+    watermark_ms: int
+    sources: tuple[tuple[int | None, tuple[int, ...], tuple[tuple[int, int], ...]], ...]
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(_Stored).decode
+CLOCK_FORMAT = 1
+
+
+def decode_clock(value: bytes) -> _Stored:
+    """Return the state in *value*; ChangelogError for what no worker of this format wrote."""
+    try:
+        stored = _decode(value)
+    except UNFIT as error:
+        raise ChangelogError(f"the note of watermarks is malformed ({error}): no worker wrote it") from error
+    if stored.format != CLOCK_FORMAT:
+        raise ChangelogError(
+            f"the note of watermarks has format {stored.format}, this version reads {CLOCK_FORMAT}: upgrade"
+            " the workers"
+        )
+    return stored
+
+
+class StepClock:
+    """How far the sources of one partition of a step have come, and what its records tell of that.
+
+    *times* has of each source what tells an event's time, or None. A source that no step writes is one
+    origin. State is what lies up to the position; `encode` gives it, and *stored* is that of an earlier
+    owner. A transaction that is given up is taken back by `rollback`.
+    """
+
+    __slots__ = ("_before", "_of", "_times", "watermark_ms")
+
+    def __init__(self, times: Sequence[Callable[[Any], int] | None], stored: bytes | None = None) -> None:
+        self._times = times
+        self._of = [OriginWatermarks() for _ in times]
+        self.watermark_ms = UNHEARD
+        self._before = stored
+        self._restore(stored)
+
+    def _restore(self, stored: bytes | None) -> None:
+        self.watermark_ms = UNHEARD
+        for at, each in enumerate(self._of):
+            each.__init__()  # type: ignore[misc]
+            if stored is not None:
+                note = decode_clock(stored)
+                self.watermark_ms = note.watermark_ms
+                if at < len(note.sources):
+                    each.origins, ended, marks = note.sources[at]
+                    each.ended, each.marks, each._least = set(ended), dict(marks), None
+
+    @property
+    def speaks(self) -> bool:
+        """Return whether anything is to be told: a source tells event times, or a step before does."""
+        return any(time is not None for time in self._times) or any(each.marks for each in self._of)
+
+    def encode(self) -> bytes | None:
+        """Return the state as it is stored; None of one that has heard nothing."""
+        if not any(each.marks for each in self._of):
+            return None
+        sources = tuple(
+            (each.origins, tuple(sorted(each.ended)), tuple(sorted(each.marks.items()))) for each in self._of
+        )
+        return _encode(_Stored(CLOCK_FORMAT, self.watermark_ms, sources))
+
+    @property
+    def changed(self) -> bytes | None:
+        """Return the state where the transaction has changed it, else None."""
+        now = self.encode()
+        return None if now == self._before else now
+
+    def commit(self) -> None:
+        """Take the transaction as durable."""
+        self._before = self.encode()
+
+    def rollback(self) -> None:
+        """Forget the transaction."""
+        if self.encode() != self._before:
+            self._restore(self._before)
+
+    def mark(self, source: int, mark: Mark) -> None:
+        """Take in a mark of a source."""
+        self._of[source].mark(mark)
+        self._pass()
+
+    def told(self, source: int, event: Any, headers: Headers, partition: int) -> Headers:
+        """Take in a record; return the headers that it is sent on with."""
+        of, time = self._of[source], self._times[source]
+        told = told_of(headers) if headers else None
+        if told is not None:
+            before_ms = told.before_ms
+            of.hear(told.origin, told.after_ms)
+        elif time is None:
+            return headers
+        else:
+            before_ms = of.marks.get(NAMELESS, UNHEARD)
+            at_ms = time_or_none(time, event)
+            if at_ms is not None and at_ms > before_ms:
+                of.hear(NAMELESS, at_ms)
+        self._pass()
+        return (
+            *(headers if told is None else plain(headers)),
+            (ORIGIN, _pack(_FORMAT, partition, before_ms, self.watermark_ms)),
+        )
+
+    def told_all(
+        self, events: Sequence[Any], headers: Iterable[Headers], partitions: Iterable[int]
+    ) -> list[Headers]:
+        """Do as `told` does for records of the first source, which is the only one, and of no step."""
+        of, time = self._of[0], self._times[0]
+        if time is None:
+            return [*headers]
+        highest = before_ms = of.marks.get(NAMELESS, UNHEARD)
+        pack, name, made = _pack, ORIGIN, list[Headers]()
+        append, out = made.append, max(self.watermark_ms, highest)
+        for event, old, partition in zip(events, headers, partitions, strict=True):
+            try:
+                at_ms = UNHEARD if event is None else time(event)
+                if type(at_ms) is not int or not 0 <= at_ms < LIMIT_TIME_MS:
+                    at_ms = UNHEARD
+            except (Exception, SystemExit):  # noqa: BLE001  whoever needs the time refuses the record
+                at_ms = UNHEARD
+            before_ms = highest
+            if at_ms > highest:
+                highest = at_ms
+                out = max(out, at_ms)
+            header = (name, pack(_FORMAT, partition, before_ms, out))
+            append((*old, header) if old else (header,))
+        if highest != UNHEARD:
+            of.hear(NAMELESS, highest)
+        self._pass()
+        return made
+
+    def _pass(self) -> None:
+        least_ms = self._of[0].least_ms if len(self._of) == 1 else min(each.least_ms for each in self._of)
+        self.watermark_ms = max(self.watermark_ms, least_ms)
+
+    def watermark_with(self, at_end: frozenset[int]) -> int:
+        """Return the watermark where sources *at_end* are at the ends of their logs and let go."""
+        held = [each.least_ms for at, each in enumerate(self._of) if at not in at_end]
+        least_ms = min(held) if held else max(each.least_ms for each in self._of)
+        return max(self.watermark_ms, least_ms)
+
+    @property
+    def has_ended(self) -> bool:
+        """Return whether every source is of a step, and all of its origins are at their ends."""
+        return all(each.has_ended for each in self._of)
+
+
+def time_or_none(time: Callable[[Any], int], event: Any) -> int | None:
+    """Return the event's time; None without one, and for one that moves no watermark.
+
+    A record whose time cannot be read is sent on all the same: who needs the time refuses it.
+    """
+    if event is None:
+        return None
+    try:
+        at_ms = time(event)
+    except (Exception, SystemExit):  # noqa: BLE001
+        return None
+    return at_ms if type(at_ms) is int and 0 <= at_ms < LIMIT_TIME_MS else None

@@ -1,0 +1,109 @@
+"""The watermarks of origins as rows of a table of windows, or of a join, have them."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from holdfast.core.engine.origins import NAMELESS, Mark, OriginWatermarks
+from holdfast.core.engine.state.rows import Rows
+from holdfast.core.streams.windowing.rows import ORIGINS, OriginRow, origin_key, stream_key
+
+
+class RowsOfOrigins:
+    """The watermarks of one source of a partition, over its rows: those are set when the transaction ends, or
+    at once where each record's changes must be seen.
+
+    Records without the header are of the origin NAMELESS.
+    """
+
+    __slots__ = ("_changed", "_counts", "_name", "_source", "is_named", "stream", "watermarks")
+
+    def __init__(self, rows: Rows[Any], partition: int, source: int, name: str) -> None:
+        self._source, self._name = (partition, source), name
+        self.watermarks = found = OriginWatermarks()
+        self.is_named = False
+        """Whether any record or mark with a header was met: before that there are no rows of origins."""
+        self.stream: Any = None
+        """The `StreamRow` of the partition as it will be set, where windows leave that to this; else None."""
+        self._counts: dict[int, tuple[int, int, int]] = {}
+        self._changed: set[int] = set()
+        for key, row in rows.scan(name):
+            origin = int(key[len(name) :])
+            found.restore(origin, row.watermark_ms, has_ended=row.has_ended, origins=row.origins)
+            self._counts[origin] = row.origins, row.late, row.late_after_idle
+            self.is_named |= origin != NAMELESS
+
+    @property
+    def source(self) -> int:
+        """Return the number of the source."""
+        return self._source[1]
+
+    def begin(self, rows: Rows[Any], nameless_ms: int) -> None:
+        """Take in that the first header is met; records without one had come to *nameless_ms*."""
+        self.is_named = True
+        if nameless_ms >= 0:
+            self.hear(rows, NAMELESS, nameless_ms)
+
+    def hear(self, rows: Rows[Any], origin: int, watermark_ms: int) -> None:
+        """Take in a record of *origin*, which has come to *watermark_ms* with it."""
+        of = self.watermarks
+        known_ms = of.marks.get(origin)
+        if known_ms is None or watermark_ms > known_ms or origin in of.ended:
+            of.hear(origin, watermark_ms)
+            self._changed.add(origin)
+            self._set(rows)
+
+    def count(self, rows: Rows[Any], origin: int, *, after_idle: bool) -> None:
+        """Count a record of *origin* as late: by its origin, or only because others went on without it."""
+        origins, late, idle = self._counts.get(origin, _NOTHING)
+        self._counts[origin] = origins, late + (not after_idle), idle + after_idle
+        self._changed.add(origin)
+        self._set(rows)
+
+    def mark(self, rows: Rows[Any], mark: Mark) -> None:
+        """Take in a mark."""
+        self.watermarks.mark(mark)
+        origins, late, idle = self._counts.get(mark.origin, _NOTHING)
+        self._counts[mark.origin] = max(origins, mark.origins), late, idle
+        self._changed.add(mark.origin)
+        self._set(rows)
+
+    def set_stream(self, rows: Rows[Any], stream: Any) -> None:
+        """Have the row of the partition's stream time be set with those of origins."""
+        self.stream = stream
+        self._set(rows)
+
+    def _set(self, rows: Rows[Any]) -> None:
+        if rows.deferred is None:
+            self._write(rows)
+        else:
+            rows.deferred[self._name] = self._write
+
+    def _write(self, rows: Rows[Any]) -> None:
+        of = self.watermarks
+        for origin in sorted(self._changed):
+            name = origin_key(*self._source, origin)
+            row = OriginRow(of.marks[origin], origin in of.ended, *self._counts.get(origin, _NOTHING))
+            if row != rows.get(name):
+                rows[name] = row
+        self._changed.clear()
+        if self.stream is not None and self.stream != rows.get(name := stream_key(self._source[0])):
+            rows[name] = self.stream
+
+
+_NOTHING = (-1, 0, 0)
+
+
+@lru_cache(maxsize=4_096)
+def _prefix(partition: int, source: int) -> str:
+    return f"{ORIGINS}{partition}/{source}/"
+
+
+def origins_of(rows: Rows[Any], partition: int, source: int = 0) -> RowsOfOrigins:
+    """Return the origins of a source of a partition, remembered beside the rows."""
+    name = _prefix(partition, source)
+    found: RowsOfOrigins | None = rows.derived.get(name)
+    if found is None:
+        found = rows.derived[name] = RowsOfOrigins(rows, partition, source, name)
+    return found

@@ -1,0 +1,67 @@
+"""What the steps of a test tell the partitions that get no record of them: the marks that workers write."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.emits import Emit
+from holdfast.core.engine.fold.stepping import StepReached
+from holdfast.core.engine.origins import ALONE, UNHEARD, Mark, mark_headers
+from holdfast.testing.logs import TopicRecord
+
+_NOTHING = StepReached(UNHEARD, False)
+
+
+class KitMarks:
+    """The marks of all steps, each as soon as something is to be told: with every record, since each is a
+    transaction here.
+    """
+
+    def __init__(self, processors: Iterable[Processor[Any, Any]], partitions: int) -> None:
+        self._partitions = partitions
+        self._steps = [each for each in processors if each.stateless and each.origin_clock() is not None]
+        self._reached: dict[tuple[str, int], StepReached] = {}
+        self._told: dict[tuple[str, int, int], StepReached] = {}
+        """What partition, the last, of a topic was told of an origin."""
+
+    def behind(
+        self, step: Processor[Any, Any], origin: int, reached: StepReached, sent: Iterable[TopicRecord]
+    ) -> list[Emit]:
+        """Return the marks behind a record of *origin*, a partition of *step*, which sent records on."""
+        self._reached[step.name, origin] = reached
+        for record in sent:
+            place = record.topic, origin, record.partition
+            if place in self._told:
+                self._told[place] = StepReached(reached.watermark_ms, False)
+        return self._marks(step, origin, reached)
+
+    def settled(self, step: Processor[Any, Any]) -> list[Emit]:
+        """Return the marks by which all partitions of *step* that are at the ends of their logs let go."""
+        found: list[Emit] = []
+        for origin in range(self._partitions):
+            reached = self._reached.get((step.name, origin))
+            if reached is None:
+                clock = step.origin_clock()
+                if clock is None or not clock.speaks:
+                    continue
+                reached = _NOTHING
+            found += self._marks(step, origin, StepReached(reached.watermark_ms, True))
+        return found
+
+    @property
+    def steps(self) -> list[Processor[Any, Any]]:
+        return self._steps
+
+    def _marks(self, step: Processor[Any, Any], origin: int, reached: StepReached) -> list[Emit]:
+        targets = [origin] if step.in_place else range(self._partitions)
+        count = ALONE if step.in_place else self._partitions
+        marks: list[Emit] = []
+        for topic in map(str, step.emits):
+            for target in targets:
+                if self._told.get((topic, origin, target)) != reached:
+                    self._told[topic, origin, target] = reached
+                    mark = mark_headers(Mark(origin, *reached, count))
+                    marks.append(Emit(topic, None, None, mark, target))
+        return marks

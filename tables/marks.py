@@ -1,0 +1,86 @@
+"""Marks: what a step's transaction tells those partitions of its topics that get no record of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from holdfast.clock import Clock, system_clock
+from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.fold.stepping import StepReached
+from holdfast.core.engine.origins import ALONE, UNHEARD, Mark, mark_headers, told_of
+from holdfast.kafka.transactions.transactional_producer import Written
+
+MARK_EVERY_S, MARKS_PER_S = 0.1, 64
+"""How often a partition is told at most that the watermark has moved, and how many are a second, about: of a
+topic with more partitions each is told less often. That an origin lets go, or goes on, is told at once.
+"""
+REPEAT_EVERY_S = 10.0
+"""After so long a partition is told again, though records tell it all but the number of origins: the head of
+its log may be trimmed.
+"""
+
+
+class _Said(NamedTuple):
+    """What a partition was told last, and when by a mark."""
+
+    watermark_ms: int
+    has_ended: bool
+    marked_s: float
+
+
+class StepMarks:
+    """What the partitions of a step's topics were told of one origin: *partition* of the step.
+
+    A new owner has told nothing, so its first transaction, or the first time that it is idle, tells all.
+    """
+
+    def __init__(
+        self, processor: Processor[Any, Any], partition: int, *, clock: Clock = system_clock
+    ) -> None:
+        self.topics = tuple(map(str, processor.emits))
+        self.sources = processor.topics
+        self._partition, self.in_place, self._clock = partition, processor.in_place, clock
+        self._said: dict[tuple[str, int], _Said] = {}
+        self._next: dict[tuple[str, int], _Said] = {}
+        self._reached = StepReached(UNHEARD, False)
+        self.at_end: frozenset[int] = frozenset()
+        """The numbers of the sources that are at the ends of their logs and let go."""
+
+    def begin(self, reached: StepReached) -> None:
+        """Have the next transaction tell *reached*. It may be written more than once until `committed`."""
+        self._reached, self._next = reached, {}
+
+    def has_told(self, reached: StepReached) -> bool:
+        """Return whether all partitions know of *reached*, as far as any is known."""
+        said = self._said.values()
+        return bool(said) and all((each.watermark_ms, each.has_ended) == reached for each in said)
+
+    def add(self, topic: str, records: Sequence[list[Written]], origins: int) -> None:
+        """Append to the *records* of each partition of a topic the mark that is due behind them; *origins* is
+        the number of the source's partitions.
+        """
+        now_s, reached = self._clock.monotonic_s(), self._reached
+        every_s = max(MARK_EVERY_S, len(records) / MARKS_PER_S)
+        count = ALONE if self.in_place else max(origins, self._partition + 1)
+        for target in (self._partition,) if self.in_place else range(len(records)):
+            place, sent = (topic, target), records[target]
+            said = self._said.get(place)
+            known_ms, has_ended = (UNHEARD, False) if said is None else said[:2]
+            if sent and (told := told_of(tuple(sent[-1][2]))) is not None:
+                known_ms, has_ended = told.after_ms, False
+            if (
+                said is None
+                or has_ended != reached.has_ended
+                or now_s - said.marked_s >= REPEAT_EVERY_S
+                or (reached.watermark_ms > known_ms and now_s - said.marked_s >= every_s)
+            ):
+                sent.append((None, None, list(mark_headers(Mark(self._partition, *reached, count)))))
+                self._next[place] = _Said(*reached, now_s)
+            else:
+                self._next[place] = _Said(known_ms, has_ended, said.marked_s)
+
+    def committed(self) -> None:
+        """Take what was told as durable."""
+        self._said.update(self._next)
+        self._next = {}

@@ -1,0 +1,84 @@
+"""Source partitions of steps that stay at the ends of their logs let go, once they have for long enough."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from holdfast import Json, Source
+from holdfast.agents.partitions.upkeep.idle_origins import IdleOrigins
+from holdfast.streams import Rekey
+
+STEP: Rekey[int, int] = Rekey(
+    name="step", source=Source("numbers", Json(int), time=lambda number: number), by=str
+)
+PLACE = ("numbers", 0)
+
+
+class World:
+    """A worker that owns one partition of a step."""
+
+    def __init__(self) -> None:
+        self.now_s, self.told = 100.0, list[frozenset[int]]()
+        self.part = SimpleNamespace(
+            places=[PLACE], offsets={"numbers": 4}, marks=object(), fenced_in=True, partition=0
+        )
+        runner = SimpleNamespace(let_go=lambda at_end, epoch: self.told.append(at_end))
+        self.ends: dict[Any, int] = {PLACE: 5}
+        self.gate = SimpleNamespace(open=True, epoch=1)
+        self.feed = SimpleNamespace(ends=lambda: self.ends, broker_down=False)
+        owned = {("step", 0): SimpleNamespace(part=self.part, runner=runner)}
+        settings: Any = SimpleNamespace(origin_idle_ms=1_000)
+        parts: Any = {
+            "gate": self.gate,
+            "holdings": SimpleNamespace(owned=owned),
+            "feed": self.feed,
+            "clock": SimpleNamespace(monotonic_s=lambda: self.now_s),
+        }
+        self.origins = IdleOrigins(settings, {"step": STEP}, **parts)
+
+    def looks(self, seconds: float) -> bool:
+        """Look every 0.1 s for so long; return whether it was told to let go at the last look."""
+        for _ in range(round(seconds * 10)):
+            self.now_s += 0.1
+            self.told.clear()
+            self.origins.look()
+        return self.told == [frozenset({0})]
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_one_that_stays_at_its_end_for_long_enough_lets_go(world: World) -> None:
+    assert not world.looks(0.9)
+    assert world.looks(0.3)
+
+
+def test_a_record_begins_the_time_anew(world: World) -> None:
+    world.looks(0.9)
+    world.ends[PLACE] = 6
+    assert not world.looks(2.0), "it is read and not folded"
+    world.part.offsets["numbers"] = 5
+    assert not world.looks(0.9)
+    assert world.looks(0.3)
+
+
+@pytest.mark.parametrize("what", ["unknown", "closed", "down", "lost", "frozen"])
+def test_nobody_lets_go_whose_end_is_not_known(world: World, what: str) -> None:
+    world.looks(0.9)
+    match what:
+        case "unknown":
+            world.ends.clear()
+        case "closed":
+            world.gate.open = False
+        case "down":
+            world.feed.broker_down = True
+        case "lost":
+            world.part.fenced_in = False
+        case "frozen":
+            world.now_s += 60
+    assert not world.looks(0.9)
