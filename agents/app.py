@@ -34,7 +34,7 @@ from holdfast.config import Settings, settings_from_environment
 from holdfast.config.client_arguments import require_settings
 from holdfast.core.engine.declared.chains import require_chains
 from holdfast.core.engine.declared.global_tables import globals_by_name
-from holdfast.core.engine.declared.processor import Processor, by_name
+from holdfast.core.engine.declared.processor import Processor, by_name, require_alike_steps
 from holdfast.core.engine.declared.retention import retentions
 from holdfast.errors import ConfigError
 from holdfast.extras import extra_of
@@ -233,12 +233,13 @@ def create_app(
     tables and pages beside the processors (agents/faust/declared/options.py), such as `topic_partitions` or
     `store`; ConfigError for one that holdfast's settings govern. Nothing is contacted before the worker
     starts. ChainError when one is of another version than those that read what it emits allow, ConfigError
-    when two declare another retention of one topic.
+    when two declare another retention of one topic, or read a step's topic with other serdes than the step's.
     """
     named = by_name(processors)
     require_chains(processors)
     globals_by_name(each for processor in processors for each in processor.reads)
     retentions(processors)
+    require_alike_steps(processors)
     settings = settings_from_environment() if settings is None else settings
     require_settings(settings)
     registry.use(settings)

@@ -9,6 +9,7 @@ HoldfastError
 ├── DecodeError              the bytes of one record are not what the decoder expects (goes to quarantine)
 │   ├── FrameError           a value is not, or may not be written as, a frame of the coordination topic
 │   ├── UnknownSchemaError   the registry does not know the schema of a record; it may learn it later
+│   ├── FutureTimeError      an event time is further ahead of its append time than its source allows
 │   ├── AnnouncementError    a value is not, or may not be written as, an announcement of a balanced group
 │   └── WireError            bytes in Kafka's own format are cut short or corrupt, and where
 ├── FoldError                a fold broke a rule of the framework (goes to quarantine with its record)
@@ -112,6 +113,10 @@ class DecodeError(HoldfastError, ValueError):
 
 class UnknownSchemaError(DecodeError):
     """The registry does not know the schema of a record; it may learn it later."""
+
+
+class FutureTimeError(DecodeError):
+    """An event time is further ahead of its append time than its source allows."""
 
 
 class FrameError(DecodeError):
@@ -431,3 +436,7 @@ class DemoError(HoldfastError):
 
 class WorkersError(HoldfastError):
     """A worker that `holdfast worker --processes` keeps running fails to start again and again."""
+
+
+class AppendTimeWarning(UserWarning):
+    """A window or join takes records by append time because no `time=` was given."""

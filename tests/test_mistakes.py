@@ -142,7 +142,7 @@ DECLARATIONS: dict[str, tuple[Callable[[], object], str, str]] = {
         "with on= each source has a serde",
     ),
     "on as a list": (
-        lambda: Processor(name="t", on=[orders], row=int),  # type: ignore[arg-type]
+        lambda: Processor(name="t", on=[orders], row=int),  # type: ignore[call-overload]
         "on is ",
         r"write a dict: \{Source\(...\): fold\}",
     ),

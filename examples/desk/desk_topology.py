@@ -46,8 +46,6 @@ class BigCustomer(msgspec.Struct, frozen=True):
     cents: int
 
 
-decode_order = msgspec.json.Decoder(Order).decode
-
 # -- what customers spend: group_by is a step, and each table a processor behind it
 
 by_customer = Rekey(name="by-customer", source=Source("orders", Json(Order)), by=lambda order: order.customer)
@@ -69,8 +67,7 @@ def spending_row(customer: str, value: dict[str, int]) -> tuple[str, Spending]:
 
 spending = Processor(
     name="spending",
-    source=by_customer.to,
-    decode=decode_order,
+    source=by_customer,
     fold=count_order,
     row=Spending,
     route=by_key,
@@ -97,8 +94,7 @@ def hour_row(key: tuple[str, tuple[float, float]], cents: int) -> tuple[str, int
 
 hours = Processor(
     name="hours",
-    source=by_customer.to,
-    decode=decode_order,
+    source=by_customer,
     fold=count_hour,
     row=int,
     route=lambda key, partitions: by_key(key.rpartition("@")[0], partitions),

@@ -34,8 +34,7 @@ by_shelf = Rekey(name="by-shelf", source=Source("items-sold", Json(Sale)), by=la
 best = top(
     3,
     name="bestsellers",
-    source=by_shelf.to,
-    decode=decode,
+    source=by_shelf,
     key=lambda sale: sale.shelf,
     item=lambda sale: sale.item,
     score=lambda sale: sale.pieces,

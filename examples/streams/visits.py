@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from holdfast import create_app
+from holdfast import Json, Source, create_app
 from holdfast.streams import Session, Windowed, final
 
 
@@ -16,15 +16,21 @@ class Look(msgspec.Struct, frozen=True):
     at_ms: int
 
 
+def seen(items: tuple[str, ...] | None, look: Look) -> tuple[str, ...]:
+    return (*(items or ()), look.item)
+
+
+def joined(earlier: tuple[str, ...], later: tuple[str, ...]) -> tuple[str, ...]:
+    return earlier + later
+
+
 visits = Windowed(
     name="visits",
-    source="looks",
-    decode=msgspec.json.Decoder(Look).decode,
+    source=Source("looks", Json(Look), time=lambda look: look.at_ms),
     by=lambda look: look.visitor,
-    time=lambda look: look.at_ms,
     window=Session("30m", grace="5m"),
-    fold=lambda items, look: (*(items or ()), look.item),
-    merge=lambda earlier, later: earlier + later,
+    fold=seen,
+    merge=joined,
     row=tuple[str, ...],
     emit=final("ended-visits"),
 )

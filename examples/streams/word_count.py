@@ -14,8 +14,7 @@ lines = Source("lines", Text())
 words = Rekey(name="words", source=lines, pairs=words_of, serde=Text())
 counts = count(
     name="counts",
-    source=words.to,
-    decode=bytes.decode,
+    source=words,
     key=str,
     emits=updates("word-counts"),
 )

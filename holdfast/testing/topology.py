@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain
 from types import TracebackType
@@ -13,10 +14,17 @@ from holdfast.config.kafka_properties import suggest
 from holdfast.core.engine.declared.chains import require_chains
 from holdfast.core.engine.declared.global_tables import Global
 from holdfast.core.engine.declared.graph import TopologyGraph
-from holdfast.core.engine.declared.processor import Headers, Processor, by_name, table_name
+from holdfast.core.engine.declared.processor import (
+    Headers,
+    Processor,
+    by_name,
+    require_alike_steps,
+    table_name,
+)
 from holdfast.core.engine.declared.retention import retentions
-from holdfast.core.engine.declared.sources import Source
+from holdfast.core.engine.declared.sources import Sender, Source
 from holdfast.core.engine.declared.streams import Stream
+from holdfast.core.engine.event_times import no_limits
 from holdfast.core.engine.fold.stepping import Refused, Written
 from holdfast.core.engine.fold.user_frames import user_frames
 from holdfast.core.engine.merge.choices import Choice
@@ -86,6 +94,9 @@ class Topology:
     `table`) ends a stretch, which records do not leave. *paces* False, `pipe_backlog` and ticks leave this
     out.
 
+    Event times are held against append times (`Source(ahead=...)`) where the test gives these, by *start_ms*
+    or by *at* of the first record.
+
     ChainError, as when a worker starts, where a processor is of another version than one it depends on.
 
     Serdes with schemas need no schema registry: until the end of the block, one in memory has all of theirs.
@@ -102,7 +113,7 @@ class Topology:
     """
 
     def __init__(
-        self, app: Any, *, partitions: int = 3, start_ms: int = 1_700_000_000_000, paces: bool = True
+        self, app: Any, *, partitions: int = 3, start_ms: int | None = None, paces: bool = True
     ) -> None:
         found = getattr(app, "processors", app)
         self.processors: dict[str, Processor[Any, Any]] = by_name(
@@ -112,6 +123,7 @@ class Topology:
             raise TopologyError("no processors: give a list of them, or what create_app returned")
         require_chains(list(self.processors.values()))
         retentions(self.processors.values())
+        require_alike_steps(self.processors.values())
         self._schemas = KitSchemas(list(self.processors.values()))
         self._logs = TopicLogs(partitions)
         self._runs: dict[tuple[str, int], PartitionRun] = {}
@@ -125,7 +137,9 @@ class Topology:
         self._marks = KitMarks(self.processors.values(), partitions)
         self._held_globals = deque[TopicRecord]()
         self._global_cause: Later | None = None
-        self._now_ms = start_ms
+        self._now_ms = 1_700_000_000_000 if start_ms is None else start_ms
+        # Append times that nobody gave say nothing of event times: these are bounded if the first is given.
+        self._has_limits = None if start_ms is None else True
         self._paces, self._stretches = paces, [list[TopicRecord]()]
         self._notes = notes_if_taken()
         self._refused: list[RefusedRecord] = []
@@ -163,6 +177,8 @@ class Topology:
             if type(at) is not int:
                 raise TopologyError(f"at={at!r:.100}: an append time is a whole number of ms")
             self._now_ms = at
+        if self._has_limits is None:
+            self._has_limits = at is not None
         first = self._logs.append(
             topic,
             self._now_ms,
@@ -224,6 +240,9 @@ class Topology:
             for name, each in refused:
                 self._refused.append(self._told(name, record, each))
 
+    def _limits(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._has_limits else no_limits()
+
     def _fold(
         self, processor: Processor[Any, Any], what: TopicRecord | int, partition: int
     ) -> list[TopicRecord]:
@@ -237,7 +256,8 @@ class Topology:
         appended: list[TopicRecord] = []
         while run.held:
             first = run.held[0]
-            changes = run.step()
+            with self._limits():
+                changes = run.step()
             if run.cause is not None:
                 break
             if changes is not None:
@@ -384,8 +404,9 @@ class Topology:
         self.settle()
         return [_shown(each) for each in self._logs.unread(topic) if not is_mark(each.headers)]
 
-    def values(self, stream: Stream[Any]) -> list[tuple[Any, Any]]:
-        """Return (key, value) of what `read` gives, as the stream's serdes read it."""
+    def values(self, sent: Stream[Any] | Sender[Any]) -> list[tuple[Any, Any]]:
+        """Return (key, value) of what `read` gives of a stream or of a step's, as its serdes read it."""
+        stream = sent if isinstance(sent, Stream) else getattr(sent, "to", sent)
         if not isinstance(stream, Stream):
             raise TopologyError(
                 f"values({stream!r:.200}): only a Stream says what lies in its topic; use read for a topic's"
@@ -492,8 +513,9 @@ class Topology:
 
     def check(self) -> None:
         """Replay every log; ImpureFoldError when it does not come to the same rows, emits and refusals."""
-        for run in self._runs.values():
-            run.replay()
+        with self._limits():
+            for run in self._runs.values():
+                run.replay()
         self._check_paces()
 
     def _check_paces(self) -> None:
@@ -514,7 +536,7 @@ class Topology:
 
     def _at_pace(self, pace: Pace) -> Topology:
         again = Topology(self.processors, partitions=self._logs.partitions, paces=False)
-        again._notes = None
+        again._notes, again._has_limits = None, bool(self._has_limits)
         for stretch in pace:
             for each in stretch:
                 again.pipe(

@@ -42,7 +42,7 @@ def _functions(processor: Processor[Any, Any]) -> Iterator[Code | None]:
     if processor.on is None:
         yield from (processor.decode, processor.fold, processor.time)
     for source, fold in (processor.on or {}).items():
-        yield from (source.serde.decode, source.time, *_parts_of(fold))
+        yield from (source.serde.decode, source.reads_time, *_parts_of(fold))
     for table in processor.reads:
         yield from (table.source.serde.decode, *_parts_of(table.fold))
     yield from (processor.on_wake, processor.on_tick, processor.on_event)

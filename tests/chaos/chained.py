@@ -88,7 +88,6 @@ def chain(app: str, version: int = 1, sleep_s: float = 0.0) -> list[Processor[An
     return [
         Processor(
             name="keyed",
-            on=None,
             source=f"{app}-orders",
             decode=bytes.decode,
             fold=key_anew,

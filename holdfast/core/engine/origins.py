@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from holdfast.core.engine.emits import Headers
+from holdfast.core.engine.event_times import check_ahead, limit_of
 from holdfast.core.untrusted import UNFIT
 from holdfast.errors import ChangelogError, DecodeError
 
@@ -279,10 +280,11 @@ class StepClock:
     owner. A transaction that is given up is taken back by `rollback`.
     """
 
-    __slots__ = ("_before", "_of", "_times", "watermark_ms")
+    __slots__ = ("_before", "_limits", "_of", "_times", "watermark_ms")
 
     def __init__(self, times: Sequence[Callable[[Any], int] | None], stored: bytes | None = None) -> None:
-        self._times = times
+        self._limits = [limit_of(each) for each in times]
+        self._times = [getattr(each, "read", each) for each in times]
         self._of = [OriginWatermarks() for _ in times]
         self.watermark_ms = UNHEARD
         self._before = stored
@@ -333,8 +335,10 @@ class StepClock:
         self._of[source].mark(mark)
         self._pass()
 
-    def told(self, source: int, event: Any, headers: Headers, partition: int) -> Headers:
-        """Take in a record; return the headers that it is sent on with."""
+    def told(self, source: int, event: Any, headers: Headers, partition: int, append_ms: int) -> Headers:
+        """Take in a record; return the headers that it is sent on with. FutureTimeError for one whose event
+        time is too far ahead of *append_ms*, unless its source holds such records.
+        """
         of, time = self._of[source], self._times[source]
         told = told_of(headers) if headers else None
         if told is not None:
@@ -345,7 +349,9 @@ class StepClock:
         else:
             before_ms = of.marks.get(NAMELESS, UNHEARD)
             at_ms = time_or_none(time, event)
-            if at_ms is not None and at_ms > before_ms:
+            limit_ms, holds = self._limits[source]
+            moves = at_ms is not None and check_ahead("", at_ms, append_ms, limit_ms, holds=holds)
+            if at_ms is not None and at_ms > before_ms and moves:
                 of.hear(NAMELESS, at_ms)
         self._pass()
         return (
@@ -354,7 +360,11 @@ class StepClock:
         )
 
     def told_all(
-        self, events: Sequence[Any], headers: Iterable[Headers], partitions: Iterable[int]
+        self,
+        events: Sequence[Any],
+        headers: Iterable[Headers],
+        partitions: Iterable[int],
+        append_times: Iterable[int],
     ) -> list[Headers]:
         """Do as `told` does for records of the first source, which is the only one, and of no step."""
         of, time = self._of[0], self._times[0]
@@ -363,7 +373,9 @@ class StepClock:
         highest = before_ms = of.marks.get(NAMELESS, UNHEARD)
         pack, name, made = _pack, ORIGIN, list[Headers]()
         append, out = made.append, max(self.watermark_ms, highest)
-        for event, old, partition in zip(events, headers, partitions, strict=True):
+        limit_ms, holds = self._limits[0]
+        records = zip(events, headers, partitions, append_times, strict=True)
+        for event, old, partition, append_ms in records:
             try:
                 at_ms = UNHEARD if event is None else time(event)
                 if type(at_ms) is not int or not 0 <= at_ms < LIMIT_TIME_MS:
@@ -371,7 +383,9 @@ class StepClock:
             except (Exception, SystemExit):  # noqa: BLE001  whoever needs the time refuses the record
                 at_ms = UNHEARD
             before_ms = highest
-            if at_ms > highest:
+            if at_ms > highest and (
+                at_ms - append_ms <= limit_ms or check_ahead("", at_ms, append_ms, limit_ms, holds=holds)
+            ):
                 highest = at_ms
                 out = max(out, at_ms)
             header = (name, pack(_FORMAT, partition, before_ms, out))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypedDict, TypeVar, Unpack
 
 import msgspec
 
@@ -12,7 +12,7 @@ from holdfast.core.engine.declared.declaring import why_uncallable
 from holdfast.core.engine.declared.durations import duration_ms
 from holdfast.core.engine.declared.partitioners import by_key
 from holdfast.core.engine.declared.processor import DecoderInput, Emit, Emits, EmitsFrom, OnError, Processor
-from holdfast.core.engine.declared.sources import Source
+from holdfast.core.engine.declared.sources import Readable
 from holdfast.core.engine.state.rows import Rows
 from holdfast.core.streams.emitting import Updates, check_topics, updates
 from holdfast.core.streams.reading import reading
@@ -44,6 +44,17 @@ class Ranked(msgspec.Struct, frozen=True, array_like=True):
     score: int
 
 
+class Aggregated(TypedDict, total=False):
+    """What every short form of `aggregate` takes besides name, source, decode and key."""
+
+    version: int
+    inputs: tuple[DecoderInput, ...]
+    route: Route | None
+    emits: str | Updates | None
+    on_error: OnError
+    emits_from: EmitsFrom
+
+
 class _Results(NamedTuple):
     """Where an aggregation's results go, and what makes their values."""
 
@@ -54,7 +65,7 @@ class _Results(NamedTuple):
 def aggregate(
     *,
     name: str,
-    source: str | Source[E],
+    source: str | Readable[E],
     decode: Callable[..., E] | None = None,
     key: Callable[[E], str],
     fold: Callable[[A | None, E], A],
@@ -69,8 +80,8 @@ def aggregate(
     """Return a processor that keeps one aggregate of the records of each *key*: the general one; the others
     below are short forms.
 
-    *source* is a `Source`, which tells what lies in the topic, or the name of one with *decode*, which makes
-    an event of the *inputs* of a record. *fold* gets the aggregate so far, None at first, and the event, and
+    *source* is a `Source`, a step or a `Stream`, or the name of a topic with *decode*, which makes an event
+    of the *inputs* of a record. *fold* gets the aggregate so far, None at first, and the event, and
     returns the aggregate with it, of type *row*, or None, which removes it. *emits* is a topic, a `Stream`,
     or `updates(topic, encode=...)`: each change of a row is sent there with its key, and a removal as a
     tombstone; a record that leaves the aggregate equal sends nothing.
@@ -85,7 +96,7 @@ def aggregate(
     'longest.v1'
     """
     _check(name, key=(key, "event"), fold=(fold, "aggregate", "event"))
-    topic, decode, inputs = reading(f"processor {name}", source, decode, inputs)
+    topic, decode, inputs, _ = reading(f"processor {name}", source, decode, inputs)
     results = _results(name, emits)
     check_topics(f"processor {name}", (topic,), None if results is None else results.topic)
 
@@ -130,7 +141,12 @@ def _telling(
 
 
 def count(
-    *, decode: Callable[..., E] | None = None, key: Callable[[E], str], **declared: Any
+    *,
+    name: str = "",
+    source: str | Readable[E] = "",
+    decode: Callable[..., E] | None = None,
+    key: Callable[[E], str],
+    **declared: Unpack[Aggregated],
 ) -> Processor[E, int]:
     """Return a processor that counts the records of each key; its rows are ints.
 
@@ -144,7 +160,7 @@ def count(
     ...     topology.table(words), [each.value for each in topology.read("counts")]
     ({'be': 1, 'to': 2}, [b'1', b'1', b'2'])
     """
-    return _short("count", declared, decode=decode, key=key, fold=_count, row=int)
+    return _short("count", declared, name=name, source=source, decode=decode, key=key, fold=_count, row=int)
 
 
 def _count(counted: int | None, event: object) -> int:
@@ -153,17 +169,21 @@ def _count(counted: int | None, event: object) -> int:
 
 def total(
     *,
+    name: str = "",
+    source: str | Readable[E] = "",
     decode: Callable[..., E] | None = None,
     key: Callable[[E], str],
     value: Callable[[E], Any],
     row: Any = int,
-    **declared: Any,
+    **declared: Unpack[Aggregated],
 ) -> Processor[E, Any]:
     """Return a processor that adds up the *value*s of each key's events; *row* is their type.
 
     Sums of floats depend on the order of the records, which is that of the log: a replay gives the same.
     """
-    return _reduced("total", declared, decode=decode, key=key, value=value, by=_add, row=row)
+    return _reduced(
+        "total", declared, name=name, source=source, decode=decode, key=key, value=value, by=_add, row=row
+    )
 
 
 def _add(one: Any, other: Any) -> Any:
@@ -172,62 +192,76 @@ def _add(one: Any, other: Any) -> Any:
 
 def mean(
     *,
+    name: str = "",
+    source: str | Readable[E] = "",
     decode: Callable[..., E] | None = None,
     key: Callable[[E], str],
     value: Callable[[E], int | float],
-    **declared: Any,
+    **declared: Unpack[Aggregated],
 ) -> Processor[E, Mean]:
     """Return a processor that keeps the mean of the *value*s of each key's events; its rows are `Mean`."""
-    _check(declared.get("name"), value=(value, "event"))
+    _check(name, value=(value, "event"))
 
     def fold(so_far: Mean | None, event: E) -> Mean:
         found = value(event)
         return Mean(1, found) if so_far is None else Mean(so_far.count + 1, so_far.total + found)
 
-    return _short("mean", declared, decode=decode, key=key, fold=fold, row=Mean)
+    return _short("mean", declared, name=name, source=source, decode=decode, key=key, fold=fold, row=Mean)
 
 
 def minimum(
     *,
+    name: str = "",
+    source: str | Readable[E] = "",
     decode: Callable[..., E] | None = None,
     key: Callable[[E], str],
     value: Callable[[E], Any],
     row: Any = int,
-    **declared: Any,
+    **declared: Unpack[Aggregated],
 ) -> Processor[E, Any]:
     """Return a processor that keeps the lowest *value* of each key's events; *row* is its type. Of equal
     ones, the first.
     """
-    return _reduced("minimum", declared, decode=decode, key=key, value=value, by=min, row=row)
+    return _reduced(
+        "minimum", declared, name=name, source=source, decode=decode, key=key, value=value, by=min, row=row
+    )
 
 
 def maximum(
     *,
+    name: str = "",
+    source: str | Readable[E] = "",
     decode: Callable[..., E] | None = None,
     key: Callable[[E], str],
     value: Callable[[E], Any],
     row: Any = int,
-    **declared: Any,
+    **declared: Unpack[Aggregated],
 ) -> Processor[E, Any]:
     """Return a processor that keeps the highest *value* of each key's events; *row* is its type. Of equal
     ones, the first.
     """
-    return _reduced("maximum", declared, decode=decode, key=key, value=value, by=max, row=row)
+    return _reduced(
+        "maximum", declared, name=name, source=source, decode=decode, key=key, value=value, by=max, row=row
+    )
 
 
 def latest(
     *,
+    name: str = "",
+    source: str | Readable[E] = "",
     decode: Callable[..., E] | None = None,
     key: Callable[[E], str],
     value: Callable[[E], V],
     row: Any,
-    **declared: Any,
+    **declared: Unpack[Aggregated],
 ) -> Processor[E, V]:
     """Return a processor that keeps the *value* of each key's last record in the log; *row* is its type.
 
     It makes a table of a stream, as `toTable()` does in Kafka Streams.
     """
-    return _reduced("latest", declared, decode=decode, key=key, value=value, by=_second, row=row)
+    return _reduced(
+        "latest", declared, name=name, source=source, decode=decode, key=key, value=value, by=_second, row=row
+    )
 
 
 def _second(one: Any, other: Any) -> Any:
@@ -236,45 +270,52 @@ def _second(one: Any, other: Any) -> Any:
 
 def reduce(
     *,
+    name: str = "",
+    source: str | Readable[E] = "",
     decode: Callable[..., E] | None = None,
     key: Callable[[E], str],
     value: Callable[[E], V],
     by: Callable[[V, V], V],
     row: Any,
-    **declared: Any,
+    **declared: Unpack[Aggregated],
 ) -> Processor[E, V]:
     """Return a processor that combines the *value*s of each key's events: the first as it is, then *by(so
     far, value)*.
 
     *row* is the type of the values. The other parameters are those of `aggregate`.
     """
-    return _reduced("reduce", declared, decode=decode, key=key, value=value, by=by, row=row)
+    return _reduced(
+        "reduce", declared, name=name, source=source, decode=decode, key=key, value=value, by=by, row=row
+    )
 
 
 def _reduced(
     what: str,
-    declared: dict[str, Any],
+    declared: Aggregated,
     *,
+    name: str,
     value: Callable[[E], V],
     by: Callable[[V, V], V],
     **given: Any,
 ) -> Processor[E, V]:
-    _check(declared.get("name"), value=(value, "event"), by=(by, "so_far", "value"))
+    _check(name, value=(value, "event"), by=(by, "so_far", "value"))
 
     def fold(so_far: V | None, event: E) -> V:
         return value(event) if so_far is None else by(so_far, value(event))
 
-    return _short(what, declared, fold=fold, **given)
+    return _short(what, declared, name=name, fold=fold, **given)
 
 
 def top(
     k: int,
     *,
+    name: str = "",
+    source: str | Readable[E] = "",
     decode: Callable[..., E] | None = None,
     key: Callable[[E], str],
     item: Callable[[E], str],
     score: Callable[[E], int],
-    **declared: Any,
+    **declared: Unpack[Aggregated],
 ) -> Processor[E, tuple[Ranked, ...]]:
     """Return a processor that keeps, for each key, the *k* items with the highest scores; its rows are tuples
     of `Ranked`.
@@ -292,8 +333,8 @@ def top(
     (Ranked(item='ada', score=9), Ranked(item='bob', score=5))
     """
     if type(k) is not int or not 1 <= k <= 10_000:
-        raise ConfigError(f"processor {declared.get('name')}: top {k!r:.100}: a whole number from 1 to 10000")
-    _check(declared.get("name"), item=(item, "event"), score=(score, "event"))
+        raise ConfigError(f"processor {name}: top {k!r:.100}: a whole number from 1 to 10000")
+    _check(name, item=(item, "event"), score=(score, "event"))
 
     def fold(so_far: tuple[Ranked, ...] | None, event: E) -> tuple[Ranked, ...]:
         new = Ranked(item(event), score(event))
@@ -306,7 +347,9 @@ def top(
         insort(kept, new, key=_rank)
         return (*kept[:k],)
 
-    return _short("top", declared, decode=decode, key=key, fold=fold, row=tuple[Ranked, ...])
+    return _short(
+        "top", declared, name=name, source=source, decode=decode, key=key, fold=fold, row=tuple[Ranked, ...]
+    )
 
 
 def _rank(ranked: Ranked) -> tuple[int, str]:
@@ -316,7 +359,7 @@ def _rank(ranked: Ranked) -> tuple[int, str]:
 def dedupe(
     *,
     name: str,
-    source: str | Source[E],
+    source: str | Readable[E],
     to: str,
     key: Callable[[E], str],
     ttl: str | int,
@@ -336,7 +379,7 @@ def dedupe(
 
     Repeats are found within a partition: records of one id must be in one.
     """
-    topic, reads, inputs = reading(f"processor {name}", source, decode, inputs)
+    topic, reads, inputs, _ = reading(f"processor {name}", source, decode, inputs)
     _check(name, decode=(reads, *inputs), key=(key, "event"))
     check_topics(f"processor {name}", (topic,), to)
     ttl_ms = duration_ms(ttl, f"processor {name}: ttl")
@@ -374,19 +417,22 @@ def dedupe(
     )
 
 
-_MORE = ("name", "source", "version", "inputs", "route", "emits", "on_error", "emits_from")
-
-
-def _short(what: str, declared: dict[str, Any], **given: Any) -> Processor[Any, Any]:
+def _short(
+    what: str, declared: Aggregated, *, name: str, source: str | Readable[Any], **given: Any
+) -> Processor[Any, Any]:
     """Return the aggregate of which *what* is a short form; ConfigError for parameters that it does not have
     or lacks.
     """
-    whose = f"processor {declared.get('name')}"
-    if wrong := sorted(set(declared) - set(_MORE)):
-        raise ConfigError(f"{whose}: {what} takes no {', '.join(wrong)}; it takes besides {', '.join(_MORE)}")
-    if lacks := [each for each in ("name", "source") if each not in declared]:
-        raise ConfigError(f"{whose}: {what} lacks {' and '.join(lacks)}: write {lacks[0]}='...'")
-    return aggregate(**given, **declared)
+    if wrong := sorted(set(declared) - set(Aggregated.__annotations__)):
+        more = ", ".join(Aggregated.__annotations__)
+        raise ConfigError(
+            f"processor {name}: {what} takes no {', '.join(wrong)}; it takes besides name, source, {more}"
+        )
+    if lacks := [what for what, said in (("name", name), ("source", source)) if said == ""]:
+        raise ConfigError(
+            f"processor {name or None}: {what} lacks {' and '.join(lacks)}: write {lacks[0]}='...'"
+        )
+    return aggregate(name=name, source=source, **given, **declared)
 
 
 def _results(name: str, emits: str | Updates | None) -> _Results | None:

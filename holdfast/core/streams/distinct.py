@@ -14,6 +14,7 @@ import msgspec
 
 from holdfast.core.engine.declared.declaring import why_uncallable
 from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.declared.sources import Readable
 from holdfast.core.engine.declared.streams import Stream
 from holdfast.core.streams.aggregations import aggregate
 from holdfast.core.streams.emitting import Updates, encode_json
@@ -140,10 +141,13 @@ def distinct_fold(
 
 def distinct(
     *,
+    name: str,
+    source: str | Readable[E],
     key: Callable[[E], str],
     item: Callable[[E], str],
     precision: int = PRECISION,
     emits: str | Updates | None = None,
+    decode: Callable[..., E] | None = None,
     **declared: Any,
 ) -> Processor[E, Distinct]:
     """Return a processor that tells about how many different *item*s each key's events have had; its rows are
@@ -164,10 +168,12 @@ def distinct(
     try:
         fold = distinct_fold(item, precision)
     except ConfigError as error:
-        raise ConfigError(f"processor {declared.get('name')}: {error}") from error
+        raise ConfigError(f"processor {name}: {error}") from error
     if isinstance(emits, str):
         encode: Callable[[int], bytes | None] = (
             emits.serde.encode if isinstance(emits, Stream) else encode_json
         )
         emits = Updates(emits, encode=lambda found: encode(round(found.estimate)))
-    return aggregate(key=key, fold=fold, row=Distinct, emits=emits, **declared)
+    return aggregate(
+        name=name, source=source, decode=decode, key=key, fold=fold, row=Distinct, emits=emits, **declared
+    )

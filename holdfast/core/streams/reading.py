@@ -1,47 +1,63 @@
-"""What a declaration of one source reads: a topic and what decodes its records."""
+"""What a declaration of one source reads: a topic, what decodes its records, and their event times."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
+from warnings import warn
 
-from holdfast.core.engine.declared.serdes import framing
-from holdfast.core.engine.declared.sources import DecoderInput, Source
-from holdfast.core.engine.emits import Headers
-from holdfast.errors import ConfigError
+from holdfast.core.engine.declared.serdes import decoder_of
+from holdfast.core.engine.declared.sources import DecoderInput, Source, source_of
+from holdfast.errors import AppendTimeWarning, ConfigError
 
 
 def reading(
     whose: str, source: Any, decode: Callable[..., Any] | None, inputs: Sequence[DecoderInput]
-) -> tuple[str, Callable[..., Any], tuple[DecoderInput, ...]]:
-    """Return the topic and the decoder of *source*, and what the decoder takes: a `Source` tells both, a
-    topic's name needs *decode*.
+) -> tuple[str, Callable[..., Any], tuple[DecoderInput, ...], Source[Any] | None]:
+    """Return the topic, the decoder, what it takes, and the source unless a topic's name was given.
 
-    ConfigError where both are given, or neither.
+    A `Source`, `Stream` or step brings its serde; a topic's name needs *decode*. ConfigError where both are
+    given, or neither.
     """
-    if not isinstance(source, Source):
+    found = source_of(source) if decode is None or not isinstance(source, str) else None
+    if found is None:
         if decode is None:
             raise ConfigError(
-                f"{whose}: nothing decodes {source!r:.200}: write source=Source(topic, serde), or give"
-                " decode="
+                f"{whose}: nothing decodes {source!r:.200}: write source=Source(topic, serde), a step or a"
+                " Stream, or give decode="
             )
-        return source, decode, tuple(inputs)
+        return source, decode, tuple(inputs), None
     if decode is not None or tuple(inputs) != ("value",):
         what = "inputs=" if decode is None else "decode="
         raise ConfigError(
-            f"{whose}: Source({str(source.topic)!r}, ...) tells what lies in its values: leave out {what}, or"
+            f"{whose}: {str(found.topic)!r} has a serde, which decodes its values: leave out {what}, or"
             " name the topic as text"
         )
-    if framing(source.serde) is None:
-        return source.topic, source.serde.decode, ("value",)
-    return source.topic, _Framed(source.serde), ("value", "headers")
+    decoder, takes = decoder_of(found.serde)
+    return found.topic, decoder, takes, found
 
 
-class _Framed:
-    """Decodes values whose headers may tell their schemas."""
+def warn_of_append_time(whose: str, *sources: Source[Any]) -> None:
+    """Warn of those of *sources* whose records are taken by append time without `time=` having said so."""
+    unsaid = [each for each in sources if each.reads_time is None and not each.by_append]
+    if unsaid:
+        warn_of_unsaid_time(whose, *(str(each.topic) for each in unsaid))
 
-    def __init__(self, serde: Any) -> None:
-        self._serde = serde
 
-    def __call__(self, value: bytes | None, headers: Headers) -> Any:
-        return self._serde.decode(self._serde.framed(value, headers))
+def warn_of_unsaid_time(whose: str, *topics: str) -> None:
+    """Warn that records of *topics* are taken by append time, since no `time=` was given."""
+    warn(
+        f"{whose} takes the records of {' and '.join(map(repr, topics))} by append time, since no time= was"
+        ' given: write time=<a function of the event>, or time="append" if that is meant',
+        AppendTimeWarning,
+        stacklevel=_levels(),
+    )
+
+
+def _levels() -> int:
+    """Return how many frames up the declaration is: the first that is not in holdfast's own streams."""
+    frame, levels = sys._getframe(1), 1
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("holdfast.core.streams."):
+        frame, levels = frame.f_back, levels + 1  # type: ignore[assignment]
+    return levels

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar, cast, overload
 
@@ -11,10 +11,28 @@ import msgspec
 
 from holdfast.core.engine.declared.declaring import why_uncallable
 from holdfast.core.engine.declared.processor import EmitsFrom, OnError, Processor
-from holdfast.core.engine.declared.serdes import KEY_ID, VALUE_ID, Bytes, Serde, framing, without_ids
-from holdfast.core.engine.declared.sources import SKIPPED, FoldWith, Input, Source
+from holdfast.core.engine.declared.serdes import (
+    KEY_ID,
+    VALUE_ID,
+    Bytes,
+    Serde,
+    alike,
+    framing,
+    without_ids,
+)
+from holdfast.core.engine.declared.sources import (
+    SKIPPED,
+    DecoderInput,
+    FoldWith,
+    RawSource,
+    Readable,
+    Source,
+    Time,
+    require_source,
+)
 from holdfast.core.engine.declared.streams import Internal, Stream
 from holdfast.core.engine.emits import Emit, Emits, Headers
+from holdfast.core.engine.event_times import TimeWithin, limit_of, unlimited
 from holdfast.core.engine.origins import UNHEARD, StepClock, is_mark, mark_of
 from holdfast.core.engine.state.rows import Rows
 from holdfast.core.streams.emitting import check_topics
@@ -31,7 +49,7 @@ class NoRow(msgspec.Struct, frozen=True):
     """The row type of what keeps no rows."""
 
 
-_INPUTS: tuple[Input, ...] = ("value", "key", "headers", "partition")
+_INPUTS: tuple[DecoderInput, ...] = ("value", "key", "headers", "partition", "timestamp")
 
 
 class Step(Processor[Any, NoRow], Generic[T]):
@@ -49,6 +67,11 @@ class Step(Processor[Any, NoRow], Generic[T]):
         """Return the topic that records are sent to; of branches, the first."""
         first: Stream[T] = self.emits[0]  # type: ignore[assignment]  # steps declare streams
         return first
+
+    @property
+    def serde(self) -> Serde[T]:
+        """Return what reads and writes the values that it sends."""
+        return self.to.serde
 
     @property
     def stateless(self) -> bool:
@@ -72,7 +95,7 @@ class Step(Processor[Any, NoRow], Generic[T]):
     @property
     def _times(self) -> tuple[Callable[[Any], int] | None, ...]:
         if self.on is not None:
-            return tuple(None if each.time is None else _OfRead(each.time) for each in self.on)
+            return tuple(None if (read := each.reads_time) is None else _of_read(read) for each in self.on)
         return (getattr(self.decode, "time", None),)
 
     def origin_clock(self, stored: bytes | None = None) -> StepClock | None:
@@ -81,12 +104,12 @@ class Step(Processor[Any, NoRow], Generic[T]):
 
     def told_by(self, clock: StepClock, *columns: Any) -> Any:
         """Return a record, with the header of its origin; SKIPPED for a mark."""
-        value, key, headers, partition = columns
+        value, key, headers, partition, append_ms = columns
         if is_mark(headers):
             clock.mark(0, mark_of(headers))
             return SKIPPED
         event = self.decode(*columns)[0]
-        return event, value, key, clock.told(0, event, headers, partition), partition
+        return event, value, key, clock.told(0, event, headers, partition, append_ms), partition
 
     def send_all(self, columns: Sequence[Sequence[Any]], clock: StepClock | None = None) -> list[Emit]:
         """Return what the step sends for records in columns."""
@@ -108,7 +131,7 @@ class Step(Processor[Any, NoRow], Generic[T]):
 
 class Map(Step[T], Generic[S, T]):
     """Each record of *source* with another value: what *each* makes of the event, as *serde* or *to* writes
-    it.
+    it. *time* reads the event time of such a value, for windows and joins of it.
 
     Key and headers stay, and so does the partition if the topic is internal: without *to*, the records go to
     the internal topic `<name>.v<version>`, which `holdfast topics create` makes with as many partitions as
@@ -129,18 +152,20 @@ class Map(Step[T], Generic[S, T]):
         self,
         *,
         name: str,
-        source: Source[S],
-        each: Callable[[Any], T],
+        source: Readable[S],
+        each: Callable[[S], T],
         serde: Serde[T] | None = None,
         to: Stream[T] | None = None,
+        time: Time[T] = None,
         version: int = 1,
         on_error: OnError = "quarantine",
         emits_from: EmitsFrom = "beginning",
     ) -> None:
-        whose = _checked(name, source, each=each)
+        whose, read = _checked(name, source, each=each)
         if (serde is None) == (to is None):
             raise ConfigError(f"{whose}: give serde= for an internal topic, or to=Stream(topic, serde)")
-        out: Stream[T] = Internal(name, serde, source.key, version=version) if serde else _stream(whose, to)
+        sent = Internal(name, serde, read.key, version=version) if serde else _stream(whose, to)
+        out: Stream[T] = sent.written_by(name, time)
         encode, topic, stays = out.serde.encode, str(out), to is None
 
         def fold(rows: Rows[NoRow], record: Record, at_ms: int) -> Emits:
@@ -154,7 +179,7 @@ class Map(Step[T], Generic[S, T]):
             on_error=on_error,
             emits_from=emits_from,
             fold=fold,
-            **_one(source, out, stays),
+            **_one(read, out, stays),
         )
 
 
@@ -180,15 +205,15 @@ class Filter(Step[T]):
         self,
         *,
         name: str,
-        source: Source[T],
-        keep: Callable[[Any], bool],
+        source: Readable[T],
+        keep: Callable[[T], object],
         to: Stream[T] | None = None,
         version: int = 1,
         on_error: OnError = "quarantine",
         emits_from: EmitsFrom = "beginning",
     ) -> None:
-        whose = _checked(name, source, keep=keep)
-        out, stays = _same(whose, name, source, to, version), to is None
+        whose, read = _checked(name, source, keep=keep)
+        out, stays = _same(whose, name, read, to, version), to is None
         topic = str(out)
 
         def fold(rows: Rows[NoRow], record: Record, at_ms: int) -> Emits:
@@ -201,7 +226,7 @@ class Filter(Step[T]):
             on_error=on_error,
             emits_from=emits_from,
             fold=fold,
-            **_one(source, out, stays),
+            **_one(read, out, stays),
         )
 
 
@@ -229,24 +254,24 @@ class Branch(Step[T]):
         self,
         *,
         name: str,
-        source: Source[T],
-        into: Mapping[Any, Callable[[Any], bool]],
+        source: Readable[T],
+        into: Mapping[Any, Callable[[T], object]],
         version: int = 1,
         on_error: OnError = "quarantine",
         emits_from: EmitsFrom = "beginning",
     ) -> None:
-        whose = _checked(name, source)
+        whose, read = _checked(name, source)
         if not isinstance(into, Mapping) or not into:
             raise ConfigError(f"{whose}: into is {into!r:.200}; write a dict: {{'paid': is_paid, ...}}")
         branches: dict[str, Stream[T]] = {}
-        tests: list[tuple[Callable[[Any], bool], str, bool]] = []
+        tests: list[tuple[Callable[[Any], object], str, bool]] = []
         for branch, test in into.items():
             if not isinstance(branch, str):
                 raise ConfigError(f"{whose}: branch {branch!r:.200}; write a name, or Stream(topic, serde)")
             if (why := why_uncallable(test, ("event",))) is not None:
                 raise ConfigError(f"{whose}: the test of branch {str(branch)!r:.200} {why}")
             given = branch if isinstance(branch, Stream) else None
-            out = _same(whose, name, source, given, version, f"-{branch}")
+            out = _same(whose, name, read, given, version, f"-{branch}")
             if str(out) in (str(each) for each in branches.values()):
                 raise ConfigError(f"{whose}: two branches send to {str(out)!r}: give one another name")
             branches[str(branch)] = out
@@ -260,7 +285,7 @@ class Branch(Step[T]):
             return None
 
         stay = all(stays for _, _, stays in tests)
-        declared = {**_one(source, next(iter(branches.values())), stay), "emits": (*branches.values(),)}
+        declared = {**_one(read, next(iter(branches.values())), stay), "emits": (*branches.values(),)}
         self._declare(
             name=name, version=version, on_error=on_error, emits_from=emits_from, fold=fold, **declared
         )
@@ -297,7 +322,7 @@ class Merge(Step[T]):
         self,
         *,
         name: str,
-        sources: Sequence[Source[T]],
+        sources: Sequence[Readable[T]],
         to: Stream[T] | None = None,
         version: int = 1,
         on_error: OnError = "quarantine",
@@ -306,10 +331,10 @@ class Merge(Step[T]):
         whose = f"processor {name}"
         if not isinstance(sources, Sequence) or isinstance(sources, str) or len(sources) < 2:
             raise ConfigError(f"{whose}: sources is {sources!r:.200}; write a list of two or more Source")
-        for each in sources:
-            _checked(name, each)
-            _check_alike(whose, each, sources[0].serde, f"{sources[0].topic!r}")
-        out, stays = _same(whose, name, sources[0], to, version), to is None
+        read = [_checked(name, each)[1] for each in sources]
+        for each in read:
+            _check_alike(whose, each, read[0].serde, f"{str(read[0].topic)!r}")
+        out, stays = _same(whose, name, read[0], to, version), to is None
         topic = str(out)
 
         def fold(
@@ -328,7 +353,10 @@ class Merge(Step[T]):
             version=version,
             on_error=on_error,
             emits_from=emits_from,
-            on={replace(each, serde=_as_is(each.serde), key=Bytes()): asked for each in sources},
+            on={
+                RawSource(each.topic, _as_is(each.serde), each.time, Bytes(), each.retention): asked
+                for each in read
+            },
             emits=(out,),
             in_place=stays,
         )
@@ -338,8 +366,8 @@ class Rekey(Step[T], Generic[S, T]):
     """The records of *source* under other keys, so that those of one key lie in one partition of `to`.
 
     With *by* each record goes on as it is under the key that *by* gives; for None it goes nowhere. With
-    *pairs* each gives any number of records: pairs of a key and a value, which *serde* or *to* writes.
-    Headers go on.
+    *pairs* each gives any number of records: pairs of a key and a value, which *serde* or *to* writes and of
+    which *time* reads the event time. Headers go on.
 
     Without *to*, they go to the internal topic `<name>.v<version>`; `holdfast topics create` makes it with as
     many partitions as the source, or as those it is joined with.
@@ -361,8 +389,8 @@ class Rekey(Step[T], Generic[S, T]):
         self: Rekey[S, S],
         *,
         name: str,
-        source: Source[S],
-        by: Callable[[Any], Any],
+        source: Readable[S],
+        by: Callable[[S], Any],
         to: Stream[S] | None = None,
         version: int = 1,
         on_error: OnError = "quarantine",
@@ -375,47 +403,53 @@ class Rekey(Step[T], Generic[S, T]):
         self,
         *,
         name: str,
-        source: Source[S],
-        pairs: Callable[[Any], Iterable[tuple[Any, Any]]],
+        source: Readable[S],
+        pairs: Callable[[S], Iterable[tuple[Any, T]]],
         serde: Serde[T] | None = None,
         to: Stream[T] | None = None,
         version: int = 1,
         on_error: OnError = "quarantine",
         emits_from: EmitsFrom = "beginning",
         key: Serde[Any] | None = None,
+        time: Time[T] = None,
     ) -> None: ...
 
     def __init__(
         self,
         *,
         name: str,
-        source: Source[S],
-        by: Callable[[Any], Any] | None = None,
-        pairs: Callable[[Any], Iterable[tuple[Any, Any]]] | None = None,
+        source: Readable[S],
+        by: Callable[[S], Any] | None = None,
+        pairs: Callable[[S], Iterable[tuple[Any, Any]]] | None = None,
         serde: Serde[Any] | None = None,
         to: Stream[Any] | None = None,
         version: int = 1,
         on_error: OnError = "quarantine",
         emits_from: EmitsFrom = "beginning",
         key: Serde[Any] | None = None,
+        time: Time[Any] = None,
     ) -> None:
         if (by is None) == (pairs is None):
             raise ConfigError(f"processor {name}: give by= or pairs=, one of them")
-        whose = _checked(name, source, **{"by": by} if pairs is None else {"pairs": pairs})
+        whose, read = _checked(name, source, **{"by": by} if pairs is None else {"pairs": pairs})
         if to is not None and (serde is not None or key is not None):
             raise ConfigError(f"{whose}: to= says what lies in it: leave out serde= and key=")
         out: Stream[Any]
         if by is not None:
-            if serde is not None:
-                raise ConfigError(f"{whose}: with by= records go on as they are: leave out serde=")
-            out = _same(whose, name, source, to, version, key=key)
-            fold: Fold = _By(source, out, by)
+            if serde is not None or time is not None:
+                raise ConfigError(
+                    f"{whose}: with by= records go on as they are: leave out serde= and time=, which are"
+                    " those of the source"
+                )
+            out = _same(whose, name, read, to, version, key=key)
+            fold: Fold = _By(read, out, by)
         else:
             if serde is None and to is None:
                 raise ConfigError(
                     f"{whose}: with pairs= give serde= for an internal topic, or to=Stream(...)"
                 )
-            out = _stream(whose, to) if serde is None else Internal(name, serde, key, version=version)
+            sent = _stream(whose, to) if serde is None else Internal(name, serde, key, version=version)
+            out = sent.written_by(name, time)
             assert pairs is not None
             fold = _pairs(out, pairs)
         self._declare(
@@ -424,7 +458,7 @@ class Rekey(Step[T], Generic[S, T]):
             on_error=on_error,
             emits_from=emits_from,
             fold=fold,
-            **_one(source, out, False),
+            **_one(read, out, False),
         )
 
 
@@ -448,13 +482,13 @@ class _By:
         return (Emit(self._topic, self._encode_key(key), value, without_ids(headers, KEY_ID)),)
 
     def send_all(self, columns: Sequence[Sequence[Any]], clock: StepClock | None = None) -> list[Emit]:
-        values, _, all_headers, partitions = columns
+        values, _, all_headers, partitions, times = columns
         topic, encode_key, read, by = self._topic, self._encode_key, self._read, self._by
         told = values if self._frames is None else map(self._frames, values, all_headers)
         if clock is not None:
             events = [read(value) for value in told]
             kept = [without_ids(each, KEY_ID) for each in all_headers] if any(all_headers) else all_headers
-            sent = zip(events, values, clock.told_all(events, kept, partitions), strict=True)
+            sent = zip(events, values, clock.told_all(events, kept, partitions, times), strict=True)
             return [
                 Emit(topic, encode_key(key), value, headers)
                 for event, value, headers in sent
@@ -507,6 +541,11 @@ class _OfRead:
         return UNHEARD if read.event is None else self.time(read.event)
 
 
+def _of_read(time: Callable[[Any], int]) -> Callable[[Any], int]:
+    limit_ms, holds = limit_of(time)
+    return TimeWithin(_OfRead(getattr(time, "read", time)), limit_ms, holds=holds)
+
+
 def _as_is(serde: Serde[Any]) -> Any:
     return _AsIs(serde)
 
@@ -515,11 +554,13 @@ def _one(source: Source[Any], out: Stream[Any], stays: bool) -> dict[str, Any]:
     """Return what a step of one source declares besides its fold."""
     read, frames = source.serde.decode, framing(source.serde)
 
-    def decode(value: bytes | None, key: bytes | None, headers: Headers, partition: int) -> Record:
+    def decode(
+        value: bytes | None, key: bytes | None, headers: Headers, partition: int, append_ms: int
+    ) -> Record:
         event = read(value if frames is None else frames(value, headers))
         return event, value, key, headers, partition
 
-    decode.time = source.time  # type: ignore[attr-defined]  # see Step._times
+    decode.time = source.reads_time  # type: ignore[attr-defined]  # see Step._times
     return {
         "source": source.topic,
         "decode": decode,
@@ -529,15 +570,14 @@ def _one(source: Source[Any], out: Stream[Any], stays: bool) -> dict[str, Any]:
     }
 
 
-def _checked(name: str, source: object, **calls: object) -> str:
-    """Return the step's name in errors; ConfigError unless its source and functions may be declared so."""
+def _checked(name: str, source: object, **calls: object) -> tuple[str, Source[Any]]:
+    """Return the step's name in errors, and its source; ConfigError unless they may be declared so."""
     whose = f"processor {name}"
-    if not isinstance(source, Source):
-        raise ConfigError(f"{whose}: source is {source!r:.200}; write Source(topic, serde)")
+    found = require_source(whose, "source", source)
     for what, call in calls.items():
         if (why := why_uncallable(call, ("event",))) is not None:
             raise ConfigError(f"{whose}: {what} {why}")
-    return whose
+    return whose, found
 
 
 def _stream(whose: str, to: object) -> Stream[Any]:
@@ -555,18 +595,23 @@ def _same(
     suffix: str = "",
     key: Serde[Any] | None = None,
 ) -> Stream[T]:
-    """Return where records go on as they are; ConfigError when other values are declared to lie there."""
+    """Return where records go on as they are, with the source's event time; ConfigError when other values
+    are declared to lie there.
+    """
     if to is None:
-        return Internal(name + suffix, source.serde, source.key if key is None else key, version=version)
-    _check_alike(whose, source, _stream(whose, to).serde, repr(str(to)))
-    return to
+        sent_key = source.key if key is None else key
+        out: Stream[T] = Internal(name + suffix, source.serde, sent_key, version=version)
+    else:
+        out = _stream(whose, to)
+        _check_alike(whose, source, out.serde, repr(str(to)))
+    # The step holds event times against its source's limit: behind it there is none.
+    return out.written_by(name, "append" if source.by_append else unlimited(source.reads_time))
 
 
 def _check_alike(whose: str, source: Source[Any], serde: Serde[Any], where: str) -> None:
     """Raise ConfigError when *serde* is of other values than *source* has."""
-    of = source.serde
-    if type(of) is not type(serde) or getattr(of, "of", None) != getattr(serde, "of", None):
+    if not alike(source.serde, serde):
         raise ConfigError(
-            f"{whose}: records go on as they are, but {source.topic!r} holds {of!r} and {where} {serde!r}:"
-            " declare them alike, or use Map"
+            f"{whose}: records go on as they are, but {str(source.topic)!r} holds {source.serde!r} and"
+            f" {where} {serde!r}: declare them alike, or use Map"
         )

@@ -101,7 +101,7 @@ def history_fold() -> tuple[Callable[..., list[Any]], DictStore]:
         name="joined",
         stream=STREAM,
         table=TABLE,
-        join=lambda one, other: [one.name, other and other.name],
+        join=lambda one, other: [one.name, other.name if other else None],
         to=OUT,
         how="left",
         history=10 * COUNT,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from holdfast.core.engine.declared.retention import FOREVER_MS, declared_ms, spoken
-from holdfast.core.engine.declared.sources import FoldWith, Source
+from holdfast.core.engine.declared.sources import FoldWith, Source, require_source
 from holdfast.core.engine.emits import Emits
 from holdfast.core.engine.state.global_rows import GlobalName
 from holdfast.core.engine.state.rows import Rows
@@ -38,6 +38,7 @@ class Global(GlobalName[R]):
     fold: Callable[[Rows[R], Any, int], Emits] | FoldWith
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "source", require_source(f"global {self.name}", "source", self.source))
         ms = declared_ms(getattr(self.source, "topic", ""))
         if ms is not None and ms != FOREVER_MS:
             raise ConfigError(

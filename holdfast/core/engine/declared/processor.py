@@ -6,15 +6,16 @@ Nothing here runs anything.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, TypeVar, Unpack, get_args, overload
 
 from holdfast.core.engine.declared.declaring import is_topic, why_uncallable
 from holdfast.core.engine.declared.global_tables import LIMIT_GLOBALS, Global
 from holdfast.core.engine.declared.migrations import Migration, declared_migrations, why_wrong_migrations
 from holdfast.core.engine.declared.named_tables import Table, declared_table, why_wrong_tables
-from holdfast.core.engine.declared.retention import retentions
+from holdfast.core.engine.declared.retention import DeclaredTopic, retentions
+from holdfast.core.engine.declared.serdes import decoder_of
 from holdfast.core.engine.declared.sources import (
     ASKED,
     DECODER_INPUTS,
@@ -24,12 +25,15 @@ from holdfast.core.engine.declared.sources import (
     FoldColumns,
     FoldWith,
     Input,
+    Readable,
     Source,
     SourceFold,
     columns_in,
     fingerprint,
+    require_alike,
+    source_of,
 )
-from holdfast.core.engine.declared.streams import Internal
+from holdfast.core.engine.declared.streams import Internal, Stream
 from holdfast.core.engine.emits import Emit, Emits, Headers
 from holdfast.core.engine.origins import StepClock
 from holdfast.core.engine.state.row_types import why_unfit
@@ -48,6 +52,23 @@ OnError = Literal["quarantine", "stop"]
 ON_ERROR: tuple[str, ...] = get_args(OnError)
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,99}")
+
+
+class Declared(TypedDict, total=False):
+    """What a processor of either form may declare besides its name, rows, sources and folds."""
+
+    version: int
+    on_wake: Callable[[Rows[Any], str, int], Emits] | None
+    on_tick: Callable[[Rows[Any], str, int], Emits] | None
+    on_event: Callable[[Rows[Any], str, int], Emits] | None
+    route: Callable[[str, int], int | None] | None
+    emits: tuple[str, ...]
+    in_place: bool
+    on_error: OnError
+    tables: Mapping[str, Any]
+    reads: tuple[Global[Any], ...]
+    emits_from: EmitsFrom
+    migrate: Mapping[int, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +91,8 @@ class Processor(Generic[E, R]):
     Rows of another *version* are never read: each version has its own table and changelog, built from the
     log's beginning. Within a version, a row type may change as long as it reads all rows that were written
     (fields with defaults may be added, and fields left out); another is refused when a worker starts.
+
+    A `Source`, `Stream` or step as *source* brings its serde in place of *decode* (`source=by_user`).
 
     **Several sources.** `on={customers: keep, orders: enrich}` in place of *source*, *decode* and *fold*
     names up to 8 co-partitioned sources, each a `Source` with its own fold, or `FoldWith` for one that asks
@@ -137,14 +160,92 @@ class Processor(Generic[E, R]):
     emits_from: EmitsFrom = "beginning"
     migrate: Mapping[int, Any] = field(default_factory=dict, hash=False)
 
+    if TYPE_CHECKING:
+        # What may be given is more than what is kept: steps and streams become topics and sources.
+
+        @overload
+        def __init__(
+            self: Processor[Any, R],
+            *,
+            name: str,
+            row: type[R],
+            on: Mapping[Any, Callable[..., Emits] | FoldWith | FoldColumns],
+            **more: Unpack[Declared],
+        ) -> None: ...
+
+        @overload
+        def __init__(
+            self: Processor[Any, Any],
+            *,
+            name: str,
+            row: Any,
+            on: Mapping[Any, Callable[..., Emits] | FoldWith | FoldColumns],
+            **more: Unpack[Declared],
+        ) -> None: ...
+
+        @overload
+        def __init__(
+            self: Processor[E, R],
+            *,
+            name: str,
+            row: type[R],
+            source: str,
+            decode: Callable[..., E],
+            fold: Callable[[Rows[R], E, int], Emits],
+            inputs: tuple[DecoderInput, ...] = ("value",),
+            time: Callable[[E], int] | None = None,
+            **more: Unpack[Declared],
+        ) -> None: ...
+
+        @overload
+        def __init__(
+            self: Processor[E, Any],
+            *,
+            name: str,
+            row: Any,
+            source: str,
+            decode: Callable[..., E],
+            fold: Callable[[Rows[Any], E, int], Emits],
+            inputs: tuple[DecoderInput, ...] = ("value",),
+            time: Callable[[E], int] | None = None,
+            **more: Unpack[Declared],
+        ) -> None: ...
+
+        @overload
+        def __init__(
+            self: Processor[E, R],
+            *,
+            name: str,
+            row: type[R],
+            source: Readable[E],
+            fold: Callable[[Rows[R], E, int], Emits],
+            time: Callable[[E], int] | None = None,
+            **more: Unpack[Declared],
+        ) -> None: ...
+
+        @overload
+        def __init__(
+            self: Processor[E, Any],
+            *,
+            name: str,
+            row: Any,
+            source: Readable[E],
+            fold: Callable[[Rows[Any], E, int], Emits],
+            time: Callable[[E], int] | None = None,
+            **more: Unpack[Declared],
+        ) -> None: ...
+
+        def __init__(self, **declared: Any) -> None: ...
+
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
             raise ConfigError(
                 f"processor name {self.name!r:.200}: use 1 to 100 letters, digits, '_' or '-'; it becomes"
                 " part of a topic's name"
             )
+        self._read_source()
         if self.on is not None:
-            self._check_sources(self.on)
+            object.__setattr__(self, "on", self._checked_sources(self.on))
         elif self.on_tick is not None:
             raise self._wrong(
                 "on_tick needs on=: write on={Source(...): fold} in place of source, decode and fold"
@@ -236,7 +337,27 @@ class Processor(Generic[E, R]):
                     " its writer's version: emit to a Stream instead"
                 )
 
-    def _check_sources(self, on: Mapping[Source[Any], Any]) -> None:
+    def _read_source(self) -> None:
+        """Take topic, decoder and, for the event clock, time of a source, stream or step that is named."""
+        named_with_decoder = isinstance(self.source, str) and self.decode is not None
+        found = None if named_with_decoder else source_of(self.source)
+        if found is None:
+            return
+        if self.decode is not None or tuple(self.inputs) != ("value",):
+            what = "inputs=" if self.decode is None else "decode="
+            raise self._wrong(
+                f"{str(found.topic)!r} has a serde, which decodes its values: leave out {what}, or name the"
+                " topic as text"
+            )
+        object.__setattr__(self, "source", found.topic)
+        decoder, takes = decoder_of(found.serde)
+        object.__setattr__(self, "decode", decoder)
+        object.__setattr__(self, "inputs", takes)
+        if self.time is None and self.on_event is not None:
+            object.__setattr__(self, "time", found.reads_time)
+
+    def _checked_sources(self, on: Mapping[Any, Any]) -> dict[Source[Any], Any]:
+        """Return the folds by their sources; ConfigError unless they may be declared so."""
         mixed = [name for name in ("source", "decode", "fold", "time") if getattr(self, name)]
         if mixed or self.inputs != ("value",):
             what = ", ".join(mixed or ["inputs"])
@@ -252,17 +373,23 @@ class Processor(Generic[E, R]):
                 f"on names {len(on)} sources, {LIMIT_SOURCES} are the most: fold some of them into one topic"
                 " first"
             )
-        for source in on:
-            if not isinstance(source, Source):
-                raise self._wrong(f"on has {source!r:.200} for a source; write Source(topic, serde)")
+        folds: dict[Source[Any], Any] = {}
+        for given, fold in on.items():
+            source = source_of(given)
+            if source is None:
+                raise self._wrong(
+                    f"on has {given!r:.200} for a source; write Source(topic, serde), a Stream or a step"
+                )
+            folds[source] = fold
             for part, name in ((source.serde, "serde"), (source.key, "key")):
                 if not callable(getattr(part, "decode", None)):
                     raise self._wrong(
                         f"the {name} of {source.topic!r:.200} is {part!r:.200}; write Json(...), say"
                     )
-        topics = [source.topic for source in on]
+        topics = [source.topic for source in folds]
         if twice := {topic for topic in topics if topics.count(topic) > 1}:
             raise self._wrong(f"on names {min(twice)} twice: a source has one fold")
+        return folds
 
     def _check_topics(self) -> None:
         if not isinstance(self.source, str):
@@ -309,7 +436,7 @@ class Processor(Generic[E, R]):
             raise self._wrong(
                 "on_event needs time=, which tells an event's time: without it take clock='append'"
             )
-        if self.on is not None and all(source.time is None for source in self.on):
+        if self.on is not None and all(source.reads_time is None for source in self.on):
             raise self._wrong(
                 "on_event needs Source(..., time=...), which tells an event's time: without it take"
                 " clock='append'"
@@ -346,13 +473,13 @@ class Processor(Generic[E, R]):
             asked: Any = fold.inputs if isinstance(fold, FoldWith) else ()
             if not isinstance(asked, tuple | list) or any(name not in ASKED for name in asked):
                 raise self._wrong(f"inputs {asked!r:.200} of {source.topic}; choose from {', '.join(ASKED)}")
-            if "event_ms" in asked and source.time is None:
+            if "event_ms" in asked and source.reads_time is None:
                 raise self._wrong(
                     f"the fold of {source.topic} asks for event_ms: write Source(..., time=...), which"
                     " tells it"
                 )
-            if source.time is not None:
-                yield f"time of {source.topic}", source.time, ("event",)
+            if source.reads_time is not None:
+                yield f"time of {source.topic}", source.reads_time, ("event",)
             yield (
                 f"fold of {source.topic}",
                 fold.fold if isinstance(fold, FoldWith) else fold,
@@ -565,6 +692,22 @@ class Processor(Generic[E, R]):
         `transactional_id`.
         """
         return f"{app}.{self.name}.{partition}" if self._is_apart else None
+
+
+def require_alike_steps(processors: Iterable[Processor[Any, Any]]) -> None:
+    """Raise ConfigError where a source reads a step's topic with another serde or key than the step's."""
+    processors = list(processors)
+    written = {
+        str(topic): topic
+        for each in processors
+        for topic in each.emits
+        if isinstance(topic, Stream) and topic.step
+    }
+    for each in processors:
+        for topic in (*each._sources, *each.kept_whole):
+            if topic in written and isinstance(topic, DeclaredTopic):
+                whose = f"processor {each.name}: source {str(topic)!r}"
+                require_alike(whose, (topic.serde, topic.key), written[topic])
 
 
 def table_name(processor: Processor[Any, Any], table: str = "") -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Protocol, Self
 
 from holdfast.core.engine.declared.durations import duration_ms
+from holdfast.core.engine.declared.serdes import Serde
 from holdfast.errors import ConfigError
 
 FOREVER_MS = -1
@@ -18,20 +19,24 @@ _NAMED = {"forever": FOREVER_MS, "landed": LANDED_MS}
 _UNITS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1_000, "s"), (1, "ms"))
 
 
-class KeptTopic(str):
-    """The name of a topic whose records are kept for *retention_ms*, FOREVER_MS for ever, LANDED_MS until
-    they are landed.
+class DeclaredTopic(str):
+    """The name of a topic with what a `Source` says of it: its serdes, and how long its records are kept
+    (None where that is not said, FOREVER_MS for ever, LANDED_MS until they are landed).
+
+    The name carries it, since that is what is left of a source in declarations that take one.
     """
 
-    retention_ms: int
+    serde: Serde[Any]
+    key: Serde[Any]
+    retention_ms: int | None
 
-    def __new__(cls, topic: str, retention_ms: int) -> Self:
+    def __new__(cls, topic: str, serde: Serde[Any], key: Serde[Any], retention_ms: int | None) -> Self:
         made = super().__new__(cls, topic)
-        made.retention_ms = retention_ms
+        made.serde, made.key, made.retention_ms = serde, key, retention_ms
         return made
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return KeptTopic, (str(self), self.retention_ms)
+        return DeclaredTopic, (str(self), self.serde, self.key, self.retention_ms)
 
 
 def retention_ms(retention: str | int | None, whose: str) -> int | None:
@@ -59,19 +64,17 @@ def declared_ms(topic: str) -> int | None:
     return found
 
 
-def kept(topic: str, retention: str | int | None, whose: str) -> str:
-    """Return *topic* as a name that carries *retention*; ConfigError when the name carries another
-    already.
-    """
+def kept_ms(topic: str, retention: str | int | None, whose: str) -> int | None:
+    """Return the retention in ms of *topic* by *retention* or its name; ConfigError when these differ."""
     declared, before = retention_ms(retention, whose), declared_ms(topic)
     if declared is None or declared == before:
-        return topic
+        return before
     if before is not None:
         raise ConfigError(
             f"{whose}: its stream is declared with retention {spoken(before)}, and here with"
             f" {spoken(declared)}: declare one of the two"
         )
-    return KeptTopic(str(topic), declared)
+    return declared
 
 
 def spoken(ms: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from types import UnionType
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar, get_origin, overload
+from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar, get_origin, overload
 
 import msgspec
 
@@ -55,6 +55,26 @@ def framing(serde: Serde[Any]) -> Framing | None:
     """Return what makes of a record's bytes and headers what *serde* decodes, where it looks at headers."""
     found: Framing | None = getattr(serde, "framed", None)
     return found
+
+
+class _Framed:
+    """Decodes values whose headers may name their schemas."""
+
+    def __init__(self, serde: Any) -> None:
+        self._serde = serde
+
+    def __call__(self, value: bytes | None, headers: Headers) -> Any:
+        return self._serde.decode(self._serde.framed(value, headers))
+
+
+def decoder_of(serde: Serde[Any]) -> tuple[Callable[..., Any], tuple[Literal["value", "headers"], ...]]:
+    """Return what decodes a record's value as *serde* does, and the columns that it takes."""
+    return (serde.decode, ("value",)) if framing(serde) is None else (_Framed(serde), ("value", "headers"))
+
+
+def alike(one: Serde[Any], other: Serde[Any]) -> bool:
+    """Return whether two serdes are of one format and one type of values."""
+    return type(one) is type(other) and getattr(one, "of", None) == getattr(other, "of", None)
 
 
 class _Typed(Generic[T]):
@@ -162,7 +182,8 @@ class Msgpack(_Typed[T]):
 class Bytes:
     """Values as they are; None is a tombstone."""
 
-    def decode(self, value: bytes | None) -> bytes | None:
+    # Any beside bytes: a tombstone is None, and a function of bytes alone is none the worse for that.
+    def decode(self, value: bytes | None) -> bytes | Any:
         return value
 
     def encode(self, value: bytes | None) -> bytes | None:
@@ -181,7 +202,7 @@ class Text:
     ('a', b'a')
     """
 
-    def decode(self, value: bytes | None) -> str | None:
+    def decode(self, value: bytes | None) -> str | Any:
         try:
             return None if value is None else value.decode()
         except UnicodeDecodeError as error:

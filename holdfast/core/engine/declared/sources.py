@@ -11,21 +11,24 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice, repeat, tee
-from typing import Any, Generic, Literal, TypeVar, get_args
+from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar, get_args, runtime_checkable
 from zlib import crc32
 
 from holdfast.core.engine.batches import Batch
 from holdfast.core.engine.declared.declaring import is_serde, is_topic
-from holdfast.core.engine.declared.retention import kept
-from holdfast.core.engine.declared.serdes import Serde, Text, decode_all, framing, of_topic
-from holdfast.core.engine.declared.streams import Internal
+from holdfast.core.engine.declared.durations import duration_ms
+from holdfast.core.engine.declared.retention import DeclaredTopic, kept_ms
+from holdfast.core.engine.declared.serdes import Serde, Text, alike, decode_all, framing, of_topic
+from holdfast.core.engine.declared.streams import Internal, Stream
 from holdfast.core.engine.emits import Emits
+from holdfast.core.engine.event_times import DEFAULT_AHEAD_MS, NO_LIMIT_MS, TimeWithin, check_ahead, limit_of
 from holdfast.core.engine.origins import is_mark, mark_of, plain
 from holdfast.core.engine.state.rows import Rows
 from holdfast.core.engine.state.timers import NEVER
 from holdfast.errors import ConfigError, DecodeError
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 Input = Literal["value", "key", "headers", "offset", "partition"]
 INPUTS: tuple[Input, ...] = get_args(Input)
@@ -43,12 +46,46 @@ EventTime = Callable[[Any, int], int]
 """Gives the event time in ms of what was decoded, at a stream time; -NEVER for none."""
 
 
+Time: TypeAlias = Callable[[T], int] | Literal["append"] | None
+"""Reads an event's own time in ms; "append" says that append time is meant, None that nothing is said."""
+
+
+AheadPolicy = Literal["refuse", "hold"]
+"""What becomes of a record whose event time is too far ahead: it is refused, or it is folded and does not
+move the watermark.
+"""
+
+
+def _within(
+    whose: str, read: Callable[[Any], int] | None, ahead: str | int | None, policy: str
+) -> Callable[[Any], int] | None:
+    """Return *read* with the limit *ahead*; None of a limit is no limit. ConfigError for what is neither.
+
+    What has a limit already keeps it where *ahead* is the default.
+    """
+    if policy not in get_args(AheadPolicy):
+        raise ConfigError(f'{whose}: ahead_policy {policy!r:.100}; write "refuse" or "hold"')
+    ahead_ms = NO_LIMIT_MS if ahead is None else duration_ms(ahead, f"{whose}: ahead", least_ms=0)
+    if read is None or (ahead_ms == DEFAULT_AHEAD_MS and policy == "refuse"):
+        return read
+    return TimeWithin(getattr(read, "read", read), ahead_ms, holds=policy == "hold")
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Source(Generic[T]):
     """A topic to fold: `orders = Source("orders", Json(Order))`.
 
-    *time* tells an event's own time in ms, for folds that ask for "event_ms" and for the event clock. *key*
-    reads the records' keys, for folds that ask for "key". ConfigError for what is no topic or no serde.
+    *time* reads an event's own time in ms, for windows, joins, folds that ask for "event_ms", and the event
+    clock. `time="append"` says that the append time is the event's time; windows and joins warn of a source
+    that says neither. *key* reads the records' keys (text by default), for joins and for folds that ask for
+    "key". ConfigError for an invalid topic name or serde.
+
+    An event time more than *ahead* (a duration; None for no limit) after the append time comes from a wrong
+    clock, and would make all other records late: with *ahead_policy* "refuse" its record is quarantined, with
+    "hold" it is folded and moves no watermark.
+
+    A `Stream` as *topic* brings its key serde and its time. On an internal topic, which one step alone
+    writes, another serde or key than the step's is a ConfigError. `source=step` is the short form.
 
     *retention* tells how long the topic keeps its records: a duration such as "7d", ms, or "forever", which
     it also is without one. `holdfast topics create` makes the topic so, and `topics check` compares: a state
@@ -60,9 +97,13 @@ class Source(Generic[T]):
 
     topic: str
     serde: Serde[T]
-    time: Callable[[T], int] | None = None
-    key: Serde[Any] = field(default_factory=Text)
+    time: Time[T] = None
+    key: Serde[Any] = None  # type: ignore[assignment]  # text, or as the stream says: never None once it is made
     retention: str | int | None = None
+    ahead: str | int | None = "1d"
+    ahead_policy: AheadPolicy = "refuse"
+    by_append: bool = field(default=False, init=False)
+    """Whether `time="append"` was said."""
 
     def __post_init__(self) -> None:
         if not is_topic(self.topic):
@@ -70,21 +111,124 @@ class Source(Generic[T]):
                 f"source {self.topic!r:.200} is not a valid Kafka topic name: write Source('orders',"
                 " Json(Order)), say"
             )
+        written = self.topic if isinstance(self.topic, Stream) else None
+        if self.key is None:
+            object.__setattr__(self, "key", Text() if written is None else written.key)
         for serde, name in ((self.serde, "serde"), (self.key, "key")):
             if not is_serde(serde, "decode"):
                 raise ConfigError(
                     f"the {name} of source {self.topic!r:.200} is {serde!r:.200}; write Json(...), say"
                 )
-        if self.retention is not None and isinstance(self.topic, Internal):
+        if isinstance(written, Internal) and self.retention is not None:
             raise ConfigError(
-                f"source {str(self.topic)!r} is an internal topic, which holdfast keeps until it is trimmed:"
+                f"source {str(written)!r} is an internal topic, which holdfast keeps until it is trimmed:"
                 " leave out retention="
             )
-        # The name carries it, since that is what is left of a source in declarations that take one.
-        topic = kept(self.topic, self.retention, f"source {str(self.topic)!r}")
-        object.__setattr__(self, "topic", topic)
-        object.__setattr__(self, "serde", of_topic(self.serde, str(topic), "value"))
-        object.__setattr__(self, "key", of_topic(self.key, str(topic), "key"))
+        if written is not None and written.step:
+            self._check_written(written)
+        if self.time is None and written is not None:
+            object.__setattr__(self, "time", written.time)
+            object.__setattr__(self, "by_append", written.by_append)
+        if isinstance(self.time, str):
+            if self.time != "append":
+                raise ConfigError(
+                    f"source {str(self.topic)!r}: time is {self.time!r:.100}; write a function of the event,"
+                    ' or "append" for the append time'
+                )
+            object.__setattr__(self, "time", None)
+            object.__setattr__(self, "by_append", True)
+        whose = f"source {str(self.topic)!r}"
+        object.__setattr__(self, "time", _within(whose, self.reads_time, self.ahead, self.ahead_policy))
+        name, keeps_ms = str(self.topic), kept_ms(self.topic, self.retention, whose)
+        object.__setattr__(self, "serde", of_topic(self.serde, name, "value"))
+        object.__setattr__(self, "key", of_topic(self.key, name, "key"))
+        if not isinstance(written, Internal):
+            object.__setattr__(self, "topic", DeclaredTopic(name, self.serde, self.key, keeps_ms))
+
+    @property
+    def reads_time(self) -> Callable[[T], int] | None:
+        """Return what reads an event's own time in ms; None where append time counts."""
+        return self.time  # type: ignore[return-value]  # "append" is kept as None
+
+    def _check_written(self, written: Stream[Any]) -> None:
+        require_alike(f"source {str(written)!r}", (self.serde, self.key), written)
+
+
+class RawSource(Source[T]):
+    """A source whose columns are read as they lie in the topic, whatever its stream says of them."""
+
+    __slots__ = ()
+
+    def _check_written(self, written: Stream[Any]) -> None:
+        pass
+
+
+class Decoder(Protocol[T_co]):
+    """Turns bytes into values of one type."""
+
+    def decode(self, value: bytes | None) -> T_co: ...
+
+
+class Readable(Protocol[T_co]):
+    """What a declaration reads: a `Source`, or a `Stream` or step, which bring serde, key and event time."""
+
+    @property
+    def serde(self) -> Decoder[T_co]:
+        """Return what reads its values."""
+        ...
+
+
+@runtime_checkable
+class Sender(Protocol[T_co]):
+    """A step, which sends all that it gives to one stream."""
+
+    @property
+    def to(self) -> Stream[Any]:
+        """Return the stream that it sends to."""
+        ...
+
+    @property
+    def serde(self) -> Decoder[T_co]:
+        """Return what reads the values that it sends."""
+        ...
+
+
+def source_of(given: object) -> Source[Any] | None:
+    """Return the source that *given* stands for: itself, or that of a stream or step; None for anything else.
+
+    ConfigError for a step with several branches, since it does not say which.
+    """
+    if isinstance(given, Source):
+        return given
+    if isinstance(given, Stream):
+        return Source(given, given.serde)
+    if not getattr(given, "stateless", False) or not isinstance(given, Sender):
+        return None
+    emits: tuple[str, ...] = getattr(given, "emits", ())
+    if len(emits) > 1:
+        name = getattr(given, "name", "step")
+        raise ConfigError(
+            f"step {name} sends to {', '.join(map(str, emits))}: name the branch that is read, as in"
+            f" source={name}[...]"
+        )
+    return source_of(given.to)
+
+
+def require_alike(whose: str, read: tuple[Serde[Any], Serde[Any]], written: Stream[Any]) -> None:
+    """Raise ConfigError where values or keys are read with another serde than their step writes."""
+    for part, reads, writes in zip(("values", "keys"), read, (written.serde, written.key), strict=True):
+        if not alike(reads, writes):
+            raise ConfigError(
+                f"{whose} reads {part} with {reads!r:.200}, but step {written.step} writes them with"
+                f" {writes!r:.200}: write source=<the step>, which brings the step's own"
+            )
+
+
+def require_source(whose: str, what: str, given: object) -> Source[Any]:
+    """Return the source that *given* stands for; ConfigError, with *whose* and *what*, where it is none."""
+    if (found := source_of(given)) is not None:
+        return found
+    raise ConfigError(f"{whose}: {what} is {given!r:.200}; write Source(topic, serde), a Stream or a step")
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +397,7 @@ class SourceFold:
 
     def event_ms(self, event: Any, stream_ms: int) -> int:
         """Return the event time of what was decoded, see `event_time`."""
-        return event_time(self.source.topic, self.source.time, event, stream_ms)
+        return event_time(self.source.topic, self.source.reads_time, event, stream_ms)
 
 
 class SkippedMark:
@@ -298,10 +442,14 @@ def _decode_each(serde: Serde[Any], values: Sequence[bytes | None]) -> Iterable[
 
 
 def _event_ms(source: Source[Any], event: Any, timestamp: int) -> int:
-    assert source.time is not None
-    at_ms = timestamp if event is None else source.time(event)
+    read = source.reads_time
+    assert read is not None
+    at_ms = timestamp if event is None else read(event)
     if type(at_ms) is not int:
         raise DecodeError(f"time of {source.topic} gives {at_ms!r:.100}, which is not a time in whole ms")
+    if at_ms > timestamp:
+        limit_ms, holds = limit_of(read)
+        check_ahead(str(source.topic), at_ms, timestamp, limit_ms, holds=holds)
     return at_ms
 
 
@@ -318,6 +466,10 @@ def event_time(topic: str, time: Callable[[Any], int] | None, event: Any, stream
     at_ms = time(event)
     if type(at_ms) is not int or not -NEVER < at_ms < NEVER:
         raise DecodeError(f"time of {topic} gives {at_ms!r:.100}, which is not a time in whole ms")
+    if at_ms > stream_ms:
+        limit_ms, holds = limit_of(time)
+        if not check_ahead(topic, at_ms, stream_ms, limit_ms, holds=holds):
+            return -NEVER
     return at_ms
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable
+from typing import Any, Generic, Literal, TypeVar
 
 from holdfast.core.engine.declared.declaring import is_serde, is_topic
 from holdfast.core.engine.declared.retention import retention_ms, spoken
@@ -18,7 +19,8 @@ class Stream(str, Generic[T]):
 
     It is the topic's name, so it stands wherever one does: in a processor's `emits`, and in what is emitted.
     *retention* is that of a `Source`: "7d", "forever" or "landed". Without one a stream that is folded is
-    kept forever, and any other as the brokers say.
+    kept forever, and any other as the brokers say. *time* reads the event time in ms of a value, for what
+    folds the stream (`source=enriched`); "append" says that it is the append time.
 
     >>> from holdfast.core.engine.declared.serdes import Json
     >>> totals = Stream("totals", Json(int))
@@ -31,6 +33,10 @@ class Stream(str, Generic[T]):
     serde: Serde[T]
     key: Serde[Any]
     retention_ms: int | None
+    time: Callable[[T], int] | None
+    by_append: bool
+    step: str = ""
+    """The name of the step that writes it; "" for none."""
     _topic: str
 
     def __new__(
@@ -39,14 +45,27 @@ class Stream(str, Generic[T]):
         serde: Serde[T],
         key: Serde[Any] | None = None,
         retention: str | int | None = None,
+        time: Callable[[T], int] | Literal["append"] | None = None,
     ) -> Stream[T]:
         _check(topic, serde, key)
         made = super().__new__(cls, topic)
-        made._take(serde, key)
+        made._take(serde, key, time)
         made.retention_ms = retention_ms(retention, f"stream {topic!r}")
         return made
 
-    def _take(self, serde: Serde[T], key: Serde[Any] | None) -> None:
+    def _take(
+        self,
+        serde: Serde[T],
+        key: Serde[Any] | None,
+        time: Callable[[T], int] | Literal["append"] | None,
+    ) -> None:
+        if isinstance(time, str) and time != "append":
+            raise ConfigError(
+                f"stream {str(self)!r}: time is {time!r:.100}; write a function of the value, or"
+                ' "append" for the append time'
+            )
+        self.by_append = isinstance(time, str)
+        self.time = None if isinstance(time, str) else time
         self._topic = str(self)  # no subclass, and made once: each record emitted has it
         self.serde = of_topic(serde, str(self), "value")
         self.key = Text() if key is None else of_topic(key, str(self), "key")
@@ -59,10 +78,18 @@ class Stream(str, Generic[T]):
         """
         return Emit(self._topic, self.key.encode(key), self.serde.encode(value), headers, partition)
 
+    def written_by(self, step: str, time: Callable[[T], int] | Literal["append"] | None) -> Stream[T]:
+        """Return this stream as the one that *step* writes; *time* counts unless the stream has one."""
+        if self.time is not None or self.by_append:
+            time = "append" if self.by_append else self.time
+        function, arguments = self.__reduce__()
+        return function(*arguments[:-2], time, step)  # type: ignore[no-any-return]
+
     def __reduce__(self) -> tuple[Any, ...]:
         found_ms = self.retention_ms
         retention = found_ms if found_ms is None or found_ms > 0 else spoken(found_ms)
-        return Stream, (str(self), self.serde, self.key, retention)
+        time = "append" if self.by_append else self.time
+        return _stream, (str(self), self.serde, self.key, retention, time, self.step)
 
 
 class Internal(Stream[T]):
@@ -70,8 +97,7 @@ class Internal(Stream[T]):
 
     Its name ends with the *version* of the processor that emits to it, which must be the same. So what
     another version emits goes to another topic, and no table behind it takes in twice what both have emitted.
-    Readers name it as their source, by `Source(words, words.serde)` or `source=words`, and are raised
-    together with its writer.
+    Readers name it as their source, by `source=words`, and are raised together with its writer.
 
     >>> from holdfast.core.engine.declared.serdes import Text
     >>> words = Internal("words", Text(), version=2)
@@ -83,7 +109,13 @@ class Internal(Stream[T]):
     version: int
 
     def __new__(
-        cls, topic: str, serde: Serde[T], key: Serde[Any] | None = None, *, version: int = 1
+        cls,
+        topic: str,
+        serde: Serde[T],
+        key: Serde[Any] | None = None,
+        *,
+        version: int = 1,
+        time: Callable[[T], int] | Literal["append"] | None = None,
     ) -> Internal[T]:
         if type(version) is not int or version < 1:
             raise ConfigError(
@@ -92,13 +124,14 @@ class Internal(Stream[T]):
             )
         _check(f"{topic}.v{version}", serde, key)
         made = str.__new__(cls, f"{topic}.v{version}")
-        made._take(serde, key)
+        made._take(serde, key, time)
         made.base, made.version = topic, version
         made.retention_ms = None  # holdfast keeps it, and trims it
         return made
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _internal, (self.base, self.serde, self.key, self.version)
+        time = "append" if self.by_append else self.time
+        return _internal, (self.base, self.serde, self.key, self.version, time, self.step)
 
 
 def _check(topic: object, serde: object, key: object) -> None:
@@ -111,5 +144,17 @@ def _check(topic: object, serde: object, key: object) -> None:
             raise ConfigError(f"the {name} of stream {topic!r:.200} is {each!r:.200}; write Json(...), say")
 
 
-def _internal(topic: str, serde: Serde[Any], key: Serde[Any], version: int) -> Internal[Any]:
-    return Internal(topic, serde, key, version=version)
+def _stream(
+    topic: str, serde: Serde[Any], key: Serde[Any], retention: Any, time: Any = None, step: str = ""
+) -> Stream[Any]:
+    made = Stream(topic, serde, key, retention, time)
+    made.step = step
+    return made
+
+
+def _internal(
+    topic: str, serde: Serde[Any], key: Serde[Any], version: int, time: Any = None, step: str = ""
+) -> Internal[Any]:
+    made = Internal(topic, serde, key, version=version, time=time)
+    made.step = step
+    return made

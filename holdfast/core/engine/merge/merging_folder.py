@@ -163,7 +163,7 @@ class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
             if event.__class__ is Mark:
                 clock.mark(source, event)
                 return None
-            sent = clock.told(source, event, headers, partition)
+            sent = clock.told(source, event, headers, partition, at_ms)
             return fold(rows, event, at_ms, key, sent, partition)
 
         return told

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from holdfast.core.engine.declared.declaring import why_uncallable
 from holdfast.core.engine.declared.partitioners import by_key
 from holdfast.core.engine.declared.processor import OnError, Processor
-from holdfast.core.engine.declared.sources import FoldWith, Source
+from holdfast.core.engine.declared.sources import FoldWith, Readable, Source, require_source
 from holdfast.core.engine.declared.streams import Stream
 from holdfast.core.engine.emits import Emits
 from holdfast.core.engine.state.rows import Rows
@@ -29,7 +29,7 @@ A = TypeVar("A")
 def cogroup(
     *,
     name: str,
-    on: Mapping[Source[Any], Callable[[A | None, Any], A | None]],
+    on: Mapping[Readable[Any], Callable[[A | None, Any], A | None]],
     row: type[A] | Any,
     to: Stream[A] | None = None,
     version: int = 1,
@@ -63,16 +63,18 @@ def cogroup(
         check_result_key(whose, to)
     if not isinstance(on, Mapping):
         raise ConfigError(f"{whose}: on is {on!r:.200}; write a dict: {{Source(...): fold}}")
-    for source, fold in on.items():
-        if isinstance(source, Source):
-            check_key(whose, source)
-            check_topics(whose, (source.topic,), to)
+    folds: dict[Source[Any], FoldWith] = {}
+    for given, fold in on.items():
+        source = require_source(whose, "on", given)
+        check_key(whose, source)
+        check_topics(whose, (source.topic,), to)
         if (why := why_uncallable(fold, ("aggregate", "event"))) is not None:
-            raise ConfigError(f"{whose}: fold of {getattr(source, 'topic', source)!r:.200} {why}")
+            raise ConfigError(f"{whose}: fold of {str(source.topic)!r} {why}")
+        folds[source] = _keeping(fold, to)
 
     return Processor(
         name=name,
-        on={source: _keeping(fold, to) for source, fold in on.items()},
+        on=folds,
         row=row,
         version=version,
         route=route,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar, overload
 
 import msgspec
 
@@ -12,17 +12,17 @@ from holdfast.core.engine.declared.declaring import why_uncallable
 from holdfast.core.engine.declared.partitioners import by_key
 from holdfast.core.engine.declared.processor import OnError, Processor
 from holdfast.core.engine.declared.serdes import Msgpack
-from holdfast.core.engine.declared.sources import FoldWith, Source
+from holdfast.core.engine.declared.sources import FoldWith, Readable, Source
 from holdfast.core.engine.declared.streams import Internal, Stream
 from holdfast.core.engine.emits import Emit, Emits
 from holdfast.core.engine.state.rows import Rows
 from holdfast.core.streams.joins.joining import (
-    How,
     Route,
-    check_join,
+    TableHow,
     check_result_key,
     check_tombstones,
     held_type,
+    joined_sources,
     key_of,
 )
 from holdfast.errors import ConfigError
@@ -104,23 +104,55 @@ class JoinForeign(tuple[Processor[Any, Any], ...], Generic[L, R, J]):
 
     __slots__ = ()
 
+    @overload
     def __new__(
         cls,
         *,
         name: str,
-        left: Source[L],
-        right: Source[R],
+        left: Readable[L | None],
+        right: Readable[R | None],
+        key: Callable[[L], str | None],
+        join: Callable[[L, R], J],
+        to: Stream[J | None],
+        how: Literal["inner"] = "inner",
+        version: int = 1,
+        route: Route | None = by_key,
+        on_error: OnError = "quarantine",
+    ) -> JoinForeign[L, R, J]: ...
+
+    @overload
+    def __new__(
+        cls,
+        *,
+        name: str,
+        left: Readable[L | None],
+        right: Readable[R | None],
+        key: Callable[[L], str | None],
+        join: Callable[[L, R | None], J],
+        to: Stream[J | None],
+        how: TableHow,
+        version: int = 1,
+        route: Route | None = by_key,
+        on_error: OnError = "quarantine",
+    ) -> JoinForeign[L, R, J]: ...
+
+    def __new__(
+        cls,
+        *,
+        name: str,
+        left: Readable[Any],
+        right: Readable[Any],
         key: Callable[[Any], str | None],
         join: Callable[[Any, Any], J],
-        to: Stream[J],
-        how: How = "inner",
+        to: Stream[Any],
+        how: TableHow = "inner",
         version: int = 1,
         route: Route | None = by_key,
         on_error: OnError = "quarantine",
     ) -> JoinForeign[L, R, J]:
         """Declare the three processors, `<name>-keys`, `<name>-matches` and `<name>`."""
         whose = f"processor {name}"
-        check_join(whose, {"left": left, "right": right}, to, how, ("inner", "left"), join)
+        rows, others = joined_sources(whose, {"left": left, "right": right}, to, how, ("inner", "left"), join)
         check_tombstones(whose, to)
         check_result_key(whose, to)
         if (why := why_uncallable(key, ("value",))) is not None:
@@ -135,8 +167,8 @@ class JoinForeign(tuple[Processor[Any, Any], ...], Generic[L, R, J]):
             return to.serde.encode(join(value, other))
 
         made = (
-            _keys(f"{name}-keys", left, key, result, subscriptions, answers, version, route),
-            _matches(f"{name}-matches", left, right, result, subscriptions, answers, version, route),
+            _keys(f"{name}-keys", rows, key, result, subscriptions, answers, version, route),
+            _matches(f"{name}-matches", rows, others, result, subscriptions, answers, version, route),
             _answered(name, to, answers, version, route),
         )
         return super().__new__(cls, tuple(replace(each, on_error=on_error) for each in made))

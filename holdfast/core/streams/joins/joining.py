@@ -7,26 +7,28 @@ from typing import Any, Literal, Union, get_args
 
 from holdfast.core.engine.declared.declaring import why_uncallable
 from holdfast.core.engine.declared.serdes import Bytes
-from holdfast.core.engine.declared.sources import Source
+from holdfast.core.engine.declared.sources import Source, require_source
 from holdfast.core.engine.declared.streams import Stream
+from holdfast.core.engine.event_times import check_ahead, limit_of
 from holdfast.core.streams.emitting import check_topics
 from holdfast.core.streams.windowing.rows import checked_key, checked_time
 from holdfast.errors import ConfigError, HoldfastError
 
 Route = Callable[[str, int], int | None]
 How = Literal["inner", "left", "outer"]
+TableHow = Literal["inner", "left"]
+"""How a stream or a table joins another table, whose rows alone make no result."""
 key_of = checked_key
 """Returns a key; FoldError unless it may be that of a row."""
 
 
-def check_join(
-    whose: str, sources: dict[str, object], to: object, how: object, ways: tuple[How, ...], join: object
-) -> None:
-    """Raise ConfigError unless a join's sources, stream, kind and function may be declared so."""
+def joined_sources(
+    whose: str, sources: Mapping[str, object], to: object, how: object, ways: tuple[How, ...], join: object
+) -> list[Source[Any]]:
+    """Return a join's sources; ConfigError unless they, its stream, kind and function may be declared so."""
     check_stream(whose, to)
-    for what, source in sources.items():
-        if not isinstance(source, Source):
-            raise ConfigError(f"{whose}: {what} is {source!r:.200}; write Source(topic, serde)")
+    found = {what: require_source(whose, what, given) for what, given in sources.items()}
+    for what, source in found.items():
         if what != "stream":
             check_key(whose, source)
         check_topics(whose, (source.topic,), str(to))
@@ -34,6 +36,7 @@ def check_join(
         raise ConfigError(f"{whose}: how {how!r:.100}; choose from {', '.join(ways)}")
     if (why := why_uncallable(join, ("left", "right"))) is not None:
         raise ConfigError(f"{whose}: join {why}")
+    return [*found.values()]
 
 
 def check_key(whose: str, source: Source[Any]) -> None:
@@ -112,6 +115,20 @@ def held_type(whose: str, source: Source[Any]) -> Any:
 
 
 def time_of(source: Source[Any], event: Any, timestamp: int) -> int:
-    """Return an event's time in ms; without `time=`, and for a tombstone, it is *timestamp*."""
-    tell = source.time
-    return checked_time(timestamp if tell is None or event is None else tell(event))
+    """Return an event's time in ms; without `time=`, and for a tombstone, it is *timestamp*.
+
+    FutureTimeError for a time that is too far ahead of *timestamp*, unless the source holds such records.
+    """
+    return time_and_move(source, event, timestamp)[0]
+
+
+def time_and_move(source: Source[Any], event: Any, timestamp: int) -> tuple[int, bool]:
+    """Return what `time_of` does, and whether that moves the watermark."""
+    tell = source.reads_time
+    if tell is None or event is None:
+        return checked_time(timestamp), True
+    at_ms = checked_time(tell(event))
+    if at_ms <= timestamp:
+        return at_ms, True
+    limit_ms, holds = limit_of(tell)
+    return at_ms, check_ahead(str(source.topic), at_ms, timestamp, limit_ms, holds=holds)

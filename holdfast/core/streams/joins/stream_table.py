@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar, overload
 
 from holdfast.core.engine.declared.declaring import why_uncallable
 from holdfast.core.engine.declared.durations import duration_ms
 from holdfast.core.engine.declared.partitioners import by_key
 from holdfast.core.engine.declared.processor import EmitsFrom, OnError, Processor
-from holdfast.core.engine.declared.sources import Asked, FoldWith, Source
+from holdfast.core.engine.declared.sources import Asked, FoldWith, Readable, Source
 from holdfast.core.engine.declared.streams import Stream
 from holdfast.core.engine.emits import Emits
 from holdfast.core.engine.state.rows import Rows
 from holdfast.core.streams.joins.joining import (
-    How,
     Route,
+    TableHow,
     check_apart,
-    check_join,
     check_key,
     check_late,
     held_type,
+    joined_sources,
     key_of,
     time_of,
 )
 from holdfast.core.streams.joins.table_history import TableHistory, history_routed, history_type
+from holdfast.core.streams.reading import warn_of_append_time
 from holdfast.errors import ConfigError
 
 S = TypeVar("S")
@@ -61,15 +62,55 @@ class JoinStreamTable(Processor[Any, Any], Generic[S, V, J]):
 
     __slots__ = ()
 
+    @overload
     def __init__(
         self,
         *,
         name: str,
-        stream: Source[S],
-        table: Source[V],
+        stream: Readable[S | None],
+        table: Readable[V | None],
+        join: Callable[[S, V], J],
+        to: Stream[J],
+        how: Literal["inner"] = "inner",
+        by: Callable[[S], str] | None = None,
+        history: str | int | None = None,
+        late: Stream[Any] | None = None,
+        version: int = 1,
+        route: Route | None = by_key,
+        in_place: bool = False,
+        on_error: OnError = "quarantine",
+        emits_from: EmitsFrom = "beginning",
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self,
+        *,
+        name: str,
+        stream: Readable[S | None],
+        table: Readable[V | None],
+        join: Callable[[S, V | None], J],
+        to: Stream[J],
+        how: TableHow,
+        by: Callable[[S], str] | None = None,
+        history: str | int | None = None,
+        late: Stream[Any] | None = None,
+        version: int = 1,
+        route: Route | None = by_key,
+        in_place: bool = False,
+        on_error: OnError = "quarantine",
+        emits_from: EmitsFrom = "beginning",
+    ) -> None: ...
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        stream: Readable[Any],
+        table: Readable[Any],
         join: Callable[[Any, Any], J],
         to: Stream[J],
-        how: How = "inner",
+        how: TableHow = "inner",
         by: Callable[[S], str] | None = None,
         history: str | int | None = None,
         late: Stream[Any] | None = None,
@@ -80,22 +121,25 @@ class JoinStreamTable(Processor[Any, Any], Generic[S, V, J]):
         emits_from: EmitsFrom = "beginning",
     ) -> None:
         whose = f"processor {name}"
-        check_join(whose, {"stream": stream, "table": table}, to, how, ("inner", "left"), join)
-        check_apart(whose, {"stream": stream, "table": table})
+        given = {"stream": stream, "table": table}
+        events, states = joined_sources(whose, given, to, how, ("inner", "left"), join)
+        check_apart(whose, {"stream": events, "table": states})
         if by is None:
-            check_key(whose, stream)
+            check_key(whose, events)
         elif (why := why_uncallable(by, ("event",))) is not None:
             raise ConfigError(f"{whose}: by {why}")
-        held, past = held_type(whose, table), _history(whose, table, history)
+        held, past = held_type(whose, states), _history(whose, states, history)
+        if past is not None:
+            warn_of_append_time(whose, events, states)
         if late is not None and past is None:
             raise ConfigError(f"{whose}: late= needs history=: without it no record of the table is late")
-        check_late(whose, late, to, (stream.topic, table.topic))
+        check_late(whose, late, to, (events.topic, states.topic))
 
         asked: tuple[Asked, ...] = ("key",) if past is None else ("key", "partition", "timestamp")
-        joined = FoldWith(_joining(stream, join, to, how=how, by=by, past=past), asked)
+        joined = FoldWith(_joining(events, join, to, how=how, by=by, past=past), asked)
         super().__init__(
             name=name,
-            on={table: _keeping(past, late, asked), stream: joined},
+            on={states: _keeping(past, late, asked), events: joined},
             row=held if past is None else history_type(held),
             version=version,
             route=route if past is None else history_routed(route),
@@ -107,7 +151,9 @@ class JoinStreamTable(Processor[Any, Any], Generic[S, V, J]):
 
 
 def _history(whose: str, table: Source[Any], history: str | int | None) -> TableHistory | None:
-    return None if history is None else TableHistory(table.time, duration_ms(history, f"{whose}: history"))
+    return (
+        None if history is None else TableHistory(table.reads_time, duration_ms(history, f"{whose}: history"))
+    )
 
 
 def _joining(
@@ -115,7 +161,7 @@ def _joining(
     join: Callable[[Any, Any], J],
     to: Stream[J],
     *,
-    how: How,
+    how: TableHow,
     by: Callable[[Any], str] | None,
     past: TableHistory | None,
 ) -> Callable[..., Emits]:

@@ -18,6 +18,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from holdfast.core.engine.event_times import check_ahead, limit_of
 from holdfast.core.engine.state.rows import NEVER, Rows
 from holdfast.core.streams.windowing.due import DROP, add_due, take_due
 from holdfast.core.streams.windowing.rows import (
@@ -53,10 +54,11 @@ class Version(msgspec.Struct, Generic[V], frozen=True, array_like=True, tag="v")
 class TableHistory:
     """What rows were, for as long before table time as is wanted."""
 
-    __slots__ = ("_history_ms", "_time")
+    __slots__ = ("_ahead_ms", "_history_ms", "_holds", "_time")
 
     def __init__(self, time: Callable[[Any], int] | None, history_ms: int) -> None:
-        self._time, self._history_ms = time, history_ms
+        self._ahead_ms, self._holds = limit_of(time)
+        self._time, self._history_ms = getattr(time, "read", time), history_ms
 
     def as_of(self, rows: Rows[Any], key: str, at_ms: int, partition: int) -> Any:
         """Return the value of *key* at *at_ms*; None where there was none, or it is too long ago to tell."""
@@ -79,14 +81,17 @@ class TableHistory:
         stream: StreamRow = rows.get(name, _START)
         if value is None and self._time is not None:
             # It tells no time of its own, and its append time may be long after what a log is read of.
-            if (from_ms := stream.stream_ms) < 0:
+            from_ms, moves = stream.stream_ms, True
+            if from_ms < 0:
                 return True
         else:
-            from_ms = checked_time(timestamp if self._time is None else self._time(value))
+            from_ms, moves = checked_time(timestamp if self._time is None else self._time(value)), True
+            if from_ms > timestamp:
+                moves = check_ahead("", from_ms, timestamp, self._ahead_ms, holds=self._holds)
         if from_ms < stream.stream_ms - self._history_ms:
             rows[name] = msgspec.structs.replace(stream, late=stream.late + 1)
             return False
-        stream_ms, next_ms = max(stream.stream_ms, from_ms), stream.next_ms
+        stream_ms, next_ms = max(stream.stream_ms, from_ms if moves else -1), stream.next_ms
         if next_ms <= stream_ms:
             # The rest is dropped at later records: nobody sees a version that is too old.
             due, following = take_due(rows, next_ms, stream_ms)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar, overload
 
 import msgspec
 
 from holdfast.core.engine.declared.partitioners import by_key
 from holdfast.core.engine.declared.processor import EmitsFrom, OnError, Processor
-from holdfast.core.engine.declared.sources import FoldWith, Source
+from holdfast.core.engine.declared.sources import FoldWith, Readable
 from holdfast.core.engine.declared.streams import Stream
 from holdfast.core.engine.emits import Emits
 from holdfast.core.engine.state.rows import Rows
@@ -17,10 +17,10 @@ from holdfast.core.streams.joins.joining import (
     How,
     Route,
     check_apart,
-    check_join,
     check_result_key,
     check_tombstones,
     held_type,
+    joined_sources,
     key_of,
 )
 
@@ -62,14 +62,65 @@ class JoinTables(Processor[Any, Any], Generic[L, R, J]):
 
     __slots__ = ()
 
+    @overload
     def __init__(
         self,
         *,
         name: str,
-        left: Source[L],
-        right: Source[R],
+        left: Readable[L | None],
+        right: Readable[R | None],
+        join: Callable[[L, R], J],
+        to: Stream[J | None],
+        how: Literal["inner"] = "inner",
+        version: int = 1,
+        route: Route | None = by_key,
+        in_place: bool = False,
+        on_error: OnError = "quarantine",
+        emits_from: EmitsFrom = "beginning",
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self,
+        *,
+        name: str,
+        left: Readable[L | None],
+        right: Readable[R | None],
+        join: Callable[[L, R | None], J],
+        to: Stream[J | None],
+        how: Literal["left"],
+        version: int = 1,
+        route: Route | None = by_key,
+        in_place: bool = False,
+        on_error: OnError = "quarantine",
+        emits_from: EmitsFrom = "beginning",
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self,
+        *,
+        name: str,
+        left: Readable[L | None],
+        right: Readable[R | None],
+        join: Callable[[L | None, R | None], J],
+        to: Stream[J | None],
+        how: How,
+        version: int = 1,
+        route: Route | None = by_key,
+        in_place: bool = False,
+        on_error: OnError = "quarantine",
+        emits_from: EmitsFrom = "beginning",
+    ) -> None: ...
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        left: Readable[Any],
+        right: Readable[Any],
         join: Callable[[Any, Any], J],
-        to: Stream[J],
+        to: Stream[Any],
         how: How = "inner",
         version: int = 1,
         route: Route | None = by_key,
@@ -78,8 +129,9 @@ class JoinTables(Processor[Any, Any], Generic[L, R, J]):
         emits_from: EmitsFrom = "beginning",
     ) -> None:
         whose = f"processor {name}"
-        check_join(whose, {"left": left, "right": right}, to, how, ("inner", "left", "outer"), join)
-        check_apart(whose, {"left": left, "right": right})
+        given = {"left": left, "right": right}
+        one, other = joined_sources(whose, given, to, how, ("inner", "left", "outer"), join)
+        check_apart(whose, {"left": one, "right": other})
         check_tombstones(whose, to)
         check_result_key(whose, to)
 
@@ -92,7 +144,7 @@ class JoinTables(Processor[Any, Any], Generic[L, R, J]):
             if _there(after, how):
                 return (to.emit(key, join(after.left, after.right)),)
             # checked above
-            return (to.emit(key, None),) if _there(before, how) else None  # type: ignore[arg-type]
+            return (to.emit(key, None),) if _there(before, how) else None
 
         def set_left(rows: Rows[Any], value: Any, at_ms: int, key: Any) -> Emits:
             key = key_of(key)
@@ -104,9 +156,9 @@ class JoinTables(Processor[Any, Any], Generic[L, R, J]):
 
         super().__init__(
             name=name,
-            on={left: FoldWith(set_left, ("key",)), right: FoldWith(set_right, ("key",))},
+            on={one: FoldWith(set_left, ("key",)), other: FoldWith(set_right, ("key",))},
             # types as values
-            row=Joined[held_type(whose, left), held_type(whose, right)],  # type: ignore[misc]
+            row=Joined[held_type(whose, one), held_type(whose, other)],  # type: ignore[misc]
             version=version,
             route=route,
             emits=(to,),

@@ -6,14 +6,14 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar, overload
 
 import msgspec
 
 from holdfast.core.engine.declared.durations import duration_ms
 from holdfast.core.engine.declared.partitioners import by_key
 from holdfast.core.engine.declared.processor import EmitsFrom, OnError, Processor
-from holdfast.core.engine.declared.sources import Asked, FoldWith, Source
+from holdfast.core.engine.declared.sources import Asked, FoldWith, Readable, Source
 from holdfast.core.engine.declared.streams import Internal, Stream
 from holdfast.core.engine.emits import Emit, Emits, Headers
 from holdfast.core.engine.fold.asides import emit_result, put_aside
@@ -24,13 +24,14 @@ from holdfast.core.streams.joins.joining import (
     How,
     Route,
     check_apart,
-    check_join,
     check_late,
     check_result_key,
     held_type,
+    joined_sources,
     key_of,
-    time_of,
+    time_and_move,
 )
+from holdfast.core.streams.reading import warn_of_append_time
 from holdfast.core.streams.windowing.due import AT_ONCE, CLOSE, DROP, Entry, add_due, settle
 from holdfast.core.streams.windowing.fold import TICK_EVERY_MS
 from holdfast.core.streams.windowing.origins import origins_of
@@ -135,12 +136,78 @@ class JoinWithin(Processor[Any, Any], Generic[L, R, J]):
 
     __slots__ = ()
 
+    @overload
     def __init__(
         self,
         *,
         name: str,
-        left: Source[L],
-        right: Source[R],
+        left: Readable[L | None],
+        right: Readable[R | None],
+        join: Callable[[L, R], J],
+        to: Stream[J],
+        before: str | int = 0,
+        after: str | int = 0,
+        grace: str | int = 0,
+        how: Literal["inner"] = "inner",
+        late: Stream[Any] | None = None,
+        idle: str | int | None = "30s",
+        version: int = 1,
+        route: Route | None = by_key,
+        in_place: bool = False,
+        on_error: OnError = "quarantine",
+        emits_from: EmitsFrom = "beginning",
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self,
+        *,
+        name: str,
+        left: Readable[L | None],
+        right: Readable[R | None],
+        join: Callable[[L, R | None], J],
+        to: Stream[J],
+        before: str | int = 0,
+        after: str | int = 0,
+        grace: str | int = 0,
+        how: Literal["left"],
+        late: Stream[Any] | None = None,
+        idle: str | int | None = "30s",
+        version: int = 1,
+        route: Route | None = by_key,
+        in_place: bool = False,
+        on_error: OnError = "quarantine",
+        emits_from: EmitsFrom = "beginning",
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self,
+        *,
+        name: str,
+        left: Readable[L | None],
+        right: Readable[R | None],
+        join: Callable[[L | None, R | None], J],
+        to: Stream[J],
+        before: str | int = 0,
+        after: str | int = 0,
+        grace: str | int = 0,
+        how: How,
+        late: Stream[Any] | None = None,
+        idle: str | int | None = "30s",
+        version: int = 1,
+        route: Route | None = by_key,
+        in_place: bool = False,
+        on_error: OnError = "quarantine",
+        emits_from: EmitsFrom = "beginning",
+    ) -> None: ...
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        left: Readable[Any],
+        right: Readable[Any],
         join: Callable[[Any, Any], J],
         to: Stream[J],
         before: str | int = 0,
@@ -156,8 +223,10 @@ class JoinWithin(Processor[Any, Any], Generic[L, R, J]):
         emits_from: EmitsFrom = "beginning",
     ) -> None:
         whose = f"processor {name}"
-        check_join(whose, {"left": left, "right": right}, to, how, ("inner", "left", "outer"), join)
-        check_apart(whose, {"left": left, "right": right})
+        given = {"left": left, "right": right}
+        one, other = joined_sources(whose, given, to, how, ("inner", "left", "outer"), join)
+        check_apart(whose, {"left": one, "right": other})
+        warn_of_append_time(whose, one, other)
         check_result_key(whose, to)
         before_ms = duration_ms(before, f"{whose}: before", least_ms=0)
         after_ms = duration_ms(after, f"{whose}: after", least_ms=0)
@@ -165,29 +234,30 @@ class JoinWithin(Processor[Any, Any], Generic[L, R, J]):
         idle_ms = None if idle is None else duration_ms(idle, f"{whose}: idle")
         if how == "inner":
             idle_ms = None
-        by_origin = [isinstance(each.topic, Internal) and each.time is not None for each in (left, right)]
-        check_late(whose, late, to, (left.topic, right.topic))
+        sides = one, other
+        by_origin = [isinstance(each.topic, Internal) and each.reads_time is not None for each in sides]
+        check_late(whose, late, to, (one.topic, other.topic))
         lone = how != "inner", how == "outer"
-        times = tuple(by_origin), (left.time is None, right.time is None)
+        times = tuple(by_origin), (one.reads_time is None, other.reads_time is None)
         near = _Near(join, to, late, before_ms, after_ms, grace_ms, idle_ms, *lone, *times)
         asked: list[tuple[Asked, ...]] = [
             (*_ASKED, "headers") if late is not None or told else _ASKED for told in by_origin
         ]
 
         def of_left(rows: Rows[Any], event: Any, at_ms: int, key: Any, *told: Any) -> Emits:
-            return near.fold(rows, _LEFT, left, event, at_ms, key, *told)
+            return near.fold(rows, _LEFT, one, event, at_ms, key, *told)
 
         def of_right(rows: Rows[Any], event: Any, at_ms: int, key: Any, *told: Any) -> Emits:
-            return near.fold(rows, _RIGHT, right, event, at_ms, key, *told)
+            return near.fold(rows, _RIGHT, other, event, at_ms, key, *told)
 
         super().__init__(
             name=name,
             on={
-                left: FoldWith(of_left, asked[0], marks=by_origin[0]),
-                right: FoldWith(of_right, asked[1], marks=by_origin[1]),
+                one: FoldWith(of_left, asked[0], marks=by_origin[0]),
+                other: FoldWith(of_right, asked[1], marks=by_origin[1]),
             },
             on_tick=near.tick,
-            row=_row_type(held_type(whose, left), held_type(whose, right), any(by_origin)),
+            row=_row_type(held_type(whose, one), held_type(whose, other), any(by_origin)),
             version=version,
             route=_routed(route),
             emits=(to,) if late is None else (to, late),
@@ -260,7 +330,8 @@ class _Near:
                 origins.begin(rows, _own_ms(stream, number))
             origins.mark(rows, event)
             return self._passed(rows, partition, stream, number, at_ms, [])
-        of, time_ms, emits = key_of(key), time_of(source, event, at_ms), list[Emit]()
+        of, emits = key_of(key), list[Emit]()
+        time_ms, moves = time_and_move(source, event, at_ms)
         told = None if origins is None else told_of(headers)
         if told is not None and origins is not None and not origins.is_named:
             origins.begin(rows, _own_ms(stream, number))
@@ -285,12 +356,14 @@ class _Near:
             if due_ms < stream.next_ms:
                 stream = msgspec.structs.replace(stream, next_ms=due_ms)
         if origins is not None and origins.is_named:
-            origin, after_ms = (NAMELESS, time_ms) if told is None else (told.origin, told.after_ms)
+            own = NAMELESS, time_ms if moves else own_ms
+            origin, after_ms = own if told is None else (told.origin, told.after_ms)
             origins.hear(rows, origin, max(own_ms, after_ms))
             if is_late or is_over:
                 origins.count(rows, origin, after_idle=not is_late)
-            time_ms = own_ms
-        return self._passed(rows, partition, stream, number, at_ms, emits, max(time_ms, own_ms))
+            moves = False
+        reached_ms = max(time_ms, own_ms) if moves else own_ms
+        return self._passed(rows, partition, stream, number, at_ms, emits, reached_ms)
 
     def _passed(
         self,

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from holdfast.core.engine.declared.processor import Emit, Emits, Headers
+from holdfast.core.engine.event_times import check_ahead, limit_of
 from holdfast.core.engine.fold.asides import emit_result, put_aside
 from holdfast.core.engine.fold.paced import Work, begun
 from holdfast.core.engine.origins import NAMELESS, Mark
@@ -59,11 +60,13 @@ class WindowFold:
 
     __slots__ = (
         "_aggregate",
+        "_ahead_ms",
         "_by",
         "_drops_unseen",
         "_final",
         "_grace_ms",
         "_held_ms",
+        "_holds",
         "_idle_ms",
         "_late",
         "_none_fits",
@@ -94,6 +97,8 @@ class WindowFold:
         """
         self._none_fits = none_fits
         self._sent_later = sent_later
+        self._ahead_ms, self._holds = limit_of(time)
+        time = getattr(time, "read", time)
         self._by, self._time, self._aggregate, self._late = by, time, aggregate, late
         self._updates = emit if isinstance(emit, Updates) else None
         self._final = emit if isinstance(emit, Final) else None
@@ -120,7 +125,10 @@ class WindowFold:
         name = stream_key(partition)
         before: StreamRow = rows.get(name) or _START
         stream_ms = before.stream_ms
-        if time_ms > stream_ms:  # noqa: PLR1730  max() takes a quarter of a microsecond
+        moves = time_ms - at_ms <= self._ahead_ms or check_ahead(
+            "", time_ms, at_ms, self._ahead_ms, holds=self._holds
+        )
+        if time_ms > stream_ms and moves:
             stream_ms = time_ms
         if before.next_ms <= stream_ms:
             return begun(self._settled(rows, arrived, key, time_ms, at_ms, stream_ms))
@@ -196,9 +204,13 @@ class WindowFold:
                 or not 0 <= time_ms < LIMIT_TIME_MS
             ):
                 checked_key(key), checked_time(time_ms)  # says what is wrong
+            limit_ms = self._ahead_ms
+            moves = time_ms - at_ms <= limit_ms or check_ahead(
+                "", time_ms, at_ms, limit_ms, holds=self._holds
+            )
             if told is None:
                 origin, own_ms = NAMELESS, watermarks.of(NAMELESS)
-                after_ms = max(own_ms, time_ms)
+                after_ms = max(own_ms, time_ms) if moves else own_ms
             else:
                 origin, own_ms, after_ms = told
             judged_ms = max(stream_ms, own_ms)

@@ -12,12 +12,12 @@ from holdfast.core.engine.declared.durations import duration_ms
 from holdfast.core.engine.declared.partitioners import by_key
 from holdfast.core.engine.declared.processor import DecoderInput, EmitsFrom, OnError, Processor
 from holdfast.core.engine.declared.serdes import Bytes
-from holdfast.core.engine.declared.sources import FoldColumns, Source
+from holdfast.core.engine.declared.sources import FoldColumns, RawSource, Readable, Source, Time
 from holdfast.core.engine.declared.streams import Internal
 from holdfast.core.engine.emits import Headers
 from holdfast.core.engine.origins import is_mark, mark_of, plain, quickly_told_of, told_of
 from holdfast.core.streams.emitting import Final, Updates, check_topics, encode_json
-from holdfast.core.streams.reading import reading
+from holdfast.core.streams.reading import reading, warn_of_append_time, warn_of_unsaid_time
 from holdfast.core.streams.windowing.fold import Arrived, ToldArrived, WindowFold
 from holdfast.core.streams.windowing.kinds import HoppingFold, SessionFold, SlidingFold, TumblingFold
 from holdfast.core.streams.windowing.rows import routed, row_type
@@ -31,9 +31,10 @@ A = TypeVar("A")
 class Windowed(Processor[Any, Any], Generic[E, A]):
     """An aggregate of the records of each key in each window.
 
-    *source* is a `Source`, which tells what lies in the topic and by its `time` the event times, or the name
-    of a topic with *decode* and *time*. *by* gives an event's key, *time* its event time in ms since 1970
-    (without it: stream time by append time, so that nothing is out of order or late). *fold* gets the
+    *source* is a `Source`, a step or a `Stream`, which bring serde and event time, or the name of a topic
+    with *decode* and *time*. *by* gives an event's key, *time* its event time in ms since 1970. Without one,
+    append time counts, so that nothing is out of order or late, and a warning says so; `time="append"`
+    silences it. *fold* gets the
     aggregate so far, None at first, and the event, and returns the aggregate with it, which is of type *row*.
     Sessions also need *merge*: it gets the aggregates of an earlier and a later session.
 
@@ -84,13 +85,13 @@ class Windowed(Processor[Any, Any], Generic[E, A]):
         self,
         *,
         name: str,
-        source: str | Source[E],
+        source: str | Readable[E],
         decode: Callable[..., E] | None = None,
         by: Callable[[E], str],
         window: Window,
         fold: Callable[[A | None, E], A],
         row: type[A] | Any,
-        time: Callable[[E], int] | None = None,
+        time: Time[E] = None,
         merge: Callable[[A, A], A] | None = None,
         emit: Updates | Final | None = None,
         late: str | None = None,
@@ -105,10 +106,9 @@ class Windowed(Processor[Any, Any], Generic[E, A]):
     ) -> None:
         whose = f"processor {name}"
         _check_inputs(whose, inputs)
-        topic, reads_event, inputs = reading(whose, source, decode, inputs)
-        if time is None and isinstance(source, Source):
-            time = source.time
-        _check_calls(whose, inputs, decode=reads_event, by=by, time=time, fold=fold, merge=merge)
+        topic, reads_event, inputs, declared = reading(whose, source, decode, inputs)
+        reads_time = _event_time(whose, topic, declared, time)
+        _check_calls(whose, inputs, decode=reads_event, by=by, time=reads_time, fold=fold, merge=merge)
         if not isinstance(emit, Updates | Final | None):
             raise ConfigError(f"{whose}: emit {emit!r:.100}: write updates(topic) or final(topic)")
         if late is not None and not isinstance(late, str):
@@ -116,13 +116,13 @@ class Windowed(Processor[Any, Any], Generic[E, A]):
         check_topics(whose, (topic,), None if emit is None else emit.topic, late)
         retention_ms = duration_ms(retention, f"{whose}: retention", least_ms=0)
         idle_ms = None if idle is None else duration_ms(idle, f"{whose}: idle")
-        by_origin = isinstance(topic, Internal) and time is not None
+        by_origin = isinstance(topic, Internal) and reads_time is not None
         windows = _fold_of(
             whose,
             window,
             merge,
             by=by,
-            time=time,
+            time=reads_time,
             aggregate=fold,
             emit=emit,
             late=late,
@@ -179,6 +179,22 @@ def _folds_by_origin(fold: object) -> bool:
     return getattr(getattr(fold, "fold", fold), "__func__", None) is WindowFold.by_origin
 
 
+def _event_time(whose: str, topic: str, source: Source[Any] | None, time: Time[Any]) -> Any:
+    """Return what reads an event's time: *time*, else that of *source*; None for append time, with a warning
+    unless it was said.
+    """
+    if isinstance(time, str):
+        if time != "append":
+            raise ConfigError(f'{whose}: time is {time!r:.100}; write a function of the event, or "append"')
+        return None
+    if time is None and source is not None:
+        warn_of_append_time(whose, source)
+        return source.reads_time
+    if time is None:
+        warn_of_unsaid_time(whose, str(topic))
+    return time
+
+
 def _check_calls(whose: str, inputs: tuple[DecoderInput, ...], **given: Callable[..., Any] | None) -> None:
     """Raise ConfigError for a function that cannot take what it will be called with."""
     takes: dict[str, tuple[str, ...]] = {
@@ -206,8 +222,8 @@ def _read_from(
     """Return what declares the source of a processor; one that ticks has `on=`."""
     folds: Callable[..., Any] = fold.by_origin if by_origin else fold
     if ticks:
-        read = FoldColumns(folds, decode, inputs, marks=by_origin)
-        return {"on": {Source(source, Bytes()): read}, "on_tick": fold.tick}
+        raw: Source[Any] = RawSource(source, Bytes(), "append", Bytes())
+        return {"on": {raw: FoldColumns(folds, decode, inputs, marks=by_origin)}, "on_tick": fold.tick}
     return {"source": source, "fold": folds, "decode": decode, "inputs": inputs}
 
 

@@ -360,7 +360,9 @@ def test_sources_must_tell_a_time_and_each_tells_its_own() -> None:
     with pytest.raises(ConfigError, match=r"on_event needs Source\(\.\.\., time=\.\.\.\)"):
         joined(False, False)
     with pytest.raises(ConfigError, match="has both on= and time: with on= each source has a serde, a time"):
-        Processor(name="x", on={Source("a", SAID): fold}, time=own_time, row=str)
+        Processor(  # type: ignore[call-overload]
+            name="x", on={Source("a", SAID): fold}, time=own_time, row=str
+        )
 
 
 def test_a_fold_without_event_time_cannot_set_its_timers() -> None:

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from holdfast import Json, Source, Stream
-from holdfast.core.streams.joins.joining import How
+from holdfast.core.streams.joins.joining import TableHow
 from holdfast.errors import ConfigError
 from holdfast.streams import JoinForeign
 from holdfast.testing import Topology
@@ -22,7 +22,7 @@ RIGHT: Source[Any] = Source("right", Json(str | None))
 OUT: Stream[Any] = Stream("out", Json(tuple[str | None, int, str | None] | None))
 
 
-def declared(how: How) -> JoinForeign[Any, Any, Any]:
+def declared(how: TableHow) -> JoinForeign[Any, Any, Any]:
     return JoinForeign(
         name="joined",
         left=LEFT,
@@ -44,7 +44,7 @@ RIGHTS = st.tuples(
 @pytest.mark.parametrize("how", ["inner", "left"])
 @settings(deadline=None, max_examples=scaled(25), suppress_health_check=[HealthCheck.too_slow])
 @given(log=st.lists(LEFTS | RIGHTS, min_size=1, max_size=20))
-def test_each_row_is_joined_with_that_which_it_names(how: How, log: list[tuple[bool, str, Any]]) -> None:
+def test_each_row_is_joined_with_that_which_it_names(how: TableHow, log: list[tuple[bool, str, Any]]) -> None:
     lefts: dict[str, Row] = {}
     rights: dict[str, str] = {}
     found: dict[str, Any] = {}
@@ -100,4 +100,4 @@ def test_an_answer_for_a_row_since_replaced_is_dropped() -> None:
 
 def test_what_cannot_be_joined_is_said_at_declaration() -> None:
     with pytest.raises(ConfigError, match="choose from inner, left"):
-        declared("outer")
+        declared("outer")  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from holdfast import Json, Source, Stream
 from holdfast.core.streams.joins import within as join_within
-from holdfast.core.streams.joins.joining import How
+from holdfast.core.streams.joins.joining import How, TableHow
 from holdfast.streams import (
     JoinStreamRow,
     JoinStreamTable,
@@ -116,7 +116,7 @@ def test_two_tables_are_what_both_hold_now(how: How, log: list[Arrival]) -> None
 @pytest.mark.parametrize("how", ["inner", "left"])
 @settings(deadline=None, max_examples=scaled(15), suppress_health_check=[HealthCheck.too_slow])
 @given(log=arrivals(tombstones=True))
-def test_a_stream_meets_the_row_that_is_there(how: How, log: list[Arrival]) -> None:
+def test_a_stream_meets_the_row_that_is_there(how: TableHow, log: list[Arrival]) -> None:
     joined = JoinStreamTable(name="joined", stream=LEFT, table=RIGHT, join=pair, to=OUT, how=how)
     with Topology([joined], partitions=1) as topology:
         for count, each in enumerate(log, 1):
@@ -132,7 +132,7 @@ def test_a_stream_meets_the_row_that_is_there(how: How, log: list[Arrival]) -> N
 @pytest.mark.parametrize("how", ["inner", "left"])
 @settings(deadline=None, max_examples=scaled(20), suppress_health_check=[HealthCheck.too_slow])
 @given(log=arrivals(tombstones=True), history=st.sampled_from([1, 5, 20]))
-def test_a_stream_meets_the_row_as_of_its_time(how: How, log: list[Arrival], history: int) -> None:
+def test_a_stream_meets_the_row_as_of_its_time(how: TableHow, log: list[Arrival], history: int) -> None:
     joined = JoinStreamTable(
         name="joined", stream=LEFT, table=RIGHT, join=pair, to=OUT, how=how, history=history
     )

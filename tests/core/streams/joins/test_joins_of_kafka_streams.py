@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from holdfast import Json, Source, Stream
-from holdfast.core.streams.joins.joining import How
+from holdfast.core.streams.joins.joining import How, TableHow
 from holdfast.errors import ConfigError
 from holdfast.streams import JoinForeign, JoinStreamTable, JoinTables, JoinWithin, cogroup
 from holdfast.testing import Topology
@@ -53,7 +53,7 @@ def test_two_tables(how: How) -> None:
 
 @pytest.mark.parametrize("how", ["inner", "left"])
 @pytest.mark.parametrize("history", [None, "1h"])
-def test_a_stream_and_a_table(how: How, history: str | None) -> None:
+def test_a_stream_and_a_table(how: TableHow, history: str | None) -> None:
     joined = JoinStreamTable(
         name="joined", stream=LEFT, table=RIGHT, join=both, to=OUT, how=how, history=history
     )
@@ -84,7 +84,7 @@ def refers_to(value: str) -> str | None:
     return None if key == "returnNull" else key
 
 
-def told_foreign(sequence: str, how: How, partitions: int) -> list[list[Any]]:
+def told_foreign(sequence: str, how: TableHow, partitions: int) -> list[list[Any]]:
     joined = JoinForeign(name="joined", left=LEFT, right=RIGHT, key=refers_to, join=both, to=OUT, how=how)
     out = []
     with Topology([*joined], partitions=partitions) as topology:
@@ -108,7 +108,7 @@ def needed(told: list[list[Any]]) -> list[list[Any]]:
 @pytest.mark.parametrize("partitions", [1, 3])
 @pytest.mark.parametrize("how", ["inner", "left"])
 @pytest.mark.parametrize("sequence", SEQUENCES)
-def test_two_tables_by_a_foreign_key(sequence: str, how: How, partitions: int) -> None:
+def test_two_tables_by_a_foreign_key(sequence: str, how: TableHow, partitions: int) -> None:
     theirs = [row[3 + WAYS.index(how)] for row in FOREIGN[sequence]]
     ours = told_foreign(sequence, how, partitions)
     if None in theirs:
@@ -135,8 +135,9 @@ def test_tombstones_after_no_result_are_all_that_differs() -> None:
 
 
 def test_a_stream_without_a_key_is_refused_or_joined_with_nothing() -> None:
-    for how, refused, values in (("inner", 1, []), ("left", 0, [(None, ("A", None))])):
-        joined = JoinStreamTable(name="joined", stream=LEFT, table=RIGHT, join=both, to=OUT, how=how)  # type: ignore[arg-type]
+    cases: list[tuple[TableHow, int, list[Any]]] = [("inner", 1, []), ("left", 0, [(None, ("A", None))])]
+    for how, refused, values in cases:
+        joined = JoinStreamTable(name="joined", stream=LEFT, table=RIGHT, join=both, to=OUT, how=how)
         with Topology([joined], partitions=1) as topology:
             topology.pipe(LEFT, "A")
             assert (len(topology.refused), topology.values(OUT)) == (refused, values)
@@ -207,7 +208,7 @@ NUMBERED_OUT: Any = Stream("out", Json(str | None), key=Json(int))
             "late= needs history=",
         ),
         (
-            lambda: JoinStreamTable(name="j", stream=LEFT, table=RIGHT, join=both, to=OUT, how="outer"),
+            lambda: JoinStreamTable(name="j", stream=LEFT, table=RIGHT, join=both, to=OUT, how="outer"),  # type: ignore[call-overload]
             "choose from inner, left",
         ),
     ],

@@ -159,12 +159,16 @@ LEFT, RIGHT = (Source(name, Json(Click), time=lambda each: each.time) for name i
 OUT = Stream("out", Json(list[int]))
 
 
+def both_of(one: Any, other: Any) -> list[int]:
+    return [one.of, other.of]
+
+
 def lefts(**declared: Any) -> JoinWithin[Click, Click, list[int]]:
     return JoinWithin(
         name="j",
         left=LEFT,
         right=RIGHT,
-        join=lambda one, other: [one.of, other.of],
+        join=both_of,
         to=OUT,
         before="10s",
         after="10s",
