@@ -93,8 +93,18 @@ class NameHolder:
         self._producer.flush(1)
 
     def register(self) -> int:
-        """Take the name over and return the epoch to send under; who held it before is fenced."""
-        return self._take(Register(name=self.name, request=uuid.uuid4().hex, instance=self._instance))
+        """Take the name over and return the epoch to send under; who held it before is fenced.
+
+        The epoch is at least the time in ms: above those of a registry that was deleted and made again.
+        """
+        return self._take(
+            Register(
+                name=self.name,
+                request=uuid.uuid4().hex,
+                instance=self._instance,
+                least_epoch=max(0, self._clock.now_ms()),
+            )
+        )
 
     def bump(self) -> int:
         """Take the next epoch of a name that is held, and return it; FencedError when it is held by

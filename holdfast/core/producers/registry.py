@@ -4,6 +4,9 @@
 `register` gives the name's id and its next epoch, and fences the last holder. `bump` raises the epoch
 for the holder itself, who goes on from an error. A command that is repeated under the same request id is
 answered the same again and changes nothing.
+
+A registry that is made again has forgotten its epochs, and ledgers have not. So whoever registers names the
+least epoch to be given: the time of its clock, which is higher than all epochs of earlier registries.
 """
 
 from __future__ import annotations
@@ -17,22 +20,28 @@ import msgspec
 from holdfast.core.engine.declared.partitioners import by_key
 from holdfast.core.engine.declared.processor import Emit
 from holdfast.core.engine.state.rows import Rows
-from holdfast.core.producers.stamps import LIMIT_NAME_BYTES
+from holdfast.core.producers.stamps import LIMIT_EPOCH, LIMIT_NAME_BYTES
 from holdfast.core.untrusted import UNFIT, careful
 from holdfast.errors import DecodeError
 
 LIMIT_TEXT = 249
+LIMIT_LEAST_EPOCH = LIMIT_EPOCH // 2
+"""Above it epochs go on one by one for as long as anybody registers."""
 PARTITION_BITS = 16
 IDS_KEY = "/ids"
 """Row of the next id; no name's key, since those begin with `=`."""
 
 
 class Register(msgspec.Struct, frozen=True, kw_only=True, tag="register"):
-    """A process takes the name over. *instance* tells people which."""
+    """A process takes the name over. *instance* tells people which.
+
+    It gets *least_epoch* or a higher one; earlier releases name none.
+    """
 
     name: str
     request: str
     instance: str = ""
+    least_epoch: int = 0
 
 
 class Bump(msgspec.Struct, frozen=True, kw_only=True, tag="bump"):
@@ -108,6 +117,10 @@ def decode(value: bytes | None, partition: int) -> ReceivedCommand:
         )
     if not 0 < len(command.request) <= LIMIT_TEXT:
         raise DecodeError(f"request id of {len(command.request)} characters: use 1 to {LIMIT_TEXT}")
+    if isinstance(command, Register) and not 0 <= command.least_epoch <= LIMIT_LEAST_EPOCH:
+        raise DecodeError(
+            f"least epoch {command.least_epoch} of producer {command.name[:80]}: use 0 to {LIMIT_LEAST_EPOCH}"
+        )
     return ReceivedCommand(command, partition)
 
 
@@ -129,11 +142,20 @@ def obey(rows: Rows[Registration], asked: ReceivedCommand, at_ms: int) -> Regist
     if isinstance(command, Register):
         if held is None:
             held = Registration(
-                _next_id(rows, asked.partition), 0, command.instance, at_ms, at_ms, command.request
+                _next_id(rows, asked.partition),
+                command.least_epoch,
+                command.instance,
+                at_ms,
+                at_ms,
+                command.request,
             )
         else:
             held = msgspec.structs.replace(
-                held, epoch=held.epoch + 1, instance=command.instance, at_ms=at_ms, request=command.request
+                held,
+                epoch=max(held.epoch + 1, command.least_epoch),
+                instance=command.instance,
+                at_ms=at_ms,
+                request=command.request,
             )
         rows[key] = held
         return _answer(command, held)

@@ -193,13 +193,15 @@ def test_a_named_producer_numbers_its_records_and_goes_on_after_a_restart(
     with SequencedProducer(fleet.settings, name, instance="one") as producer:
         sent = [producer.send(fleet.orders, b"%d" % at, key=b"k%d" % (at % 7)) for at in range(100)]
         producer.flush()
-        assert (producer.epoch, {each.stamp.epoch for each in sent}) == (0, {0})
-        assert producer.bump() == 1
+        first = producer.epoch
+        assert {each.stamp.epoch for each in sent} == {first}
+        assert producer.bump() == first + 1
         producer.send(fleet.orders, b"bumped", partition=0)
     with SequencedProducer(fleet.settings, name, instance="two") as producer:
-        assert producer.epoch == 2
+        second = producer.epoch
+        assert second > first + 1, "the time, which is above all epochs of a registry that was made before"
         again = producer.send(fleet.orders, b"restarted", partition=0)
-        assert again.stamp == Stamp(name, 2, 0, 0)
+        assert again.stamp == Stamp(name, second, 0, 0)
     with BlockingTableClient(fleet.settings, fleet.processors) as tables:
         books = fleet.processor("books-")
         ends = last_offsets(read_topic(broker, fleet.orders))
@@ -217,12 +219,12 @@ def test_a_named_producer_numbers_its_records_and_goes_on_after_a_restart(
             )
             assert book.records == len(mine) + (2 if partition == 0 else 0)
             if partition == 0:
-                assert (book.epoch, book.last_sequence, book.faults.restarts) == (2, 0, 2)
+                assert (book.epoch, book.last_sequence, book.faults.restarts) == (second, 0, 2)
             else:
-                assert (book.epoch, book.last_sequence) == (0, len(mine) - 1)
+                assert (book.epoch, book.last_sequence) == (first, len(mine) - 1)
         held = tables.get(fleet.processor("producers"), name_key(name), timeout_s=DEADLINE_S).value
         assert isinstance(held, Registration)
-        assert (held.epoch, held.instance) == (2, "two")
+        assert (held.epoch, held.instance) == (second, "two")
         listed = [
             producer_of_key(answer.key) for answer in tables.scan(books, book_key(name), timeout_s=DEADLINE_S)
         ]
@@ -245,7 +247,7 @@ def test_a_producer_whose_name_was_taken_over_is_told_and_what_it_still_sends_is
             try:
                 first.send(fleet.orders, b"zombie", partition=1)
             except FencedError as error:
-                return "was replaced by 1" in str(error)
+                return f"was replaced by {second.epoch}" in str(error)
             return False
 
         wait_for("the first producer is told", fenced, DEADLINE_S)
@@ -254,13 +256,15 @@ def test_a_producer_whose_name_was_taken_over_is_told_and_what_it_still_sends_is
     with pytest.raises(FencedError):
         first.close()
     thawed = Producer(broker.client_config())  # what a process does that was frozen within send()
-    thawed.produce(fleet.orders, b"zombie", partition=1, headers=list(stamp_headers(Stamp(name, 0, 1, 0))))
+    thawed.produce(
+        fleet.orders, b"zombie", partition=1, headers=list(stamp_headers(Stamp(name, first.epoch, 1, 0)))
+    )
     assert thawed.flush(DEADLINE_S) == 0
     fleet.wait_folded()
     with BlockingTableClient(fleet.settings, fleet.processors) as tables:
         book = tables.get(fleet.processor("books-"), book_key(name), partition=1, timeout_s=DEADLINE_S).value
         assert isinstance(book, Book)
-        assert (book.epoch, book.records, book.faults.restarts) == (1, 2, 1)
+        assert (book.epoch, book.records, book.faults.restarts) == (second.epoch, 2, 1)
         assert (book.faults.duplicates, book.faults.zombies >= 1) == (0, True)
 
 

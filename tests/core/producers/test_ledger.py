@@ -496,6 +496,22 @@ def test_a_command_that_arrives_twice_is_answered_the_same_and_done_once() -> No
     assert names.rows.get(name_key("billing")).epoch == 2
 
 
+def test_a_registry_that_was_made_again_gives_epochs_above_those_that_ledgers_know() -> None:
+    """A ledger keeps the epochs of the registry that was deleted; below them all records are a zombie's."""
+
+    def taken_over(names: Names, now_ms: int) -> int:
+        command = Register(name="billing", request=names.request(), least_epoch=now_ms)
+        return names.do(command).epoch
+
+    rows, old, new = empty_rows(ledger.BookRow), Names(), Names()
+    epochs = [taken_over(old, 1_000), taken_over(old, 1_000), taken_over(old, 900), taken_over(new, 1_003)]
+    assert epochs == sorted(set(epochs))
+    for offset, epoch in enumerate(epochs):
+        _, judgement = ledger.record(rows, Stamp("billing", epoch, 0, 0), offset, 0)
+        assert judgement is Judgement.NEW, epoch
+    assert old.register("billing").epoch == epochs[2] + 1, "an earlier release names no least epoch"
+
+
 def test_ids_of_different_partitions_never_meet() -> None:
     given_out = [Names(partition).register(name).producer_id for partition in (0, 1, 5) for name in ("a",)]
     names = Names(1)
@@ -527,6 +543,8 @@ def test_the_registry_answers_on_its_topic_in_the_partition_of_the_command() -> 
         b"[]",
         b'{"type":"register"}',
         b'{"type":"register","name":"","request":"r"}',
+        b'{"type":"register","name":"a","request":"r","least_epoch":-1}',
+        b'{"type":"register","name":"a","request":"r","least_epoch":500000000000000001}',
         b'{"type":"register","name":"a\\u0000","request":"r"}',
         b'{"type":"register","name":"a","request":""}',
         b'{"type":"register","name":"a","request":"' + b"r" * 300 + b'"}',
