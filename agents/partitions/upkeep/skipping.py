@@ -21,6 +21,8 @@ from holdfast.agents.partitions.batches.runner import NOT_YET, Owned
 from holdfast.agents.partitions.gate import FoldGate
 from holdfast.agents.partitions.held.holdings import Holdings
 from holdfast.agents.partitions.types import RunInThread
+from holdfast.clients.topics.admin import Admin
+from holdfast.clients.topics.types import ClusterIds
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Emit
@@ -125,6 +127,7 @@ class Skipping:
         if self._settings.unreadable != "quarantine" and asked is None:
             return
         owned, url = self._holdings.owners(place), self._settings.advertised_url
+        ids = await self._thread(Admin(self._settings).topic_ids, [found.topic])
         skip = Skip(
             topic=found.topic,
             partition=found.partition,
@@ -135,8 +138,10 @@ class Skipping:
             reason=found.reason,
             by=url if asked is None else f"{asked.by} by {url}",
             at_ms=self._clock.now_ms(),
+            topic_id=ids.topics[found.topic],
+            cluster_id=ids.cluster_id,
         )
-        why = self._objection(found, owned) or await self._write(skip, found, owned, epoch)
+        why = self._objection(found, owned, ids) or await self._write(skip, found, owned, epoch)
         if why is NOT_YET:
             asyncio.get_running_loop().call_later(AGAIN_S, feed.met.set)
         elif why is not None:
@@ -162,9 +167,9 @@ class Skipping:
         )
         self._feed.skip(place, skip.last)
 
-    def _objection(self, found: Unreadable, owned: list[Owned]) -> str | None:
-        """Return why nothing may be skipped: nowhere to write it down, or a table that has folded a part
-        of it, unlike a later replay.
+    def _objection(self, found: Unreadable, owned: list[Owned], ids: ClusterIds) -> str | None:
+        """Return why nothing may be skipped: nowhere to write it down, a table that has folded a part of it,
+        unlike a later replay, or another topic of the name.
         """
         if not self._skips.has_topic:
             return (
@@ -178,6 +183,12 @@ class Skipping:
                     f"table {each.part.processor.table} has folded up to offset {applied}, which it could"
                     " read then: it would not be what a replay gives; raise unpacked_batch_bytes again, or"
                     " give its processor a new version"
+                )
+            read, now = each.part.sources, ids.topics[found.topic]
+            if read is not None and read.cluster_id == ids.cluster_id and read.topics[found.topic] != now:
+                return (
+                    f"topic {found.topic} was deleted and made again (its id was {read.topics[found.topic]},"
+                    f" is {now}) since table {each.part.processor.table} began to read it; restart the worker"
                 )
         return None
 

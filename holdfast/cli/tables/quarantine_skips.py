@@ -177,9 +177,15 @@ def _when(skip: Skip) -> str:
 
 def skips(context: typer.Context, timeout: TimeoutOption = TIMEOUT_S) -> None:
     skipping = _open(context, timeout)
-    found = skipping.skips().all()
-    output = output_of(context)
-    show([_record(each, output) for each in found], COLUMNS, output)
+    known, output = skipping.skips(), output_of(context)
+    found = [_record(each, output) for each in known.all()]
+    found += [{**_record(each, output), "state": "other topic"} for each in known.of_others]
+    show(found, COLUMNS, output)
+    if known.of_others:
+        note(
+            "skips of another topic leave out nothing: the topic with this name was deleted and made again"
+            " since"
+        )
     if not found:
         note(f"nothing is skipped: {skipping.topic} is empty")
 
@@ -197,6 +203,7 @@ def _record(skip: Skip, output: Output) -> dict[str, Cell]:
         "reason": skip.reason if output is Output.JSON else short,
         "by": skip.by,
         "at_ms": skip.at_ms,
+        "topic_id": skip.topic_id or None,
     }
     return (
         cells

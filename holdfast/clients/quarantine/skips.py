@@ -14,6 +14,7 @@ from types import MappingProxyType
 from confluent_kafka import KafkaError, KafkaException, Message
 
 from holdfast.clients.topics.admin import Admin
+from holdfast.clients.topics.types import ClusterIds
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.engine.fold.skips import Skip, Skips, encode_skip
@@ -34,19 +35,20 @@ class SkipPlan:
     """What would be skipped.
 
     *before* are the records of the batch that can be read, *asked* an earlier wish that no worker has met
-    yet.
+    yet. *ids* tell which topic it is.
     """
 
     batch: Unreadable
     before: int
     asked: Skip | None
+    ids: ClusterIds
 
 
 @dataclass(frozen=True, slots=True)
 class AllowancePlan:
     """A record that would be quarantined, of *processors* that are declared with `on_error="stop"`.
 
-    *asked* is an earlier wish of an operator.
+    *asked* is an earlier wish of an operator. *ids* tell which topic it is.
     """
 
     topic: str
@@ -54,6 +56,7 @@ class AllowancePlan:
     offset: int
     processors: tuple[str, ...]
     asked: bool
+    ids: ClusterIds
 
 
 class SkipRequests:
@@ -94,12 +97,17 @@ class SkipRequests:
         stopping = tuple(self._stopping.get(topic, ()))
         if not stopping:
             return None
+        # Before the records: of a topic that is made again in between, the skip is void.
+        ids = self._ids(topic)
         # What stands in a topic of choices is a tick, which may not be written yet.
         if topic in self._sources:
             found = await self._batch_at(topic, partition, offset)
             if found.unreadable is not None or not found.records:
                 return None
-        return AllowancePlan(topic, partition, offset, stopping, skips.allows(topic, partition, offset))
+        return AllowancePlan(topic, partition, offset, stopping, skips.allows(topic, partition, offset), ids)
+
+    def _ids(self, topic: str) -> ClusterIds:
+        return Admin(self._settings, timeout_s=self._timeout_s).topic_ids([topic])
 
     async def _batch_at(self, topic: str, partition: int, offset: int) -> BatchAt:
         limit_bytes = self._settings.unpacked_batch_bytes
@@ -116,6 +124,7 @@ class SkipRequests:
                 f" {', '.join(self._sources)}; name the application that reads it with -A MODULE"
             )
         self._require_unmade(skips, topic, partition, offset, offset)
+        ids = self._ids(topic)
         found = await self._batch_at(topic, partition, offset)
         batch = found.unreadable
         if batch is None:
@@ -126,7 +135,7 @@ class SkipRequests:
                 f" its batch can; what cannot begins at {batch.first}: name that offset"
             )
         self._require_unmade(skips, topic, partition, batch.first, batch.last)
-        return SkipPlan(batch, found.records, skips.asked(topic, partition, batch.first, batch.last))
+        return SkipPlan(batch, found.records, skips.asked(topic, partition, batch.first, batch.last), ids)
 
     def _require_unmade(self, skips: Skips, topic: str, partition: int, first: int, last: int) -> None:
         for each in skips.all():
@@ -162,6 +171,8 @@ class SkipRequests:
             allowed=True,
             by=by,
             at_ms=self._clock.now_ms(),
+            topic_id=plan.ids.topics[plan.topic],
+            cluster_id=plan.ids.cluster_id,
         )
         self._send(skip)
         return skip
@@ -179,6 +190,8 @@ class SkipRequests:
             reason=batch.reason,
             by=by,
             at_ms=self._clock.now_ms(),
+            topic_id=plan.ids.topics[batch.topic],
+            cluster_id=plan.ids.cluster_id,
         )
         self._send(skip)
         return skip

@@ -36,7 +36,9 @@ class Skip(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Fals
     stops the partition.
 
     *error* and *reason* tell why it cannot be read, *by* who wrote this (a worker's URL, or a person's name),
-    *at_ms* when.
+    *at_ms* when. *topic_id* is Kafka's id of the topic in the cluster with *cluster_id*: offsets of a topic
+    that was deleted and made again are others. Without an id, as earlier releases write, a skip is of
+    whatever topic has the name.
     """
 
     topic: str
@@ -49,6 +51,8 @@ class Skip(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Fals
     by: str = ""
     at_ms: int = -1
     allowed: bool = False
+    topic_id: str = ""
+    cluster_id: str = ""
 
     @property
     def key(self) -> bytes:
@@ -69,6 +73,18 @@ class Skip(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Fals
     @property
     def place(self) -> Place:
         return self.topic, self.partition
+
+    def is_of_another(self, cluster_id: str, topic_id: str) -> bool:
+        """Return whether this is known to be about another topic of the name than the one with *topic_id*.
+
+        A cluster that was copied has ids of its own, which tell nothing.
+
+        >>> skip = Skip(topic="t", partition=0, first=1, last=1, made=True, topic_id="a", cluster_id="c")
+        >>> [skip.is_of_another(*ids) for ids in (("c", "a"), ("c", "b"), ("copied", "b"), ("c", ""))]
+        [False, True, False, False]
+        """
+        known = "" not in (self.topic_id, topic_id) and self.cluster_id == cluster_id
+        return known and self.topic_id != topic_id
 
     def covers(self, first: int, last: int) -> bool:
         """Return whether *first* to *last* share an offset with this."""
@@ -98,17 +114,20 @@ def decode_skip(key: bytes | None, value: bytes) -> Skip:
 
 class Skips:
     """What `{app}-skips` says: the last record of each batch counts, and what was made before any wish.
-    *has_topic* tells whether it is there.
+    *has_topic* tells whether it is there. *of_others* are records that skip nothing: of topics that have been
+    deleted and made again.
 
     >>> made = Skip(topic="orders", partition=0, first=5, last=7, made=True)
     >>> Skips([made]).made("orders", 0), Skips([made]).made("orders", 1)
     (((5, 7),), ())
     """
 
-    def __init__(self, records: Iterable[Skip] = (), *, has_topic: bool = True) -> None:
+    def __init__(
+        self, records: Iterable[Skip] = (), *, has_topic: bool = True, of_others: Iterable[Skip] = ()
+    ) -> None:
         self._records = dict[tuple[str, int, int], Skip]()
         self._allowed = dict[tuple[str, int, int], Skip]()
-        self.has_topic = has_topic
+        self.has_topic, self.of_others = has_topic, tuple(of_others)
         for record in records:
             self.add(record)
 
@@ -125,7 +144,7 @@ class Skips:
             self._records[skip.batch] = skip
 
     def all(self) -> list[Skip]:
-        """Return every record, by topic, partition and offset."""
+        """Return every record that counts, by topic, partition and offset."""
         found = [*self._records.values(), *self._allowed.values()]
         return sorted(found, key=lambda each: (each.topic, each.partition, each.first))
 

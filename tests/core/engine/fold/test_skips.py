@@ -43,6 +43,15 @@ def test_a_skip_is_read_as_it_was_written() -> None:
     assert decode_skip(MADE.key, encode_skip(MADE)) == MADE
 
 
+def test_a_skip_of_an_earlier_release_is_read_and_is_of_whatever_topic_has_the_name() -> None:
+    earlier = (
+        b'{"topic":"orders","partition":3,"first":10,"last":14,"made":true,"error":"TooLargeError",'
+        b'"reason":"bomb","by":"http://a","at_ms":5,"allowed":false}'
+    )
+    assert decode_skip(MADE.key, earlier) == MADE
+    assert not MADE.is_of_another("cluster", "some id")
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [
