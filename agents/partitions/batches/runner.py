@@ -19,7 +19,7 @@ from holdfast.agents.partitions.batches.merging_intake import MergingIntake
 from holdfast.agents.partitions.batches.placing import Placing
 from holdfast.agents.partitions.batches.traced_batches import TracedBatches
 from holdfast.agents.partitions.types import NOT_IN_GROUP, FoldEvent, FoldLimits, RunnerHost
-from holdfast.clients.quarantine.copies import QUARANTINE_COPY_BYTES, quarantine_record
+from holdfast.clients.quarantine.copies import QUARANTINE_COPY_BYTES, quarantine_record, topic_id_of
 from holdfast.clock import Clock, system_clock
 from holdfast.core.engine.declared.processor import Emit
 from holdfast.core.engine.fold.folding import Refused
@@ -458,7 +458,9 @@ class Runner:
         self._log_refused(records)
         for copy_bytes in QUARANTINE_COPY_BYTES:
             copies = [
-                quarantine_record(topic, processor, (source, partition), each, record, copy_bytes)
+                quarantine_record(
+                    topic, processor, (source, partition), each, record, copy_bytes, self._topic_id(source)
+                )
                 for each, source, record in records
             ]
             try:
@@ -467,6 +469,10 @@ class Runner:
             except UndeliverableError as error:
                 if error.topic != topic or not copy_bytes:
                     raise
+
+    def _topic_id(self, source: str) -> str:
+        sources = self.part.sources
+        return "" if sources is None else topic_id_of(sources.cluster_id, sources.topics.get(source, ""))
 
     async def _commit(self, changes: AnyChanges, copies: list[Emit]) -> None:
         part, host = self.part, self._host

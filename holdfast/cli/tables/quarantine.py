@@ -18,6 +18,7 @@ from holdfast.cli.options.context import globals_of, output_of
 from holdfast.cli.output import Cell, Output, OutputRow, note, show, show_json
 from holdfast.cli.tables.quarantine_skips import register_skips
 from holdfast.clients.quarantine.records import (
+    MADE_AGAIN,
     TIMEOUT_S,
     Quarantine,
     QuarantinedRecord,
@@ -141,6 +142,10 @@ def retry(
             help="Also records that other processors of the topic accepted; these would get them twice.",
         ),
     ] = False,
+    made_again: Annotated[
+        bool,
+        typer.Option("--made-again", help="Also records of topics that were deleted and made again since."),
+    ] = False,
     timeout: TimeoutOption = TIMEOUT_S,
 ) -> None:
     if everything == bool(coordinates):
@@ -153,13 +158,20 @@ def retry(
     skipped = next((record for record in chosen if coordinates and record.batch is not None), None)
     if skipped is not None and skipped.batch is not None:
         raise QuarantineError(f"{skipped.coordinates}: {cannot_retry(skipped.batch)}")
+    others = frozenset() if made_again else quarantine.of_others(chosen)
     plan = [
-        (record, _objection(record, chosen, application, again=again, shared=shared)) for record in chosen
+        (
+            record,
+            MADE_AGAIN
+            if record.coordinates in others
+            else _objection(record, chosen, application, again=again, shared=shared),
+        )
+        for record in chosen
     ]
     sendable = [record for record, objection in plan if objection is None]
     sent: dict[str, str] = {}
     if execute:
-        for record, copy in quarantine.retry(sendable):
+        for record, copy in quarantine.retry(sendable, made_again=made_again):
             sent[record.coordinates] = copy
     records: list[OutputRow] = [
         {

@@ -12,17 +12,33 @@ QUARANTINE_COPY_BYTES = (4 << 20) - (64 << 10), 900_000, 0
 by holdfast takes, what Kafka takes by default, and only where the record is and why it was refused."""
 
 
+def topic_id_of(cluster_id: str, topic_id: str) -> str:
+    """Return how the quarantine names a topic that may be deleted and made again; "" where it has no id.
+
+    An id may have a slash.
+    """
+    return f"{cluster_id} {topic_id}" if topic_id else ""
+
+
 def quarantine_record(
-    topic: str, processor: str, place: Place, refused: Refused, record: FetchedRecord, copy_bytes: int
+    topic: str,
+    processor: str,
+    place: Place,
+    refused: Refused,
+    record: FetchedRecord,
+    copy_bytes: int,
+    topic_id: str = "",
 ) -> Emit:
     """Return the quarantine's copy of a refused record: value and headers as they were, coordinates and
-    reason as headers.
+    reason as headers; *topic_id* as well, the source's id and its cluster's (`topic_id_of`), where known.
 
     Where value and headers take more than *copy_bytes*, the value is left out and `holdfast-truncated` holds
     its size; where the headers alone do, they are left out too. The record itself is still in the source.
     """
     (source, partition), value, key, original = place, record.value, record.key, record.headers
     headers: list[tuple[str, bytes | None]] = [
+        # Before the others, where earlier releases take it for one of the record's own.
+        *([("holdfast-topic-id", topic_id.encode())] if topic_id else []),
         ("holdfast-processor", processor.encode()),
         ("holdfast-topic", source.encode()),
         ("holdfast-partition", b"%d" % partition),

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from confluent_kafka import (
     OFFSET_BEGINNING,
+    TIMESTAMP_NOT_AVAILABLE,
     Consumer,
     KafkaError,
     KafkaException,
@@ -25,6 +26,8 @@ from confluent_kafka import (
     Producer,
 )
 
+from holdfast.clients.topics.admin import Admin
+from holdfast.clients.topics.types import ClusterIds
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Headers
@@ -40,6 +43,10 @@ logger = logging.getLogger(__name__)
 TIMEOUT_S = 30.0
 LIMIT_LISTED = 100_000
 KEY_CUT_BYTES = 1_024
+MADE_AGAIN = (
+    "its topic was deleted and made again since it was refused, and may have the record by now; --made-again"
+    " sends it all the same"
+)
 RETRY_OF, RETRIED_TO = "holdfast-retry-of", "holdfast-retried-to"
 
 _ANY = -1
@@ -60,6 +67,7 @@ _NOTES = frozenset(
         "at-ms",
         "key",
         "truncated",
+        "topic-id",
     )
 )
 _BATCH_NOTES = frozenset(f"holdfast-{name}" for name in ("last", "codec", "size", "records", "producer"))
@@ -90,7 +98,8 @@ class QuarantinedRecord:
     one record but a batch that was skipped, from *offset* on.
 
     *appended_ms* is when the record was appended to its topic, *at_ms* when it was set aside. *retried_to*
-    names the last copy that was sent for another try, as topic/partition/offset.
+    names the last copy that was sent for another try, as topic/partition/offset. *topic_id* says which topic
+    of the name it is, with the cluster's id; "" where earlier releases set it aside.
     """
 
     topic: str
@@ -110,6 +119,13 @@ class QuarantinedRecord:
     key_cut: bool = False
     retried_to: str | None = None
     batch: SkippedBatch | None = None
+    topic_id: str = ""
+
+    def is_of_another(self, now: ClusterIds) -> bool:
+        """Return whether the record's topic is known to have been deleted and made again since."""
+        cluster_id, _, topic_id = self.topic_id.rpartition(" ")
+        there = now.topics.get(self.topic, "")
+        return cluster_id == now.cluster_id and "" not in (topic_id, there) and topic_id != there
 
     @property
     def place(self) -> str:
@@ -183,6 +199,7 @@ def read_copy(
             # The worker keeps no more of a key than this where it cannot keep the whole record.
             key_cut=key is not None and len(key) == KEY_CUT_BYTES,
             batch=batch,
+            topic_id=text("topic-id") if "holdfast-topic-id" in notes else "",
         )
     except (KeyError, ValueError):
         return None
@@ -243,6 +260,9 @@ class Quarantine:
             record = read_record(message)
             if record is None or not wanted(record):
                 continue
+            earlier = found.get(record.coordinates)
+            if earlier is not None and earlier.topic_id != record.topic_id:
+                retried.pop(record.coordinates, None)  # the note is of a record of another topic
             found[record.coordinates] = record if values else replace(record, value=None)
             if len(found) >= 2 * limit:
                 found = _newest(found, limit)
@@ -270,6 +290,12 @@ class Quarantine:
         with closing(self._log(record.topic, at=(record.partition, record.offset))) as log:
             message = next(log, None)
         if message is not None and message.offset() == record.offset:
+            if not _is_same(record, message):
+                raise QuarantineError(
+                    f"{record.coordinates}: it was too large to be kept whole, and {record.topic} has another"
+                    f" record at offset {record.offset}: the topic was deleted and made again. It cannot be"
+                    " retried; send it again from where it came"
+                )
             headers = tuple(_headers(message))
             return replace(
                 record,
@@ -284,22 +310,41 @@ class Quarantine:
             f" offset {record.offset}: it cannot be retried; send it again from where it came"
         )
 
-    def retry(self, records: Iterable[QuarantinedRecord]) -> Iterator[tuple[QuarantinedRecord, str]]:
+    def of_others(self, records: Iterable[QuarantinedRecord]) -> frozenset[str]:
+        """Return the coordinates of those records whose topic was deleted and made again since."""
+        found = [each for each in records if each.topic_id]
+        if not found:
+            return frozenset()
+        admin, ids = Admin(self._settings, timeout_s=self._timeout_s), dict[str, ClusterIds]()
+        for topic in sorted({each.topic for each in found}):
+            with suppress(TopicError):  # of a topic that is not there nothing is another's
+                ids[topic] = admin.topic_ids([topic])
+        return frozenset(
+            each.coordinates for each in found if each.topic in ids and each.is_of_another(ids[each.topic])
+        )
+
+    def retry(
+        self, records: Iterable[QuarantinedRecord], *, made_again: bool = False
+    ) -> Iterator[tuple[QuarantinedRecord, str]]:
         """Send each record to its partition again and yield it with the copy's place, once the copy is in the
         log and noted.
 
-        QuarantineError, and nothing is sent, when one of them is a batch that was skipped.
+        QuarantineError, and nothing is sent, when one of them is a batch that was skipped, or of a topic that
+        was deleted and made again since; *made_again* sends those to the topic that has the name now.
 
         Records that several processors refused at one place are sent once. If this ends between copy and
         note, the record looks open although it was sent: it is sent at least once.
 
         The copy is not transactional: readers of a coordination topic may be too old to know control records.
         """
-        by_place: dict[str, list[QuarantinedRecord]] = {}
+        by_place: dict[tuple[str, str], list[QuarantinedRecord]] = {}
+        records = list(records)
+        if not made_again and (others := self.of_others(records)):
+            raise QuarantineError(f"{min(others)}: {MADE_AGAIN}")
         for record in records:
             if record.batch is not None:
                 raise QuarantineError(f"{record.coordinates}: {cannot_retry(record.batch)}")
-            by_place.setdefault(record.place, []).append(record)
+            by_place.setdefault((record.place, record.topic_id), []).append(record)
         overrides: dict[str, str | int | bool] = {
             "enable.idempotence": True,
             "linger.ms": 0,
@@ -311,7 +356,7 @@ class Quarantine:
         with closing(self._log(self.topic)) as log:
             for message in log:
                 refused = read_record(message) if by_place else None
-                same = None if refused is None else by_place.pop(refused.place, None)
+                same = None if refused is None else by_place.pop((refused.place, refused.topic_id), None)
                 if refused is None or same is None:
                     continue
                 copy = self._send_again(producer, self.original(refused))
@@ -327,7 +372,8 @@ class Quarantine:
                     yield each, copy
         if by_place:
             raise QuarantineError(
-                f"{self.topic} no longer holds {', '.join(by_place)}: retention took it meanwhile"
+                f"{self.topic} no longer holds {', '.join(place for place, _ in by_place)}: retention took"
+                " it meanwhile"
             )
 
     def _send_again(self, producer: Producer, record: QuarantinedRecord) -> str:
@@ -415,6 +461,16 @@ class Quarantine:
             rest -= end - starts[place]
         self.left_out = sum(starts[place] - bounds[place][0] for place in places)
         return starts
+
+
+def _is_same(record: QuarantinedRecord, message: Message) -> bool:
+    """Return whether what lies at the record's offset is what was set aside, as far as that was kept."""
+    (kind, at_ms), key = message.timestamp(), message.key() or b""
+    return (
+        (kind == TIMESTAMP_NOT_AVAILABLE or at_ms == record.appended_ms)
+        and len(message.value() or b"") == record.size_bytes
+        and (key[:KEY_CUT_BYTES] if record.key_cut else key) == (record.key or b"")
+    )
 
 
 def _newest(found: dict[str, QuarantinedRecord], limit: int) -> dict[str, QuarantinedRecord]:
