@@ -24,6 +24,7 @@ from holdfast.agents.faust.transport.conductor import BATCHES, SharingConductor,
 from holdfast.agents.faust.transport.declared_topics import DeclaringProducer
 from holdfast.agents.faust.transport.first_brokers import await_brokers
 from holdfast.agents.faust.transport.group_watch import watch_group
+from holdfast.agents.faust.transport.read_topics import ReadTopics
 from holdfast.agents.partitions.manager import PartitionManager
 from holdfast.clock import system_clock
 from holdfast.core.engine.linger import FEW_RECORDS
@@ -199,6 +200,7 @@ class BatchConsumer(driver.Consumer):
         """
         self._folded: set[TP] = set()
         """Source partitions that this worker folds."""
+        self._read_topics = ReadTopics(self.manager.settings)
         self._noted: dict[TP, str] = {}
         """What was committed last beside the offsets of what is folded."""
         self._agents_next: dict[TP, int] = {}
@@ -216,10 +218,10 @@ class BatchConsumer(driver.Consumer):
         return await super()._commit_offsets(offsets, start_new_transaction)
 
     async def _commit(self, offsets: Mapping[TP, int]) -> bool:
-        notes = {tp: self._note(tp) for tp in offsets if tp in self._folded}
+        notes = {tp: self._note(tp) or self._read_topics.note(tp.topic) for tp in offsets}
         done: bool = await self._thread.call_thread(self._thread.commit_noted, offsets, notes)
         if done:
-            self._noted |= notes
+            self._noted |= {tp: note for tp, note in notes.items() if tp in self._folded}
         return done
 
     def _note(self, tp: TP) -> str:
@@ -276,7 +278,11 @@ class BatchConsumer(driver.Consumer):
             for tp in assigned
             if tp.topic not in logs and (tp in shared or tp.topic not in manager.sources)
         }
+        await manager.thread(self._read_topics.learn, {tp.topic for tp in ordinary})
         committed = await self._thread.call_thread(self._thread.committed_offsets, ordinary)
+        if committed:
+            notes = await self.committed_notes(committed)
+            committed = self._read_topics.of_these(committed, notes)
         positions = manager.holdings.positions()
         both = {place: offset for place, offset in committed.items() if place in positions}
         both = await self._thread.call_thread(self._thread.readable, both)
