@@ -37,6 +37,10 @@ WAIT_S = 0.1
 LOOK_S = 2.0
 """How often topics are looked for that are not there yet."""
 LIMIT_INSTANCE = 240
+_END = "\0"
+"""Ends metadata that is committed: librdkafka's clients, which write it too, read up to it, and beyond the
+text where it is missing.
+"""
 
 
 def static_member(instance: str, topics: Iterable[str]) -> str:
@@ -111,7 +115,7 @@ class GroupThread(driver.AIOKafkaConsumerThread):
             consumer = self._ensure_consumer()
             await consumer.commit(
                 {
-                    AioTP(*tp): (offset, notes.get(tp, ""))
+                    AioTP(*tp): (offset, f"{note}{_END}" if (note := notes.get(tp)) else "")
                     for tp, offset in offsets.items()
                     if tp in self.assignment()
                 }
@@ -147,7 +151,10 @@ class GroupThread(driver.AIOKafkaConsumerThread):
         """Return the metadata that the group has committed with the offsets of *places*."""
         coordinator = self._ensure_consumer()._coordinator
         found = await coordinator.fetch_committed_offsets([AioTP(*place) for place in places])
-        return {(tp.topic, tp.partition): str(each.metadata or "") for tp, each in found.items()}
+        return {
+            (tp.topic, tp.partition): str(each.metadata or "").removesuffix(_END)
+            for tp, each in found.items()
+        }
 
     async def readable(self, offsets: Mapping[Place, int]) -> dict[Place, int]:
         """Return *offsets*, moved to the beginning of logs that do not reach back so far."""
