@@ -22,6 +22,7 @@ from holdfast.core.engine.declared.processor import (
     table_name,
 )
 from holdfast.core.engine.declared.retention import retentions
+from holdfast.core.engine.declared.serdes import decode_with
 from holdfast.core.engine.declared.sources import Sender, Source
 from holdfast.core.engine.declared.streams import Stream
 from holdfast.core.engine.event_times import no_limits
@@ -412,7 +413,13 @@ class Topology:
                 f"values({stream!r:.200}): only a Stream says what lies in its topic; use read for a topic's"
                 " name"
             )
-        return [(stream.key.decode(each.key), stream.serde.decode(each.value)) for each in self.read(stream)]
+        return [
+            (
+                decode_with(stream.key, each.key, each.headers),
+                decode_with(stream.serde, each.value, each.headers),
+            )
+            for each in self.read(stream)
+        ]
 
     def table(
         self, name: str | Processor[Any, Any] | Global[Any], *, partition: int | None = None

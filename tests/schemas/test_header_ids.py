@@ -15,11 +15,12 @@ from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
 from holdfast import Avro, FoldWith, JsonSchema, Processor, Protobuf, Source, Stream
+from holdfast.clients.topics.schemas import read as readers
 from holdfast.errors import DecodeError
 from holdfast.schemas.frames import framed, split
 from holdfast.schemas.registry import SchemaRegistry
 from holdfast.schemas.registry import use as use_registry
-from holdfast.streams import Filter, Map, Rekey, aggregate, count
+from holdfast.streams import Filter, JoinForeign, Map, Merge, Rekey, aggregate, count
 from holdfast.testing import Topology
 from holdfast.testing.schemas import IN_MEMORY
 from tests.schemas import shop_pb2
@@ -161,3 +162,58 @@ def test_steps_hand_on_what_stays_true_of_the_headers() -> None:
         assert names[by.to] == ["__value_schema_id", "trace"]
         assert topology.table("of_kept") == topology.table("of_by") == {"ada": 1}
         assert not topology.refused
+
+
+def test_merged_records_keep_their_bytes_and_headers() -> None:
+    other = Source("others", Avro(Order), key=Avro(str))
+    merged = Merge(name="merged", sources=[SOURCE, other])
+    table: Any = count(
+        name="n", source=Source(merged.to, Avro(Order), key=Avro(str)), key=lambda order: order.customer
+    )
+    with Topology([merged, table], partitions=1) as topology:
+        key, value, headers = _records(use_registry(IN_MEMORY))
+        topology.pipe("orders", value, key=key, headers=headers)
+        topology.pipe(other, Order("ada", 1), key="ada")
+        first, _ = topology.read(merged.to)
+        assert (first.key, first.value, tuple(first.headers)) == (key, value, headers)
+        assert topology.table("n") == {"ada": 2}
+        assert not topology.refused
+
+
+def test_a_foreign_join_keeps_the_schema_of_what_it_sends_to_other_keys() -> None:
+    left = Source("orders", Avro(Order | None), key=Avro(str))
+    right = Source("names", Avro(str | None), key=Avro(str))
+    out = Stream("named", Avro(str | None))
+    joined = JoinForeign(
+        name="joined",
+        left=left,
+        right=right,
+        key=lambda order: order.customer,
+        join=lambda order, name: f"{name} {order.cents}",
+        to=out,
+    )
+    with Topology([*joined], partitions=1) as topology:
+        asked = use_registry(IN_MEMORY)
+        key, value, headers = _records(asked)
+        name, of_name = written(asked, AvroSerializer(asked._opened(), '"string"', conf=IN_HEADERS), "Ada")
+        topology.pipe("names", name, key=key, headers=(*of_name, headers[-1]))
+        topology.pipe("orders", value, key=key, headers=headers)
+        topology.pipe(right, "Eve", key="ada")
+        assert not topology.refused
+        assert topology.values(out) == [("ada", "Ada 7"), ("ada", "Eve 7")]
+
+
+def test_the_kit_reads_streams_by_their_headers() -> None:
+    kept = Filter(name="kept", source=SOURCE, keep=lambda order: True)
+    with Topology([kept], partitions=1) as topology:
+        key, value, headers = _records(use_registry(IN_MEMORY))
+        topology.pipe("orders", value, key=key, headers=headers)
+        assert topology.values(kept.to) == [("ada", Order("ada", 7))]
+
+
+def test_the_schemas_of_single_sources_and_merges_are_checked_too() -> None:
+    """Where records are decoded with their headers, the serde stays visible to `topics check`."""
+    summed: Any = count(name="n", source=SOURCE, key=lambda order: order.customer)
+    merged = Merge(name="merged", sources=[SOURCE, Source("others", Avro(Order))])
+    assert "orders-value" in {each.serde.subject for each in readers([summed])}
+    assert {"orders-value", "others-value"} <= {each.serde.subject for each in readers([merged])}

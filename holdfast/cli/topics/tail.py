@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from itertools import islice
 from typing import Annotated, Any
 
@@ -18,8 +19,9 @@ from holdfast.cli.options.context import globals_of
 from holdfast.cli.output import Cell, Output, json_text
 from holdfast.clients.topics.admin import Admin
 from holdfast.config.kafka_properties import suggest
-from holdfast.core.engine.declared.serdes import Serde
+from holdfast.core.engine.declared.serdes import Serde, decode_with
 from holdfast.core.engine.declared.streams import Stream
+from holdfast.core.engine.emits import Headers
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import BrokerError, TopicError
 from holdfast.kafka.clients import reader_options
@@ -31,7 +33,7 @@ WAIT_MS = 100
 IDLE_S = 30.0
 """How long nothing may come of what is known to be there."""
 
-Decode = Callable[[bytes | None], Any]
+Decode = Callable[[bytes | None, Headers], Any]
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -80,9 +82,13 @@ def decoders(application: Application, topic: str) -> tuple[Decode, Decode]:
         for table in processor.reads:
             found.setdefault(str(table.topic), (table.source.key, table.source.serde))
     if topic not in found:
-        return plain, plain
+        return _plain, _plain
     key, value = found[topic]
-    return key.decode, value.decode
+    return partial(decode_with, key), partial(decode_with, value)
+
+
+def _plain(content: bytes | None, headers: Headers) -> Cell:
+    return plain(content)
 
 
 def plain(content: bytes | None) -> Cell:
@@ -138,19 +144,20 @@ def record_of(message: Message, key: Decode, value: Decode) -> dict[str, Cell]:
     """Return one record for people and programs; *error* says why its value is shown as it lies in the
     log.
     """
+    headers = tuple((name, _bytes(content)) for name, content in _headers(message))
     told: dict[str, Cell] = {
         "topic": message.topic(),
         "partition": message.partition(),
         "offset": message.offset(),
         "time": _time(message.timestamp()[1]),
-        "headers": [[name, plain(_bytes(content))] for name, content in _headers(message)],
+        "headers": [[name, plain(content)] for name, content in headers],
     }
     for name, content, decode in (
         ("key", _bytes(message.key()), key),
         ("value", _bytes(message.value()), value),
     ):
         try:
-            told[name] = msgspec.to_builtins(decode(content), str_keys=True)
+            told[name] = msgspec.to_builtins(decode(content, headers), str_keys=True)
         except Exception as error:  # noqa: BLE001  a user's decoder may raise anything
             told[name] = plain(content)
             told.setdefault("error", f"{name}: {type(error).__name__}: {error}")

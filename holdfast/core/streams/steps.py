@@ -15,6 +15,7 @@ from holdfast.core.engine.declared.serdes import (
     KEY_ID,
     VALUE_ID,
     Bytes,
+    Framing,
     Serde,
     alike,
     framing,
@@ -522,13 +523,21 @@ class _AsIs:
     """Hands values on as they are, and refuses those that are none of *serde*."""
 
     def __init__(self, serde: Serde[Any]) -> None:
-        self._decode = serde.decode
+        self._decode, frames = serde.decode, framing(serde)
+        if frames is not None:
+            self.framed = partial(_both, frames)
 
-    def decode(self, value: bytes | None) -> _Read:
-        return _Read(value, self._decode(value))
+    def decode(self, value: Any) -> _Read:
+        raw, framed = value if value.__class__ is tuple else (value, value)
+        return _Read(raw, self._decode(framed))
 
     def encode(self, value: _Read) -> bytes | None:
         return value.value
+
+
+def _both(frames: Framing, value: bytes | None, headers: Headers) -> tuple[bytes | None, bytes | None]:
+    """Return a value as it lies in the topic, and as its serde reads it."""
+    return value, frames(value, headers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -552,6 +561,17 @@ def _as_is(serde: Serde[Any]) -> Any:
 
 def _one(source: Source[Any], out: Stream[Any], stays: bool) -> dict[str, Any]:
     """Return what a step of one source declares besides its fold."""
+    return {
+        "source": source.topic,
+        "decode": _record_of(source),
+        "inputs": _INPUTS,
+        "emits": (out,),
+        "in_place": stays,
+    }
+
+
+def _record_of(source: Source[Any]) -> Callable[..., Record]:
+    """Return what makes a step's record of the columns of a source."""
     read, frames = source.serde.decode, framing(source.serde)
 
     def decode(
@@ -561,13 +581,7 @@ def _one(source: Source[Any], out: Stream[Any], stays: bool) -> dict[str, Any]:
         return event, value, key, headers, partition
 
     decode.time = source.reads_time  # type: ignore[attr-defined]  # see Step._times
-    return {
-        "source": source.topic,
-        "decode": decode,
-        "inputs": _INPUTS,
-        "emits": (out,),
-        "in_place": stays,
-    }
+    return decode
 
 
 def _checked(name: str, source: object, **calls: object) -> tuple[str, Source[Any]]:

@@ -10,13 +10,15 @@ import msgspec
 import pytest
 from confluent_kafka import Producer
 
-from holdfast import Emit, Json, Processor, Rows, Source, Stream, by_key
+from holdfast import Avro, Emit, Json, Processor, Rows, Source, Stream, by_key
 from holdfast.cli.options.application import Application
 from holdfast.cli.output import json_text
 from holdfast.cli.topics.tail import decoders, plain, record_of, records
-from holdfast.config import Settings
+from holdfast.config import SchemaRegistrySettings, Settings
 from holdfast.embedded.kafka import EmbeddedKafka
 from holdfast.errors import TopicError
+from holdfast.schemas import registry
+from holdfast.schemas.frames import header
 from tests.support.patience import DEADLINE_S
 
 
@@ -142,3 +144,25 @@ def test_any_bytes_can_be_printed() -> None:
     assert json_text(plain(b'{"a": "\\ud800"}')) == r'{"a": "\ud800"}', (
         "half a character, which UTF-8 cannot say"
     )
+
+
+def test_a_schema_in_the_headers_is_heeded(kafka: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Confluent's newer serializers write it, for keys and for values."""
+    monkeypatch.setattr(registry, "_current", registry._current)
+    asked = registry.use(SchemaRegistrySettings(schema_registry_url="mock://tail"))
+    source = Source("framed", Avro(Order), key=Avro(str))
+    number = asked.register("framed-value", source.serde.schema).schema_id  # type: ignore[attr-defined]
+    of_key = asked.register("framed-key", source.key.schema).schema_id  # type: ignore[attr-defined]
+    told: Processor[Order, int] = Processor(name="told", on={source: fold}, row=int, emits=(big,))
+    shop = Application(
+        settings=Settings(app="shop", kafka={"bootstrap.servers": kafka.bootstrap}), processors=(told,)
+    )
+    kafka.create_topic("framed")
+    headers: Any = [("__value_schema_id", header(number)), ("__key_schema_id", header(of_key))]
+    payload = source.serde.payload(Order("ada", 3))  # type: ignore[attr-defined]
+    producer = Producer(shop.settings.producer())
+    producer.produce("framed", payload, source.key.payload("ada"), 0, headers=headers)  # type: ignore[attr-defined]
+    assert producer.flush(DEADLINE_S) == 0
+    (record,) = shown(shop, "framed")
+    assert (record["key"], record["value"]) == ("ada", {"customer": "ada", "cents": 3})
+    assert "error" not in record

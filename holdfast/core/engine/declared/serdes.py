@@ -57,19 +57,25 @@ def framing(serde: Serde[Any]) -> Framing | None:
     return found
 
 
-class _Framed:
-    """Decodes values whose headers may name their schemas."""
-
-    def __init__(self, serde: Any) -> None:
-        self._serde = serde
-
-    def __call__(self, value: bytes | None, headers: Headers) -> Any:
-        return self._serde.decode(self._serde.framed(value, headers))
+def decode_with(serde: Serde[T], value: bytes | None, headers: Headers) -> T:
+    """Return what *serde* decodes of a record's bytes, whose *headers* may tell its schema; raises as
+    `decode` does.
+    """
+    frames = framing(serde)
+    return serde.decode(value if frames is None else frames(value, headers))
 
 
 def decoder_of(serde: Serde[Any]) -> tuple[Callable[..., Any], tuple[Literal["value", "headers"], ...]]:
     """Return what decodes a record's value as *serde* does, and the columns that it takes."""
-    return (serde.decode, ("value",)) if framing(serde) is None else (_Framed(serde), ("value", "headers"))
+    read, frames = serde.decode, framing(serde)
+    if frames is None:
+        return read, ("value",)
+
+    # It holds the serde's own method, so that the schema is found behind it.
+    def decode(value: bytes | None, headers: Headers) -> Any:
+        return read(frames(value, headers))
+
+    return decode, ("value", "headers")
 
 
 def alike(one: Serde[Any], other: Serde[Any]) -> bool:

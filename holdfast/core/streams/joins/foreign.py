@@ -11,10 +11,10 @@ import msgspec
 from holdfast.core.engine.declared.declaring import why_uncallable
 from holdfast.core.engine.declared.partitioners import by_key
 from holdfast.core.engine.declared.processor import OnError, Processor
-from holdfast.core.engine.declared.serdes import Msgpack
-from holdfast.core.engine.declared.sources import FoldWith, Readable, Source
+from holdfast.core.engine.declared.serdes import Msgpack, framing
+from holdfast.core.engine.declared.sources import FoldWith, Input, Readable, Source
 from holdfast.core.engine.declared.streams import Internal, Stream
-from holdfast.core.engine.emits import Emit, Emits
+from holdfast.core.engine.emits import Emit, Emits, Headers
 from holdfast.core.engine.state.rows import Rows
 from holdfast.core.streams.joins.joining import (
     Route,
@@ -191,8 +191,18 @@ def _keys(
     """Return what sends each left row to its foreign key; its rows are those keys."""
     to_foreign, to_answers = str(subscriptions.topic), str(answers)
 
-    def decode(value: bytes | None, record_key: bytes | None, offset: int) -> tuple[Any, ...]:
-        return left.serde.decode(value), value, left.key.decode(record_key), offset
+    frames, frames_key = framing(left.serde), framing(left.key)
+    inputs: tuple[Input, ...] = ("value", "key", "offset")
+    if frames or frames_key:
+        inputs = (*inputs, "headers")
+
+    def decode(
+        value: bytes | None, record_key: bytes | None, offset: int, headers: Headers = ()
+    ) -> tuple[Any, ...]:
+        # What goes on has no headers: a schema that they told stands before the value from here on.
+        told = value if frames is None else frames(value, headers)
+        told_key = record_key if frames_key is None else frames_key(record_key, headers)
+        return left.serde.decode(told), told, left.key.decode(told_key), offset
 
     def fold(rows: Rows[str], record: tuple[Any, ...], at_ms: int) -> Emits:
         event, value, record_key, offset = record
@@ -215,7 +225,7 @@ def _keys(
         name=name,
         source=left.topic,
         decode=decode,
-        inputs=("value", "key", "offset"),
+        inputs=inputs,
         fold=fold,
         row=str,
         version=version,
