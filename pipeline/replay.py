@@ -36,6 +36,7 @@ from holdfast.pipeline.folds.merged import MergedTopics
 from holdfast.pipeline.folds.merged_extent import merged_extent
 from holdfast.pipeline.folds.paired import VersionBeside
 from holdfast.pipeline.folds.results import Replayed, gather, given
+from holdfast.pipeline.folds.same_topics import warn_of_other_topics
 from holdfast.pipeline.folds.spilling import STATE_MEMORY_BYTES
 from holdfast.pipeline.output import Format, Writer, written_by_spark
 from holdfast.pipeline.progress import begin
@@ -160,6 +161,8 @@ def replay(
     )
     if options.beside is None and (processor.migrate or options.source != "bronze"):
         plan = replace(plan, bases=read_bases(processor, settings))
+    if options.source == "bronze":
+        warn_of_other_topics(processor, settings, str(options.lake))
     if processor.on is not None:
         return _from_several(plan, settings, options)
     if options.until is not None and options.until.sources:

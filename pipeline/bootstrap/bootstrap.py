@@ -29,11 +29,9 @@ from holdfast.pipeline.bootstrap.sink import (
     ChangelogSink,
     emits_to_others,
 )
-from holdfast.pipeline.bronze.commits import history_of, last_landed
 from holdfast.pipeline.bronze.extent import Until
-from holdfast.pipeline.bronze.files import is_local, is_s3
-from holdfast.pipeline.bronze.lake import bronze_path, check_identity, open_table, table_uri
 from holdfast.pipeline.folds.folding import FoldSummary, all_emits
+from holdfast.pipeline.folds.same_topics import require_same_topics
 from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.pipeline.topic import TopicLog
 from holdfast.pipeline.verify.table import LivePartition, kept_live
@@ -215,20 +213,6 @@ def _require_same_partitions(
                     f"{processor.changelog(settings.app)} has {len(found)} partitions, the source {topic} has"
                     f" {len(partitions)}: they must be equal; check with `holdfast topics check`"
                 )
-
-
-def require_same_topics(processor: Processor[Any, Any], settings: Settings, lake: str) -> None:
-    """Raise LakeError where a source is not the topic that *lake* holds: workers go on in it at the lake's
-    offsets. Of a lake that delta-rs does not reach, nothing is known.
-    """
-    for topic in processor.topics:
-        path = bronze_path(lake, topic)
-        if not (is_local(table_uri(path)) or is_s3(path)):
-            continue
-        landed = last_landed(path, history_of(open_table(path)))
-        if landed is not None:
-            with TopicLog(settings, topic) as log:
-                check_identity(path, landed, topic, log.identity())
 
 
 def _heads(processor: Processor[Any, Any], settings: Settings) -> dict[str, dict[int, int]]:

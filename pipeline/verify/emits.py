@@ -28,6 +28,7 @@ from holdfast.kafka.fetching.records import Records
 from holdfast.pipeline.folds.folding import EmitsWanted
 from holdfast.pipeline.folds.merged_extent import settle
 from holdfast.pipeline.folds.results import emits_in
+from holdfast.pipeline.folds.same_topics import require_same_topics
 from holdfast.pipeline.folds.spilling import SpillingStore
 from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.pipeline.topic import TopicLog, TopicReader, is_compacted
@@ -151,6 +152,8 @@ def _compared(
     exact = {str(topic) for topic in processor.emits if isinstance(topic, Internal) or first}
     if options.source == "topic":
         _check_heads(processor, settings, live)
+    if options.source == "bronze":
+        require_same_topics(processor, settings, str(options.lake))
 
     def expect(results: pa.RecordBatch) -> None:
         by_topic = defaultdict[str, list[tuple[int, bool, Emit]]](list)

@@ -20,6 +20,7 @@ from holdfast.core.engine.state.lost_heads import LostHeads
 from holdfast.errors import HoldfastError
 from holdfast.pipeline.folds.folding import FoldSummary, other_event_time
 from holdfast.pipeline.folds.results import Replayed, told_bases
+from holdfast.pipeline.folds.same_topics import require_same_topics
 from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.pipeline.verify.differing import first_apart
 from holdfast.pipeline.verify.live_rows import apart
@@ -226,6 +227,8 @@ def _look(
     options: ReplayOptions,
     served: Mapping[int, Served],
 ) -> tuple[list[StorePartitionVerdict], Replayed]:
+    if options.source == "bronze":
+        require_same_topics(processor, settings, str(options.lake))
     ends = {at: each.changelog_next for at, each in served.items()}
     with kept_live(processor, settings, options.memory_bytes, ends) as live:
         changelog = {each.partition: each for each in live}

@@ -37,6 +37,7 @@ from holdfast.pipeline.bronze.extent import Until
 from holdfast.pipeline.folds.bases import check_bases
 from holdfast.pipeline.folds.folding import TRANSITION, FoldSummary, other_event_time, readable
 from holdfast.pipeline.folds.results import Replayed, told_bases
+from holdfast.pipeline.folds.same_topics import require_same_topics
 from holdfast.pipeline.folds.spilling import SpillingStore
 from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.pipeline.topic import TopicLog, TopicReader
@@ -204,6 +205,8 @@ def _compared(
     processor: Processor[Any, Any], settings: Settings, options: ReplayOptions, live: Sequence[LivePartition]
 ) -> TableVerdict:
     _require_bases(processor, options, live)
+    if options.source == "bronze":
+        require_same_topics(processor, settings, str(options.lake))
     asked = replace(
         # After the state: a skip is written before what is behind it is folded.
         upto(processor, settings, options, {each.partition: each.marker for each in live}),
