@@ -7,8 +7,8 @@ than their sum, and its regular expressions do not backtrack. What it leaves ope
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from itertools import accumulate
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate, islice
 from typing import Any, Final, NamedTuple
 from urllib.parse import urljoin
 
@@ -21,6 +21,13 @@ from holdfast.schemas.types import missing
 
 LIMIT_DEPTH: Final = 500
 """How deep a value may nest: readers of all languages have a limit, and this is below that of each."""
+LIMIT_DEPTH_UNIQUE: Final = 250
+"""So deep the validator finds unique items by their hashes; deeper, it compares each item with each."""
+LIMIT_DEPTH_LARGE: Final = 12
+LIMIT_UNIQUE_BYTES: Final = 8_000_000
+"""So deep, or so many bytes for each depth together, a value may be of which unique items are found here: at
+each depth, all that is below is looked at again.
+"""
 LIMIT_BACKTRACKS: Final = 20_000
 """So many steps may a search take for an expression with look-around or references, which needs backtracking:
 a millisecond. A text that takes more is not valid.
@@ -28,6 +35,11 @@ a millisecond. A text that takes more is not valid.
 LIMIT_WAYS: Final = 1_000
 """In so many ways may a schema come to one of its parts for the same value: each is looked at."""
 LIMIT_REASON_STEPS: Final = 64
+LIMIT_REASON_BYTES: Final = 10_000_000
+"""So much may be looked at for a reason: steps into a long value are fewer."""
+_FEW: Final = 8
+_TOGETHER: Final = 1_024
+"""So many parts of a value are looked at by one schema: to make a schema takes longer than to use it."""
 LIMIT_PARTS: Final = 1_000
 _DRAFT_3: Final = "http://json-schema.org/draft-03/schema"
 _ROOT: Final = "json-schema:///holdfast-root"
@@ -104,14 +116,27 @@ class JsonRules:
 
     def check(self, value: Any, encoded: bytes) -> None:
         """Raise DecodeError where *value*, which *encoded* means, is not valid."""
+        rules = self._rules if self._rules_of_large is None else self._rules_for(encoded)
         if not _is_shallow(encoded):
             raise DecodeError(f"it nests more than {LIMIT_DEPTH} deep")
-        rules = self._rules
-        # The validator finds equal items by their hashes, and has one for all numbers of 64 bits and more.
-        if self._rules_of_large is not None and _LARGE.search(encoded):
-            rules = self._rules_of_large
         if not rules.is_valid(value):
-            raise DecodeError(self._why(value))
+            raise DecodeError(self._why(value, len(encoded)))
+
+    def _rules_for(self, encoded: bytes) -> Any:
+        """Return what finds whether items of a value are unique; DecodeError for one that would take longer
+        than it is long.
+        """
+        # The validator has one hash for all numbers of 64 bits and more, and none for what nests deep.
+        is_large = _LARGE.search(encoded) and _LARGE.search(_TEXTS.sub(b"", encoded))
+        if not is_large and _is_shallow(encoded, LIMIT_DEPTH_UNIQUE):
+            return self._rules
+        work = max(LIMIT_DEPTH_LARGE, LIMIT_UNIQUE_BYTES // len(encoded))
+        if work < LIMIT_DEPTH and not _is_shallow(encoded, work):
+            raise DecodeError(
+                f"it has {len(encoded)} bytes, nests more than {work} deep, and its items must be unique: too"
+                " much to compare"
+            )
+        return self._rules_of_large
 
     def _compiled(self, schema: Any, *, unique: bool = False, root: bool = False) -> Any:
         """Return the validator of *schema*; *unique* has equal items found here, and *root* lets it refer to
@@ -155,13 +180,13 @@ class JsonRules:
 
     # -- reasons
 
-    def _why(self, value: Any) -> str:
+    def _why(self, value: Any, size: int) -> str:
         """Return what is wrong with a value that is not valid, as far as some steps into it tell.
 
         The validator's own reasons hold what is wrong by all branches, which may be exponentially many.
         """
         at, place, schema = _Within("", "", value), "$", self._schema
-        for _ in range(LIMIT_REASON_STEPS):
+        for _ in range(min(LIMIT_REASON_STEPS, 1 + LIMIT_REASON_BYTES // (size + 1))):
             document = self._named[at.document] if at.document else self._schema
             schema = _at(document, at.pointer)
             if not isinstance(schema, Mapping):
@@ -169,7 +194,7 @@ class JsonRules:
             try:
                 if (why := self._why_itself(schema, at.value)) is not None:
                     return f"{place}: {why}"
-                within = next((each for each in self._within(schema, at) if not self._is_valid(each)), None)
+                within = self._first_invalid(self._within(schema, at))
             except ConfigError:  # a part of it alone is no schema
                 break
             if within is None:
@@ -198,8 +223,30 @@ class JsonRules:
             return _cut(getattr(error, "message", None) or str(error))
         return None
 
+    def _first_invalid(self, parts: Iterator[_Within]) -> _Within | None:
+        """Return the first of *parts* that is not valid, None where all are.
+
+        Many parts of schemas of their own are halved until it is found.
+        """
+        while some := list(islice(parts, _TOGETHER)):
+            places = {(each.document, each.pointer) for each in some}
+            if len(places) <= _FEW:
+                if (found := next((each for each in some if not self._is_valid(each)), None)) is not None:
+                    return found
+            elif not self._are_valid(some):
+                while len(some) > 1:
+                    half = some[: len(some) // 2]
+                    some = some[len(half) :] if self._are_valid(half) else half
+                return some[0]
+        return None
+
+    def _are_valid(self, parts: Sequence[_Within]) -> bool:
+        rules = {str(number): {"$ref": _place(each)} for number, each in enumerate(parts)}
+        compiled = self._compiled({"properties": rules}, unique=True, root=True)
+        return bool(compiled.is_valid({str(number): each.value for number, each in enumerate(parts)}))
+
     def _is_valid(self, part: _Within) -> bool:
-        place = f"{part.document or _ROOT}#{part.pointer}"
+        place = _place(part)
         if (known := self._parts.used(place)) is None:
             known = self._parts[place] = self._compiled({"$ref": place}, unique=True, root=True)
         return bool(known.is_valid(part.value))
@@ -259,6 +306,10 @@ class _Within(NamedTuple):
     pointer: str
     value: Any
     place: str = ""
+
+
+def _place(part: _Within) -> str:
+    return f"{part.document or _ROOT}#{part.pointer}"
 
 
 def _parts(schema: Mapping[str, Any], at: _Within) -> Iterator[_Within]:
@@ -324,13 +375,13 @@ def _shown(value: Any) -> str:
     return f"{value!r:.200}"
 
 
-def _is_shallow(encoded: bytes) -> bool:
-    """Tell whether JSON nests no deeper than the limit.
+def _is_shallow(encoded: bytes, limit: int = LIMIT_DEPTH) -> bool:
+    """Tell whether JSON nests no deeper than *limit*.
 
     >>> _is_shallow(b"[" * 500 + b"]" * 500), _is_shallow(b"[" * 501), _is_shallow(b'["' + b"[" * 501 + b'"]')
     (True, False, True)
     """
-    if encoded.count(b"[") + encoded.count(b"{") <= LIMIT_DEPTH:
+    if encoded.count(b"[") + encoded.count(b"{") <= limit:
         return True
     brackets = _TEXTS.sub(b"", encoded).translate(None, _NOT_BRACKETS)
-    return max(accumulate(1 if each in b"[{" else -1 for each in brackets), default=0) <= LIMIT_DEPTH
+    return max(accumulate(1 if each in b"[{" else -1 for each in brackets), default=0) <= limit

@@ -139,6 +139,36 @@ HOSTILE: dict[str, tuple[Any, Any, str | None]] = {
         json.loads("[" * 400 + "]" * 400),
         None,
     ),
+    "lists that nest deep": (
+        {"uniqueItems": True},
+        [json.loads("[" * 260 + str(each) + "]" * 260) for each in range(1_500)],
+        "items must be unique",
+    ),
+    "numbers of 64 bits at each depth": (
+        {"items": {"$ref": "#"}, "uniqueItems": True},
+        json.loads("[" * 400 + ",".join(str(2**64 + each) for each in range(20_000)) + "]" * 400),
+        "items must be unique",
+    ),
+    "few numbers of 64 bits at each depth": (
+        {"items": {"$ref": "#"}, "uniqueItems": True},
+        json.loads("[" * 400 + ",".join(str(2**64 + each) for each in range(100)) + "]" * 400),
+        None,
+    ),
+    "the last of many properties": (
+        {"properties": {f"p{each}": {"type": "integer"} for each in range(4_000)}},
+        {f"p{each}": 1 for each in range(3_999)} | {"p3999": "x"},
+        r"\$\.p3999: .x. is not of type",
+    ),
+    "the last of many items": (
+        {"prefixItems": [{"type": "integer"}] * 4_000},
+        [1] * 3_999 + ["x"],
+        r"\$\[3999\]: .x. is not of type",
+    ),
+    "a wrong part far within a long value": (
+        {"items": {"$ref": "#"}, "type": ["array", "integer"]},
+        json.loads("[" * 300 + "1," * 200_000 + '"x"' + "]" * 300),
+        "is not valid",
+    ),
     "repeated repetition": ({"pattern": "^(a+)+$"}, "a" * 60_000 + "!", "does not match"),
     "look-around": ({"pattern": "^(?=(a|a)+$)(a|aa)+b$"}, "a" * 60 + "!", "does not match"),
     "names of properties": (
