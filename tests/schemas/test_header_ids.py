@@ -14,7 +14,7 @@ from confluent_kafka.schema_registry.json_schema import JSONSerializer
 from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
-from holdfast import Avro, FoldWith, JsonSchema, Processor, Protobuf, Source, Stream
+from holdfast import Avro, Bytes, FoldWith, Json, JsonSchema, Processor, Protobuf, Source, Stream
 from holdfast.clients.topics.schemas import read as readers
 from holdfast.errors import DecodeError
 from holdfast.schemas.frames import framed, split
@@ -217,3 +217,28 @@ def test_the_schemas_of_single_sources_and_merges_are_checked_too() -> None:
     merged = Merge(name="merged", sources=[SOURCE, Source("others", Avro(Order))])
     assert "orders-value" in {each.serde.subject for each in readers([summed])}
     assert {"orders-value", "others-value"} <= {each.serde.subject for each in readers([merged])}
+
+
+def test_what_is_emitted_anew_has_no_header_of_the_schema_before() -> None:
+    """Late records of joins, and folds that hand headers on, are written by the stream's own serde."""
+    out, raw = Stream("late", Avro(Order), key=Avro(str)), Stream("raw", Bytes(), key=Bytes())
+    as_json = Stream("json", Json(Order))
+
+    def fold(rows: Any, order: Order, at_ms: int, key: str, headers: Headers) -> Any:
+        yield out.emit(key, order, headers=headers)
+        yield as_json.emit(key, order, headers=headers)
+        yield raw.emit(b"k", b"v", headers=headers)
+
+    told = Processor(
+        name="told", on={SOURCE: FoldWith(fold, ("key", "headers"))}, row=int, emits=(out, raw, as_json)
+    )
+    table: Any = count(name="n", source=Source("late", Avro(Order), key=Avro(str)), key=lambda _: "all")
+    with Topology([told, table], partitions=1) as topology:
+        key, value, headers = _records(use_registry(IN_MEMORY))
+        topology.pipe("orders", value, key=key, headers=headers)
+        assert topology.table("n") == {"all": 1}
+        assert not topology.refused
+        (late,) = topology.read(out)
+        (plain,) = topology.read(as_json)
+        assert [name for name, _ in late.headers] == [name for name, _ in plain.headers] == ["trace"]
+        assert tuple(topology.read(raw)[0].headers) == headers

@@ -57,6 +57,13 @@ def framing(serde: Serde[Any]) -> Framing | None:
     return found
 
 
+def writes_anew(serde: Serde[Any]) -> bool:
+    """Tell whether what *serde* encodes has another schema, or none, than a header of what was decoded tells;
+    others may hand bytes on as they are.
+    """
+    return framing(serde) is not None or isinstance(serde, _Typed | Text)
+
+
 def decode_with(serde: Serde[T], value: bytes | None, headers: Headers) -> T:
     """Return what *serde* decodes of a record's bytes, whose *headers* may tell its schema; raises as
     `decode` does.

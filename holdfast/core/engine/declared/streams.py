@@ -7,7 +7,15 @@ from typing import Any, Generic, Literal, TypeVar
 
 from holdfast.core.engine.declared.declaring import is_serde, is_topic
 from holdfast.core.engine.declared.retention import retention_ms, spoken
-from holdfast.core.engine.declared.serdes import Serde, Text, of_topic
+from holdfast.core.engine.declared.serdes import (
+    KEY_ID,
+    VALUE_ID,
+    Serde,
+    Text,
+    of_topic,
+    without_ids,
+    writes_anew,
+)
 from holdfast.core.engine.emits import Emit, Headers
 from holdfast.errors import ConfigError
 
@@ -38,6 +46,7 @@ class Stream(str, Generic[T]):
     step: str = ""
     """The name of the step that writes it; "" for none."""
     _topic: str
+    _stale: tuple[str, ...]
 
     def __new__(
         cls,
@@ -69,13 +78,18 @@ class Stream(str, Generic[T]):
         self._topic = str(self)  # no subclass, and made once: each record emitted has it
         self.serde = of_topic(serde, str(self), "value")
         self.key = Text() if key is None else of_topic(key, str(self), "key")
+        written = ((self.serde, VALUE_ID), (self.key, KEY_ID))
+        self._stale = tuple(name for each, name in written if writes_anew(each))
 
     def emit(self, key: Any, value: T, *, headers: Headers = (), partition: int | None = None) -> Emit:
         """Return a record of this topic for a fold to yield; raises FoldError when *key* or *value* is not of
         the declared type, so that the record being folded is refused.
 
-        *partition* None leaves it to murmur2 of the key.
+        *partition* None leaves it to murmur2 of the key. Of *headers*, those that told the schema of what a
+        record was before are left out: key and value are written anew.
         """
+        if headers and self._stale:
+            headers = without_ids(headers, *self._stale)
         return Emit(self._topic, self.key.encode(key), self.serde.encode(value), headers, partition)
 
     def written_by(self, step: str, time: Callable[[T], int] | Literal["append"] | None) -> Stream[T]:
