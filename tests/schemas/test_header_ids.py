@@ -229,7 +229,7 @@ def test_what_is_emitted_anew_has_no_header_of_the_schema_before() -> None:
         yield as_json.emit(key, order, headers=headers)
         yield raw.emit(b"k", b"v", headers=headers)
 
-    told = Processor(
+    told: Any = Processor(
         name="told", on={SOURCE: FoldWith(fold, ("key", "headers"))}, row=int, emits=(out, raw, as_json)
     )
     table: Any = count(name="n", source=Source("late", Avro(Order), key=Avro(str)), key=lambda _: "all")
