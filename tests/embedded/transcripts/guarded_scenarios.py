@@ -268,7 +268,7 @@ def grant(talk: GuardedTalk, *rules: AclRule) -> None:
     if filters:
         talk.quietly("DeleteAcls", 3, filters=filters)
     if wanted - present:
-        told = talk.quietly("CreateAcls", 3, creations=[_creation(each) for each in wanted - present])
+        told = talk.quietly("CreateAcls", 3, creations=[creation_of(each) for each in wanted - present])
         assert {each["error_code"] for each in told["results"]} == {0}, told
     until_s = time.monotonic() + DEADLINE_S
     while rules_of(talk) != wanted:
@@ -277,7 +277,7 @@ def grant(talk: GuardedTalk, *rules: AclRule) -> None:
 
 
 def rules_of(talk: GuardedTalk) -> set[AclRule]:
-    told = talk.quietly("DescribeAcls", 3, **_wanted(ANY_RULE))
+    told = talk.quietly("DescribeAcls", 3, **filter_of(ANY_RULE))
     return {
         AclRule(
             AclResource(each["resource_type"]),
@@ -293,7 +293,7 @@ def rules_of(talk: GuardedTalk) -> set[AclRule]:
     }
 
 
-def _wanted(told: AclFilter) -> dict[str, Any]:
+def filter_of(told: AclFilter) -> dict[str, Any]:
     return {
         "resource_type_filter": told.resource,
         "resource_name_filter": told.name,
@@ -306,14 +306,14 @@ def _wanted(told: AclFilter) -> dict[str, Any]:
 
 
 def _filter(told: AclRule) -> dict[str, Any]:
-    return _wanted(
+    return filter_of(
         AclFilter(
             told.resource, told.name, told.pattern, told.principal, told.host, told.operation, told.permission
         )
     )
 
 
-def _creation(told: AclRule) -> dict[str, Any]:
+def creation_of(told: AclRule) -> dict[str, Any]:
     return {
         "resource_type": told.resource,
         "resource_name": told.name,
@@ -340,7 +340,7 @@ def rules_made(talk: GuardedTalk) -> None:
     topic = talk.name("orders")
     good = rule(TOPIC, topic, AclOperation.READ)
     for version in talk.versions("CreateAcls"):
-        talk.ask("CreateAcls", version, creations=[_creation(good)])
+        talk.ask("CreateAcls", version, creations=[creation_of(good)])
     wrong = [
         good._replace(name=""),
         good._replace(resource=AclResource.UNKNOWN),
@@ -359,8 +359,8 @@ def rules_made(talk: GuardedTalk) -> None:
         good._replace(host="nowhere"),
     ]
     for each in wrong:
-        answer(talk, talk.client(f"root/{each}"), "CreateAcls", 3, creations=[_creation(each)])
-    talk.ask("CreateAcls", 3, creations=[_creation(good), _creation(wrong[0]), _creation(good)])
+        answer(talk, talk.client(f"root/{each}"), "CreateAcls", 3, creations=[creation_of(each)])
+    talk.ask("CreateAcls", 3, creations=[creation_of(good), creation_of(wrong[0]), creation_of(good)])
     talk.ask("CreateAcls", 3, creations=[])
     grant(talk)
 
@@ -400,7 +400,7 @@ def rules_found(talk: GuardedTalk) -> None:
         for number, each in enumerate(filters):
             client = talk.client(f"root/{version}/{number}")
             try:
-                told = client.ask("DescribeAcls", version, **_wanted(each))
+                told = client.ask("DescribeAcls", version, **filter_of(each))
             except ConnectionError:
                 talk.lines.append(f"DescribeAcls {version}: closed")
             else:
@@ -410,7 +410,7 @@ def rules_found(talk: GuardedTalk) -> None:
         for each in (*filters[6:8], *filters[-3:], filters[3]):
             client = talk.client(f"root/deletes/{version}/{each}")
             try:
-                told = client.ask("DeleteAcls", version, filters=[_wanted(each)])
+                told = client.ask("DeleteAcls", version, filters=[filter_of(each)])
             except ConnectionError:
                 talk.lines.append(f"DeleteAcls {version}: closed")
             else:
@@ -536,9 +536,9 @@ def requests(talk: GuardedTalk, topic: str, group: str, name: str) -> Mapping[st
         "EndTxn": {**producer, "committed": True},
         "TxnOffsetCommit": {**producer, "group_id": group, "topics": topics},
         "WriteTxnMarkers": {"markers": [markers]},
-        "DescribeAcls": _wanted(ANY_RULE),
-        "CreateAcls": {"creations": [_creation(rule(TOPIC, topic, AclOperation.READ))]},
-        "DeleteAcls": {"filters": [_wanted(ANY_RULE), _wanted(ANY_RULE)]},
+        "DescribeAcls": filter_of(ANY_RULE),
+        "CreateAcls": {"creations": [creation_of(rule(TOPIC, topic, AclOperation.READ))]},
+        "DeleteAcls": {"filters": [filter_of(ANY_RULE), filter_of(ANY_RULE)]},
         "ListConfigResources": {},
         "DescribeConfigs": {"resources": [{**settings, "configuration_keys": ["retention.ms"]}]},
         "AlterConfigs": {"resources": [{**settings, "configs": [setting]}], "validate_only": True},
@@ -571,7 +571,7 @@ def requests(talk: GuardedTalk, topic: str, group: str, name: str) -> Mapping[st
     }
 
 
-def _fields(api: str, fields: dict[str, Any]) -> dict[str, Any]:
+def fields_of(api: str, fields: dict[str, Any]) -> dict[str, Any]:
     """Return of *fields* those that the message has, at each level."""
 
     def kept(value: Any, told: Any) -> Any:
@@ -595,7 +595,7 @@ def nothing_is_allowed(talk: GuardedTalk) -> None:
     for api, fields in asked.items():
         for version in talk.versions(api):
             client = talk.client(f"alice/{api}/{version}")
-            answer(talk, client, api, version, **_fields(api, fields))
+            answer(talk, client, api, version, **fields_of(api, fields))
     nowhere = talk.name("nowhere")
     talk.ask("ListGroups", 5, by="alice")
     talk.ask("ListTransactions", 2, by="alice")
@@ -650,7 +650,7 @@ def a_part_is_allowed(talk: GuardedTalk) -> None:
     asked = requests(talk, topic, group, name)
 
     def ask(api: str, version: int | None = None, **more: Any) -> dict[str, Any]:
-        return talk.ask(api, version, by="alice", **{**_fields(api, asked[api]), **more})
+        return talk.ask(api, version, by="alice", **{**fields_of(api, asked[api]), **more})
 
     reads, writes = rule(GROUP, group, AclOperation.READ), rule(ID, name, AclOperation.WRITE)
     grant(talk, reads)
@@ -721,7 +721,7 @@ def a_part_is_allowed(talk: GuardedTalk) -> None:
         ask("AlterUserScramCredentials")
         ask("DescribeCluster")
         ask("OffsetForLeaderEpoch")
-        ask("DeleteAcls", filters=[_wanted(ANY_RULE._replace(principal="User:nobody"))])
+        ask("DeleteAcls", filters=[filter_of(ANY_RULE._replace(principal="User:nobody"))])
     for operation in (
         AclOperation.CREATE,
         AclOperation.DELETE,

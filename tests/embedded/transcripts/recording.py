@@ -3,9 +3,10 @@
     python -P -m tests.embedded.transcripts.recording 127.0.0.1:9092
     python -P -m tests.embedded.transcripts.recording 127.0.0.1:9092 group_of_one group_of_two
     python -P -m tests.embedded.transcripts.recording guarded
+    python -P -m tests.embedded.transcripts.recording guarded certificates
 
 The first and the second with a broker as `holdfast dev up` starts it; the second records only the scenarios
-it names, and keeps the others. The third starts a broker that asks who comes.
+it names, and keeps the others. The third and the fourth start a broker that asks who comes.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from tests.embedded.transcripts.guarded import Guarded, GuardedKafka, GuardedTalk
-from tests.embedded.transcripts.guarded_sessions import SCENARIOS as GUARDED_SCENARIOS
+from tests.embedded.transcripts.guarded_rights import SCENARIOS as GUARDED_SCENARIOS
 from tests.embedded.transcripts.scenarios import SCENARIOS, log_scenarios
 from tests.embedded.transcripts.talk import Talk, TooLateError
 from tests.support.patience import DEADLINE_S
@@ -79,8 +80,9 @@ def record(path: Path, names: Iterable[str], tell: Callable[[str], list[str]]) -
 
 
 def main(endpoint: str, *names: str) -> None:
+    paths = (GUARDED,) if endpoint == "guarded" else ()
+    kept = {name: lines for name, lines in recorded(*paths).items() if name not in names} if names else {}
     if endpoint != "guarded":
-        kept = {name: lines for name, lines in recorded().items() if name not in names} if names else {}
         logs = {name for name, body in SCENARIOS.items() if body.__module__ == log_scenarios.__name__}
 
         def tell(name: str) -> list[str]:
@@ -89,7 +91,11 @@ def main(endpoint: str, *names: str) -> None:
         record(LOGS, sorted(logs), tell)
         return record(RECORDED, [name for name in SCENARIOS if name not in logs], tell)
     with TemporaryDirectory() as folder, GuardedKafka(Path(folder)) as guarded:
-        record(GUARDED, GUARDED_SCENARIOS, lambda name: told_guarded(guarded, name))
+
+        def tell_guarded(name: str) -> list[str]:
+            return kept[name] if name in kept else told_guarded(guarded, name)
+
+        record(GUARDED, GUARDED_SCENARIOS, tell_guarded)
     return None
 
 

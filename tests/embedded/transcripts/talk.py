@@ -98,6 +98,10 @@ class Talk:
             self._clients[name] = RawClient(self.endpoint, name)
         return self._clients[name]
 
+    def forget(self, name: str) -> None:
+        """Close the connection of that name, so that the next of that name is another one."""
+        self._clients.pop(name).close()
+
     def name(self, name: str) -> str:
         """Return *name* with an ending that no other conversation has, and that is not written down."""
         return f"{name}-{self._ending}"

@@ -14,7 +14,7 @@ from holdfast.embedded.apis.handlers import HANDLERS
 from holdfast.embedded.kafka import EmbeddedKafka
 from holdfast.embedded.protocol.codes import KafkaCode
 from tests.embedded.transcripts.guarded import Guarded, GuardedKafka, guarded_embedded
-from tests.embedded.transcripts.guarded_sessions import SCENARIOS as GUARDED_SCENARIOS
+from tests.embedded.transcripts.guarded_rights import SCENARIOS as GUARDED_SCENARIOS
 from tests.embedded.transcripts.recording import GUARDED, recorded, told, told_guarded
 from tests.embedded.transcripts.scenarios import SCENARIOS, SLOW
 from tests.embedded.transcripts.talk import Talk, codes_in

@@ -22,6 +22,8 @@ from holdfast.embedded.topics.registry import name_trouble
 
 TOPIC, BROKER, LOGGER, CLIENT_METRICS, GROUP = 2, 4, 8, 16, 32
 SET, DELETE, APPEND, SUBTRACT = range(4)
+_REPLACEABLE = {TOPIC, BROKER, CLIENT_METRICS, GROUP}
+"""Whose settings AlterConfigs knows."""
 _KINDS = {0: "UNKNOWN", 2: "TOPIC", 4: "BROKER", 8: "BROKER_LOGGER", 16: "CLIENT_METRICS", 32: "GROUP"}
 
 
@@ -76,7 +78,9 @@ def _described(call: Call, told: Fields) -> Fields:
     wanted = None if not keys else set(keys)
     code, text, configs = KafkaCode.NONE, "", []
     forbidden = _forbidden(call, AclOperation.DESCRIBE_CONFIGS, told)
-    if forbidden is not None:
+    if not _KINDS.get(kind):
+        code, text = KafkaCode.INVALID_REQUEST, MALFORMED
+    elif forbidden is not None:
         code, text = forbidden.code, forbidden.text or ""
     elif kind == TOPIC and (topic := call.cluster.topics.get(name)) is not None:
         configs = [topic_config(topic, each) for each in SETTINGS if wanted is None or each in wanted]
@@ -204,6 +208,8 @@ def _topic(call: Call, told: Fields) -> EmbeddedTopic | _Told:
     kind, name = told["resource_type"], told["resource_name"]
     if (forbidden := _forbidden(call, AclOperation.ALTER_CONFIGS, told)) is not None:
         return forbidden
+    if kind == TOPIC and not name:
+        return _Told(KafkaCode.INVALID_REQUEST, "Default topic resources are not allowed.")
     if kind != TOPIC:
         return _Told(KafkaCode.INVALID_REQUEST, f"Unexpected resource type {_KINDS.get(kind, 'UNKNOWN')}.")
     topic = call.cluster.topics.get(name)
@@ -218,8 +224,6 @@ def _altered(call: Call, told: Fields) -> _Told | _Change:
     kind = told["resource_type"]
     if kind not in _KINDS:
         return _Told(KafkaCode.INVALID_REQUEST, f"Unknown resource type {kind}")
-    if kind == TOPIC and not told["resource_name"]:
-        return _Told(KafkaCode.INVALID_REQUEST, "Default topic resources are not allowed.")
     topic = _topic(call, told)
     if isinstance(topic, _Told):
         return topic
@@ -274,6 +278,8 @@ def _joined(before: Iterable[str], told: list[str], *, add: bool) -> str:
 
 
 def _replaced(call: Call, told: Fields) -> _Told | _Change:
+    if (kind := told["resource_type"]) not in _REPLACEABLE:
+        return _Told(KafkaCode.INVALID_REQUEST, f"Unknown resource type {kind}")
     topic = _topic(call, told)
     if isinstance(topic, _Told):
         return topic
