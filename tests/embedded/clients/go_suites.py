@@ -47,6 +47,12 @@ KAFKA_GO = GoModule(
 )
 
 
+SARAMA = GoModule("github.com/IBM/sarama", "v1.46.3", "h1:njRsX6jNlnR+ClJ8XmkO+CM4unbrNr/2vB5KK6UA+IE=")
+KADM = GoModule(
+    "github.com/twmb/franz-go/pkg/kadm", "v1.20.0", "h1:Gx9q6UwA1QP0SXHutlT3iNpGC3dfm5DY5XDdUYrC9M8="
+)
+
+
 class Outcome(NamedTuple):
     """What came of a suite: its tests by name, without those that they consist of."""
 
@@ -84,14 +90,31 @@ def run(command: list[str], folder: Path, limit_s: float, **more: str) -> str:
     return done.stdout
 
 
-def sources(module: GoModule, folder: Path) -> Path:
-    """Return a copy of *module* in *folder*, which may be changed."""
+def fetched(module: GoModule, folder: Path) -> Path:
+    """Return where Go keeps *module*, which must not be changed; AssertionError where it is another one."""
     asked = [go(), "mod", "download", "-json", f"{module.path}@{module.version}"]
     folder.mkdir(parents=True, exist_ok=True)
     told = json.loads(run(asked, folder, BUILD_S))
     assert told["Sum"] == module.checksum, f"{module.path} has another content: {told['Sum']}"
-    copied = folder / "module"
-    shutil.copytree(told["Dir"], copied, copy_function=shutil.copyfile)
+    return Path(told["Dir"])
+
+
+def program_of(source: Path, modules: tuple[GoModule, ...], folder: Path) -> Path:
+    """Return the program that *source* is, built in *folder* with *modules*."""
+    for each in modules:
+        fetched(each, folder)
+    lines = [f"require {each.path} {each.version}" for each in modules]
+    (folder / "go.mod").write_text("\n".join(["module program", "go 1.26", *lines, ""]))
+    shutil.copyfile(source, folder / "main.go")
+    run([go(), "mod", "tidy"], folder, BUILD_S)
+    run([go(), "build", "-o", "program", "."], folder, BUILD_S)
+    return folder / "program"
+
+
+def sources(module: GoModule, folder: Path) -> Path:
+    """Return a copy of *module* in *folder*, which may be changed."""
+    there, copied = fetched(module, folder), folder / "module"
+    shutil.copytree(there, copied, copy_function=shutil.copyfile)
     for each in (copied, *copied.rglob("*")):
         each.chmod(0o755 if each.is_dir() else 0o644)
     return copied
