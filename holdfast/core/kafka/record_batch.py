@@ -276,6 +276,13 @@ def claimed_header(data: bytes | memoryview, at: int = 0) -> BatchHeader | None:
     return BatchHeader(**told)
 
 
+def claims_transaction(data: bytes | memoryview) -> bool:
+    """Return what `claimed_header` says of the first batch, but for all else: whether it is of a
+    transaction.
+    """
+    return len(data) >= HEADER_BYTES and data[16] == MAGIC and bool(data[CRC_FROM + 1] & TRANSACTIONAL_BIT)
+
+
 def _old_format(magic: int, at: int) -> WireError:
     return WireError(
         f"format {magic} of a message set; this reads record batches, format {MAGIC}",

@@ -54,7 +54,7 @@ class FieldReader(WireReader):
 
     def take_room(self, count: int, what: str, at: int) -> None:
         """Take *count* elements, of those that were read from *at* on; WireError where they are too many."""
-        self.room -= max(0, count)
+        self.room -= count
         if self.room < 0:
             text = f"{what}: {count} elements, {-self.room} more than a request may have"
             raise self.error(text, WireReason.SIZE, at)
@@ -93,8 +93,9 @@ def encode(name: str, version: int, fields: Fields, out: bytearray) -> bytearray
     return out
 
 
+@cache
 def is_flexible(name: str, version: int) -> bool:
-    """Return whether lengths are varints there, and fields may be tagged."""
+    """Return, of a version that there is, whether lengths are varints there, and fields may be tagged."""
     return version in message(name).flexible
 
 
@@ -251,9 +252,12 @@ def _read_array(field: MessageField, version: int, flexible: bool, nullable: boo
             raise reader.error(
                 f"{name}: {count} elements do not fit {reader.left} bytes", WireReason.LENGTH, at
             )
-        if count > 0:
+        if count < 0:
+            return None
+        if count > reader.room:
             reader.take_room(count, name, at)
-        return None if count < 0 else element_read(reader, count)
+        reader.room -= count
+        return element_read(reader, count)
 
     return read
 

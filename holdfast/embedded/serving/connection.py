@@ -149,6 +149,10 @@ class KafkaConnection(asyncio.Protocol):
         self._heard_s = system_clock.monotonic_s()
         if self._refused:
             return self._drop(len(data))
+        if not self._received and self._is_one_frame(data):  # most come so, and are not copied twice
+            self._frames.append(data[SIZE_BYTES:])
+            self._frames_bytes += len(data) - SIZE_BYTES
+            return self._work()
         self._received += data
         at, trouble = 0, None
         with memoryview(self._received) as received:
@@ -173,6 +177,15 @@ class KafkaConnection(asyncio.Protocol):
         if trouble is not None:
             self._refuse()
         return None
+
+    def _is_one_frame(self, data: bytes) -> bool:
+        """Return whether *data* is one whole request, and one that is waited for."""
+        size = len(data) - SIZE_BYTES
+        if size < _API.size or int.from_bytes(data[:SIZE_BYTES], "big", signed=True) != size:
+            return False
+        whole = self._trouble(size, data[SIZE_BYTES : SIZE_BYTES + _API.size]) is None
+        self._is_sound = False
+        return whole
 
     def _refuse(self) -> None:
         """Close it for the frame that has begun: once its sender has sent it all, where any request may be so
@@ -258,6 +271,8 @@ class KafkaConnection(asyncio.Protocol):
         self._read_on()
 
     def _answer_frames(self) -> None:
+        if not self._frames:
+            return None
         ends_s = system_clock.monotonic_s() + TURN_S
         while self._frames and self._is_free and self._transport is not None:
             frame = self._frames.popleft()
@@ -287,7 +302,7 @@ class KafkaConnection(asyncio.Protocol):
                 self._task = asyncio.ensure_future(self._later(asked, answer))
             elif answer is not None:
                 self._write(asked, answer)
-            if system_clock.monotonic_s() > ends_s:
+            if self._frames and system_clock.monotonic_s() > ends_s:
                 return self._ask_for_turn()
         return None
 

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 from holdfast.core.kafka.producer_state import AppendOutcome, AppendVerdict
-from holdfast.core.kafka.record_batch import BatchHeader, claimed_header
+from holdfast.core.kafka.record_batch import BatchHeader, claims_transaction
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.embedded.apis.call import Call, Fields, HangUp
 from holdfast.embedded.apis.transactions.transacting import admitted
@@ -112,12 +112,7 @@ def _is_forbidden(call: Call) -> bool:
     if may:
         return False
     every = (each["records"] for topic in call.fields["topic_data"] for each in topic["partition_data"])
-    return any(map(_is_transactional, every))
-
-
-def _is_transactional(records: bytes | memoryview | None) -> bool:
-    header = claimed_header(records or b"")
-    return header is not None and header.is_transactional
+    return any(claims_transaction(records or b"") for records in every)
 
 
 def _topic(call: Call, told: Fields) -> EmbeddedTopic | None:
