@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import product
+from typing import TypeAlias
 
 from holdfast.embedded.security.acl_rules import (
     ANYTHING,
@@ -18,6 +20,8 @@ from holdfast.embedded.security.acl_rules import (
 )
 
 _Op = AclOperation
+_Key: TypeAlias = "tuple[str | None, str | None, str | None]"
+_Kind: TypeAlias = "tuple[AclResource, AclPattern, AclOperation, AclPermission]"
 _IMPLIES: Mapping[AclOperation, frozenset[AclOperation]] = {
     _Op.DESCRIBE: frozenset({_Op.DESCRIBE, _Op.READ, _Op.WRITE, _Op.DELETE, _Op.ALTER}),
     _Op.DESCRIBE_CONFIGS: frozenset({_Op.DESCRIBE_CONFIGS, _Op.ALTER_CONFIGS}),
@@ -107,6 +111,18 @@ class EmbeddedAuthorizer:
         """Yield the rules that *wanted* finds."""
         return (each for each in tuple(self._rules) if wanted.finds(each))
 
+    def taken(self, several: Iterable[AclFilter]) -> Iterator[list[AclRule]]:
+        """Remove the rules that each filter finds of those that the filters before it have left, and yield
+        them. It looks at all rules once, not once for each filter.
+        """
+        index = _RuleIndex(self._rules)
+        for wanted in several:
+            found = list(index.found(wanted))
+            for each in found:
+                index.remove(each)
+                self.remove(each)
+            yield found
+
     def may(
         self, principal: str, host: str, operation: AclOperation, resource: AclResource, name: str
     ) -> bool:
@@ -157,6 +173,50 @@ class EmbeddedAuthorizer:
         return sum(
             1 << each for each in OPERATIONS[resource] if self.may(principal, host, each, resource, name)
         )
+
+
+class _RuleIndex:
+    """Rules by what filters can name: name, principal and host, each or not; and of those by all that has few
+    values. So a filter costs no more than what it finds, and those few.
+    """
+
+    def __init__(self, rules: Iterable[AclRule]) -> None:
+        self._rules: dict[_Key, dict[_Kind, dict[AclRule, None]]] = {}
+        self._prefixes: set[int] = set()
+        """How long names of prefixes are."""
+        for each in rules:
+            if each.pattern is AclPattern.PREFIXED:
+                self._prefixes.add(len(each.name))
+            for key in _keys(each):
+                self._rules.setdefault(key, {}).setdefault(_kind(each), {})[each] = None
+
+    def remove(self, rule: AclRule) -> None:
+        kind = _kind(rule)
+        for key in _keys(rule):
+            alike = self._rules[key][kind]
+            del alike[rule]
+            if not alike:
+                del self._rules[key][kind]
+
+    def found(self, wanted: AclFilter) -> Iterator[AclRule]:
+        for name in self._names(wanted):
+            for alike in self._rules.get((name, wanted.principal, wanted.host), {}).values():
+                if wanted.finds(next(iter(alike))):  # the others differ only where *wanted* says nothing
+                    yield from alike
+
+    def _names(self, wanted: AclFilter) -> set[str | None]:
+        name = wanted.name
+        if name is None or wanted.pattern is not AclPattern.MATCH:
+            return {name}
+        return {name, ANYTHING, *(name[:size] for size in self._prefixes if size <= len(name))}
+
+
+def _keys(rule: AclRule) -> Iterator[_Key]:
+    return product((rule.name, None), (rule.principal, None), (rule.host, None))
+
+
+def _kind(rule: AclRule) -> _Kind:
+    return rule.resource, rule.pattern, rule.operation, rule.permission
 
 
 def _is_about(rule: AclRule, operation: AclOperation) -> bool:

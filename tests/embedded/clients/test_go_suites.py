@@ -28,7 +28,11 @@ LEFT_OUT = (
     ".*PartitionReassignments",  # not offered
     ".*Quotas",
     ".*S[Aa][Ss][Ll]",  # another listener
+    "TestWriter/.*SASL",
     ".*NoTopic",  # the address localhost:9092
+    "TestClientFindCoordinator",  # likewise
+    "TestReaderReadCompactedMessage",  # segments of 200 bytes, which Kafka 4.3 refuses too
+    "TestClientTxnOffsetCommit",  # it names itself a static member, and is none: as on Kafka 4.3
     "TestConn/.*(controller|advertises|list_brokers)",
     "TestConn/nettest",  # which kafka-go leaves out for newer brokers itself
     "TestReaderConsumerGroup/.*(commits_on_close|offset_committed|periodic)",  # as on Kafka 4.3

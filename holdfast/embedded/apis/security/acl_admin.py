@@ -17,7 +17,6 @@ from holdfast.embedded.security.acl_rules import (
     AclRule,
     known,
 )
-from holdfast.embedded.security.authorizer import EmbeddedAuthorizer
 from holdfast.errors import WireError
 
 _NO_AUTHORIZER = "No Authorizer is configured"
@@ -133,16 +132,15 @@ def _is_of_filters(rule: AclRule) -> bool:
 
 def delete_acls(call: Call) -> Fields:
     """Answer DeleteAcls."""
-    refused = _refused(call, "DeleteAcls")
-    return {"filter_results": [refused or _deleted(call, each) for each in call.fields["filters"]]}
+    filters = call.fields["filters"]
+    if (refused := _refused(call, "DeleteAcls")) is not None:
+        return {"filter_results": [refused] * len(filters)}
+    assert call.cluster.authorizer is not None
+    taken = call.cluster.authorizer.taken([_filter(each) for each in filters])
+    return {"filter_results": [_deleted(each) for each in taken]}
 
 
-def _deleted(call: Call, told: Fields) -> Fields:
-    wanted, authorizer = _filter(told), call.cluster.authorizer
-    assert isinstance(authorizer, EmbeddedAuthorizer)
-    found = list(authorizer.found(wanted))
-    for each in found:
-        authorizer.remove(each)
+def _deleted(found: Iterable[AclRule]) -> Fields:
     return {
         "error_code": KafkaCode.NONE,
         "error_message": None,
