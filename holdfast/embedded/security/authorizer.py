@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import product
 from typing import TypeAlias
 
 from holdfast.embedded.security.acl_rules import (
@@ -21,6 +20,7 @@ from holdfast.embedded.security.acl_rules import (
 
 _Op = AclOperation
 _Key: TypeAlias = "tuple[str | None, str | None, str | None]"
+_Shape: TypeAlias = "tuple[bool, bool, bool]"
 _Kind: TypeAlias = "tuple[AclResource, AclPattern, AclOperation, AclPermission]"
 _IMPLIES: Mapping[AclOperation, frozenset[AclOperation]] = {
     _Op.DESCRIBE: frozenset({_Op.DESCRIBE, _Op.READ, _Op.WRITE, _Op.DELETE, _Op.ALTER}),
@@ -50,6 +50,8 @@ OPERATIONS: Mapping[AclResource, tuple[AclOperation, ...]] = {
     ),
 }
 """What can be done to a resource, where clients ask for what they may do (AclEntry.supportedOperations)."""
+LIMIT_RULES = 10_000
+"""That clients may make; what the broker begins with counts too."""
 LIMIT_REMEMBERED = 10_000
 """Decisions that are kept until a rule changes."""
 
@@ -74,6 +76,10 @@ class EmbeddedAuthorizer:
         self._decided: dict[tuple[str, str, AclOperation, AclResource, str], bool] = {}
         for each in rules:
             self.add(each)
+
+    def has_room(self, rule: AclRule) -> bool:
+        """Return whether *rule* is there, or may be made by a client."""
+        return rule in self._rules or len(self._rules) < LIMIT_RULES
 
     def add(self, rule: AclRule) -> None:
         if rule in self._rules:
@@ -115,7 +121,8 @@ class EmbeddedAuthorizer:
         """Remove the rules that each filter finds of those that the filters before it have left, and yield
         them. It looks at all rules once, not once for each filter.
         """
-        index = _RuleIndex(self._rules)
+        several = list(several)
+        index = _RuleIndex(self._rules, {_shape(each) for each in several})
         for wanted in several:
             found = list(index.found(wanted))
             for each in found:
@@ -176,23 +183,24 @@ class EmbeddedAuthorizer:
 
 
 class _RuleIndex:
-    """Rules by what filters can name: name, principal and host, each or not; and of those by all that has few
-    values. So a filter costs no more than what it finds, and those few.
+    """Rules by what filters of *shapes* name (name, principal and host, each or not), and of those by all that
+    has few values. So a filter costs no more than what it finds, and those few.
     """
 
-    def __init__(self, rules: Iterable[AclRule]) -> None:
+    def __init__(self, rules: Iterable[AclRule], shapes: set[_Shape]) -> None:
+        self._shapes = shapes
         self._rules: dict[_Key, dict[_Kind, dict[AclRule, None]]] = {}
         self._prefixes: set[int] = set()
         """How long names of prefixes are."""
         for each in rules:
             if each.pattern is AclPattern.PREFIXED:
                 self._prefixes.add(len(each.name))
-            for key in _keys(each):
+            for key in self._keys(each):
                 self._rules.setdefault(key, {}).setdefault(_kind(each), {})[each] = None
 
     def remove(self, rule: AclRule) -> None:
         kind = _kind(rule)
-        for key in _keys(rule):
+        for key in self._keys(rule):
             alike = self._rules[key][kind]
             del alike[rule]
             if not alike:
@@ -204,6 +212,14 @@ class _RuleIndex:
                 if wanted.finds(next(iter(alike))):  # the others differ only where *wanted* says nothing
                     yield from alike
 
+    def _keys(self, rule: AclRule) -> Iterator[_Key]:
+        for name, principal, host in self._shapes:
+            yield (
+                rule.name if name else None,
+                rule.principal if principal else None,
+                rule.host if host else None,
+            )
+
     def _names(self, wanted: AclFilter) -> set[str | None]:
         name = wanted.name
         if name is None or wanted.pattern is not AclPattern.MATCH:
@@ -211,8 +227,9 @@ class _RuleIndex:
         return {name, ANYTHING, *(name[:size] for size in self._prefixes if size <= len(name))}
 
 
-def _keys(rule: AclRule) -> Iterator[_Key]:
-    return product((rule.name, None), (rule.principal, None), (rule.host, None))
+def _shape(wanted: AclFilter) -> _Shape:
+    """Return which of name, principal and host a filter says."""
+    return wanted.name is not None, wanted.principal is not None, wanted.host is not None
 
 
 def _kind(rule: AclRule) -> _Kind:

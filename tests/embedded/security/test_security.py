@@ -440,3 +440,24 @@ def test_many_filters_do_not_look_at_all_rules_each(monkeypatch: pytest.MonkeyPa
     several += [ANY_RULE._replace(principal="User:1", permission=AclPermission.DENY)] * 100
     assert [each for each in kept.taken(several) if each] == []
     assert looks <= 200
+
+
+def test_clients_make_no_more_rules_than_may_be() -> None:
+    first = [
+        AclRule(AclResource.TOPIC, str(each), "User:a", rules.AclOperation.READ) for each in range(9_999)
+    ]
+    creations = [
+        {
+            "resource_type": AclResource.TOPIC,
+            "resource_name": name,
+            "resource_pattern_type": rules.AclPattern.LITERAL,
+            "principal": "User:a",
+            "host": "*",
+            "operation": rules.AclOperation.READ,
+            "permission_type": AclPermission.ALLOW,
+        }
+        for name in ("0", "one", "two", "one")
+    ]
+    with EmbeddedKafka(acls=first, allow_if_no_acl=True) as kafka, RawClient(kafka.bootstrap) as client:
+        told = client.ask("CreateAcls", 3, creations=creations)["results"]
+    assert [each["error_code"] for each in told] == [0, 0, 44, 0]

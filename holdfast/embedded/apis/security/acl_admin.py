@@ -17,8 +17,10 @@ from holdfast.embedded.security.acl_rules import (
     AclRule,
     known,
 )
+from holdfast.embedded.security.authorizer import LIMIT_RULES
 from holdfast.errors import WireError
 
+_MANY_RULES = f"There are {LIMIT_RULES} rules already: delete some first."
 _NO_AUTHORIZER = "No Authorizer is configured"
 
 
@@ -101,6 +103,8 @@ def _created(call: Call, told: Fields) -> Fields:
     if _is_of_filters(rule):
         return {"error_code": KafkaCode.UNKNOWN_SERVER_ERROR, "error_message": None}
     assert call.cluster.authorizer is not None
+    if not call.cluster.authorizer.has_room(rule):
+        return {"error_code": KafkaCode.POLICY_VIOLATION, "error_message": _MANY_RULES}
     call.cluster.authorizer.add(rule)
     return {"error_code": KafkaCode.NONE}
 
