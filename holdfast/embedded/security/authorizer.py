@@ -183,7 +183,7 @@ class EmbeddedAuthorizer:
 
 
 class _RuleIndex:
-    """Rules by what filters of *shapes* name (name, principal and host, each or not), and of those by all that
+    """Rules by what filters of *shapes* name (name, principal and host, each or not), and by all that
     has few values. So a filter costs no more than what it finds, and those few.
     """
 

@@ -96,7 +96,7 @@ def further(topic: str, group: str, name: str) -> Iterator[tuple[str, int | None
 
 
 def _asked(talk: GuardedTalk, topic: str, group: str, name: str) -> Iterator[tuple[str, int, dict[str, Any]]]:
-    more = {
+    more: dict[str, dict[str, Any]] = {
         "DeleteAcls": {"filters": [filter_of(ANY_RULE._replace(principal="User:nobody"))]},
         "DeleteTopics": {"topics": [{"name": f"{topic}-absent"}], "timeout_ms": 1000},
         "CreateAcls": {
