@@ -83,7 +83,8 @@ def _behind(decode: object, depth: int = 0) -> Iterator[object]:
 
 
 def _of(topic: str, serde: object, key: object = None) -> Iterator[TopicSchema]:
-    for each, part in ((serde, "value"), (key, "key")):
+    for given, part in ((serde, "value"), (key, "key")):
+        each = getattr(given, "serde", given)  # of values that are sent on as they are
         if isinstance(each, SchemaSerde):
             yield TopicSchema(topic, each if each.subject is not None else each.for_topic(topic, part))
 

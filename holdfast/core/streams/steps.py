@@ -523,6 +523,7 @@ class _AsIs:
     """Hands values on as they are, and refuses those that are none of *serde*."""
 
     def __init__(self, serde: Serde[Any]) -> None:
+        self.serde = serde  # where its schema is looked for
         self._decode, frames = serde.decode, framing(serde)
         if frames is not None:
             self.framed = partial(_both, frames)

@@ -46,6 +46,7 @@ def pipe_honest(topology: Topology, source: Any) -> None:
     topology.pipe(source, Reading("wrong", NOW_MS + 5 * 365 * DAY_MS), key="x", at=NOW_MS)
     for at_ms in range(NOW_MS, NOW_MS + 5):
         topology.pipe(source, Reading("right", at_ms), key="x", at=at_ms)
+    assert {each.error for each in topology.refused} <= {"FutureTimeError"}
 
 
 @pytest.mark.parametrize("policy", ["refuse", "hold"])
