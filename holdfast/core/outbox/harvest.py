@@ -288,6 +288,10 @@ class ProducerProgress:
                 return True
         return False
 
+    def marks_published(self) -> list[Known]:
+        """Return the marks of the rows that the progress names, as far as it has them."""
+        return [each for each in self._marks.values() if isinstance(each, int)]
+
     def began_again(self, at_ms: int) -> None:
         """Numbers began again: what was the highest is of rows that are gone."""
         self.again_from, self.again_ms, self.highest = self.highest, at_ms, 0

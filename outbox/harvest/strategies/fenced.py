@@ -123,6 +123,7 @@ class FencedTerm:
         progress.begin()
         found = sorted(progress.published)
         self._numbers.begin(progress)
+        self._published_rows.note_contents(progress.marks_published())
         repaired = self._repair(found) if found else 0
         progress.deleted(found)
         self._stats.epoch = progress.epoch
@@ -225,7 +226,7 @@ class FencedTerm:
             self._numbers.found_again(others)
         if returned := self._published_rows.returned(rows):
             self._ahead, ids = None, {row.id for row in returned}
-            delete_again(self._shard_rows.rows, self._shard_rows.call, returned, self._progress.producer)
+            delete_again(self._published_rows, self._shard_rows.call, returned, self._progress.producer)
             return [row for row in rows if row.id not in ids], False
         size_bytes = sum(len(row.value or b"") + 100 for row in rows)
         full = len(rows) >= self._size.rows
@@ -306,8 +307,18 @@ class FencedTerm:
         stats.in_flight = 0
         stats.latency.observe_since(rows[0].created_ms, self._clock.now_ms())
         self._settle()
-        self._published_rows.note(self._require_publisher().marks)
+        marks = self._require_publisher().marks
+        is_suspect = self._published_rows.are_suspect(marks)
+        self._published_rows.note(marks)
+        if is_suspect:
+            self._published_rows.delete_suspects(self._shard_rows.call, rows, lambda: self._delete(rows))
+        else:
+            self._delete(rows, wait=False)
+
+    def _delete(self, rows: Sequence[OutboxRow], *, wait: bool = True) -> None:
         self._deleting = (self._shard_rows.submit(delete_watching, self._shard_rows.rows, rows), rows)
+        if wait:
+            self._settle()
 
     def _settle_deleted(self) -> None:
         """Take note of rows that are gone by now, so that the next progress record need not name them."""

@@ -155,7 +155,7 @@ class MarkTerm:
             rows = self._mark().result()
         if returned := self._published_rows.returned(rows):
             ids = {row.id for row in returned}
-            delete_again(self._shard_rows.rows, self._shard_rows.call, returned, self._settings.name)
+            delete_again(self._published_rows, self._shard_rows.call, returned, self._settings.name)
             rows = [row for row in rows if row.id not in ids]
         full = len(rows) >= self._size.rows
         self._size.taken(len(rows), sum(len(row.value or b"") + 100 for row in rows))
@@ -187,7 +187,7 @@ class MarkTerm:
                 self._give_back()
                 self._settle()
             raise
-        if self._lost or not full:
+        if self._lost or not full or self._are_suspect():
             self._settle()
         else:
             self._settle_purge()
@@ -213,12 +213,29 @@ class MarkTerm:
         self._settle_purge()
         delivered, lost = sorted(self._delivered), sorted(self._lost)
         if delivered:
-            self._shard_rows.call(self._marks.purge, delivered, self._leader_id)
+            self._purge(delivered)
             self._purged(delivered)
         if lost:
             self._stats.resets += len(lost)
             self._shard_rows.call(self._marks.reset, lost, self._leader_id)
             self._lost.clear()
+
+    def _are_suspect(self) -> bool:
+        """Return whether rows like those that are delivered were published before."""
+        rows = [self._whole[each] for each in self._delivered]
+        return self._published_rows.are_suspect(marks_of(rows))
+
+    def _purge(self, ids: Sequence[int]) -> None:
+        """Delete rows that were delivered."""
+        call = self._shard_rows.call
+
+        def purge() -> int:
+            return int(call(self._marks.purge, ids, self._leader_id))
+
+        if self._are_suspect():
+            self._published_rows.delete_suspects(call, [self._whole[each] for each in ids], purge)
+        else:
+            purge()
 
     def _purged(self, ids: Iterable[int]) -> None:
         """Rows are deleted: one that comes back is not published again."""

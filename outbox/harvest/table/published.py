@@ -1,22 +1,27 @@
 """The rows that a term published last: what is deleted must be gone, and what comes back under its number is
-either the same row, which the database did not delete, or another, since numbers began again.
+either the same row, which the database did not delete, or another, since numbers began again. What comes back
+under another number is written again by the DELETE itself: a trigger that keeps what is deleted.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, TypeVar
 
-from holdfast.core.outbox.row_marks import Known, fits
+from holdfast.core.outbox.row_marks import Known, fits, known
 from holdfast.errors import OutboxDroppedError
 from holdfast.outbox.harvest.table.rows import OutboxRows
 from holdfast.outbox.schema.layouts import OutboxRow, identity_of
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 LIMIT_REMEMBERED = 50_000
 """Rows; one that comes back does so in the next take, since it is the lowest."""
+LOOKED_ABOVE = 100
+"""So many rows beyond those that are deleted are looked at for one that the DELETE wrote: services write too."""
 
 
 class RowsDone:
@@ -26,6 +31,7 @@ class RowsDone:
         self._rows = rows
         self._identities: dict[int, Known] = {}
         self._returned: dict[int, Known] = {}
+        self._contents: set[Known] = set()
 
     def note(self, marks: Mapping[int, Known]) -> None:
         """Remember rows that were published, by their marks."""
@@ -33,6 +39,48 @@ class RowsDone:
             self._identities.clear()
             self._returned.clear()
         self._identities.update(marks)
+        self.note_contents(marks.values())
+
+    def note_contents(self, marks: Collection[Known]) -> None:
+        """Remember what rows were like that were published, whatever their numbers."""
+        if len(self._contents) + len(marks) > LIMIT_REMEMBERED:
+            self._contents.clear()
+        self._contents.update(marks)
+
+    def are_suspect(self, marks: Mapping[int, Known]) -> bool:
+        """Return whether a row like one of these was published before, under another number: a service wrote
+        both in one transaction, or a DELETE wrote it again. `delete_suspects` tells which.
+        """
+        return not self._contents.isdisjoint(marks.values())
+
+    def delete_suspects(
+        self, call: Callable[..., Any], rows: Sequence[OutboxRow], delete: Callable[[], T]
+    ) -> T:
+        """Return what *delete* does, which deletes *rows*, and remember the rows that it wrote in their place
+        as published.
+        """
+        result, came = self._deleted(call, rows, delete)
+        self._identities.update({row.id: known(identity_of(row)) for row in came})
+        return result
+
+    def _deleted(
+        self, call: Callable[..., Any], rows: Sequence[OutboxRow], delete: Callable[[], T]
+    ) -> tuple[T, list[OutboxRow]]:
+        highest: int = call(self._rows.highest)
+        result = delete()
+        marks = {identity_of(row) for row in rows}
+        found = call(self._rows.above, highest, len(rows) + LOOKED_ABOVE)
+        return result, [row for row in found if identity_of(row) in marks]
+
+    def delete_returned(self, call: Callable[..., Any], rows: Sequence[OutboxRow]) -> None:
+        """Delete rows that were published, deleted, and are there again; OutboxDroppedError when they stay,
+        or come back under other numbers.
+        """
+        deleted, came = self._deleted(call, rows, lambda: call(self._rows.delete, rows))
+        if came:
+            raise OutboxDroppedError(self._rows.kept_text(came[0].id, len(came)))
+        if deleted < len(rows):
+            call(self._rows.require_gone, rows)
 
     def returned(self, rows: Sequence[OutboxRow]) -> list[OutboxRow]:
         """Return those of *rows* that were published and deleted before: do not publish them again.
@@ -57,7 +105,7 @@ class RowsDone:
 
 
 def delete_again(
-    rows: OutboxRows, call: Callable[..., Any], published: Sequence[OutboxRow], outbox: str
+    done: RowsDone, call: Callable[..., Any], published: Sequence[OutboxRow], outbox: str
 ) -> None:
     """Delete rows that were published, deleted, and are there again, by *call*; OutboxDroppedError when they
     stay.
@@ -71,5 +119,4 @@ def delete_again(
             "others": f" (and {len(published) - 1} others)" if len(published) > 1 else "",
         },
     )
-    if call(rows.delete, published) < len(published):
-        call(rows.require_gone, published)
+    done.delete_returned(call, published)

@@ -290,6 +290,22 @@ class OutboxRows:
             found += map(self.layout.decode, raw)
         return found
 
+    def highest(self) -> int:
+        """Return the highest number of a row in the table, 0 for none."""
+        ((found,),) = self.database.rows(f"SELECT max({self._order}) FROM {self._outbox}")
+        return int(found or 0)
+
+    def above(self, number: int, limit: int) -> list[OutboxRow]:
+        """Return the lowest rows above *number*, whatever they hold."""
+        table = self.tables.outbox
+        statement = self.database.text(
+            select(*self.layout.selection(table), literal_column("0")).where(literal_column("1 = 1"))
+        )
+        raw = self.database.rows(
+            f"{statement} AND {self._order} > {int(number)} ORDER BY {self._order} LIMIT {int(limit)}"
+        )
+        return [*map(self.layout.decode, raw)]
+
     def require_gone(self, rows: Collection[OutboxRow]) -> list[OutboxRow]:
         """Look whether rows that were deleted are gone, and return the rows that have taken their numbers.
 

@@ -87,6 +87,33 @@ def test_a_row_that_comes_back_after_each_delete_is_published_once(desk: Bench) 
     assert desk.published() == ["one"]
 
 
+def test_a_row_that_a_delete_writes_again_under_another_number_ends_the_harvester(desk: Bench) -> None:
+    outbox, table = desk.outbox, desk.outbox.table
+    others = [each.name for each in outbox.tables.outbox.columns if each.name != outbox.layout.order]
+    olds = ", ".join("NULL" if name == "leader_id" else f"OLD.{name}" for name in others)
+    with outbox.engine().begin() as connection:
+        connection.execute(
+            text(
+                f"CREATE TRIGGER {table}_kept AFTER DELETE ON {table} BEGIN INSERT INTO {table}"
+                f" ({', '.join(others)}) VALUES ({olds}); END"
+            )
+        )
+    with outbox.rows() as rows:
+        problems, _ = trial_findings(rows)
+        assert any("comes back as row" in each for each in problems), problems
+    desk.write("one")
+    assert "published and deleted" in harvest_until_it_ends(desk)
+    assert desk.published() == ["one"] * 2, "the second looked like another of the same transaction"
+
+
+def test_rows_that_are_alike_are_all_published(desk: Bench) -> None:
+    values = ["same"] * 300  # of one transaction, in several batches
+    desk.write(*values)
+    with Harvester(desk.settings(strategy=desk.strategy, heartbeat_timeout_s=2.0)):
+        wait_for("an empty table", lambda: desk.left() == 0, DEADLINE_S)
+    assert desk.published() == values
+
+
 @pytest.mark.database
 @pytest.mark.parametrize("how", ["trigger", "rule", "row security"])
 def test_so_it_is_on_postgres(how: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
