@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from confluent_kafka import KafkaException
 
 from holdfast.agents.globals.feed import GlobalFeed, gather, partitions_of, stalled
-from holdfast.agents.globals.waiting import ThreadPause
+from holdfast.agents.globals.waiting import Folding, ThreadPause
 from holdfast.clock import system_clock
 from holdfast.config import Settings
 from holdfast.core.engine.declared.global_tables import Global, globals_by_name
@@ -103,6 +103,8 @@ class GlobalCopies:
         """Positions that copies must reach before a partition goes on, by the global's name."""
         self.why = ""
         self._applying: asyncio.Future[Any] | None = None
+        self.foldings: set[Folding] = set()
+        """The calls that fold a copy at this moment."""
         self._pause = ThreadPause(self._waits, lambda: host.progressed())
         self.closed = False
 
@@ -156,6 +158,19 @@ class GlobalCopies:
     def thread(self, call: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
         """Run a blocking call on a thread."""
         return self._host.thread(call, *args)
+
+    def fold(self, name: str, call: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+        """Run on a thread what folds the table *name*, and is looked at whether it returns."""
+        folding = Folding(name, call, *args)
+        self.foldings.add(folding)
+        work = self._host.thread(folding)
+        work.add_done_callback(lambda _: self.foldings.discard(folding))
+        return work
+
+    @property
+    def pauses(self) -> int:
+        """Return how often folds have paused to wait for what they need."""
+        return self._pause.ticks
 
     @property
     def stall_timeout_s(self) -> float:
@@ -277,7 +292,8 @@ class GlobalCopies:
         for copy in self.copies.values():
             if copy.table.topic == fetched.topic and not self.closed:
                 batch = fetched.records.batch(fetched.partition, copy.inputs)
-                self._applying = self._host.thread(copy.apply, fetched.partition, batch)
+                name = f"{copy.table.name}, partition {fetched.partition}"
+                self._applying = self.fold(name, copy.apply, fetched.partition, batch)
                 # Whoever waits for it may be gone when it ends.
                 self._applying.add_done_callback(lambda done: done.cancelled() or done.exception())
                 await asyncio.shield(self._applying)

@@ -81,7 +81,8 @@ class GlobalHistory:
         self.staged = vectors
 
     async def _work(self, call: Any, *args: Any) -> None:
-        self._working = self._tables.thread(call, *args)
+        names = ", ".join(each.name for each in self._processor.reads)
+        self._working = self._tables.fold(names, call, *args)
         await asyncio.shield(self._working)
 
     async def _begin(self) -> None:

@@ -10,6 +10,7 @@ import time
 from typing import Any
 
 from holdfast.agents.app import create_app
+from holdfast.core.engine.declared.global_tables import Global
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.declared.serdes import Text
 from holdfast.core.engine.declared.sources import Source
@@ -52,11 +53,22 @@ def wake(rows: Rows[int], key: str, at_ms: int) -> None:
     at("timer", key)
 
 
+def rate(rows: Rows[int], event: str, at_ms: int) -> None:
+    at("global", event)
+    rows[event] = at_ms
+
+
+RATES = Global("rates", Source(ORDERS, Text()), rate, row=int)
+
+
 def processors() -> list[Processor[Any, Any]]:
-    """Return a table of one source, or of several."""
+    """Return a table of one source, of several, or one that reads a global."""
     if PLACE == "merged":
         on = {Source(ORDERS, Text()): merge, Source(CUSTOMERS, Text()): merge}
         return [Processor(name="both", on=on, row=int)]
+    if PLACE == "global":
+        on = {Source(CUSTOMERS, Text()): merge}
+        return [Processor(name="both", on=on, row=int, reads=(RATES,))]
     return [Processor(name="totals", source=ORDERS, decode=decode, fold=count, row=int, on_wake=wake)]
 
 

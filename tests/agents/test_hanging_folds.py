@@ -95,6 +95,21 @@ def test_code_that_keeps_pythons_lock_is_ended_by_the_kernel(kafka: EmbeddedKafk
 
 
 @pytest.mark.variant
+def test_a_fold_of_a_global_table_is_named_too_and_ends_the_worker(
+    kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
+    limits = {"stall_timeout_s": "4", "commit_timeout_s": "2", "rebalance_timeout_s": "10"}
+    worker = hanging(kafka, tmp_path, "loop", "global", **limits)
+    line = worker.wait_said("fold of global table rates", DEADLINE_S)
+    assert re.search(rf"rates, partition 0 does not return \(orders, offset {BEFORE}\)", line), line
+    assert worker.said(r"tests/agents/hanging_shop\.py.*in hang")
+    status, body = worker.ask("/health/ready")
+    assert (status, "does not return" in body) == (503, True), body
+    assert worker.wait_exit(DEADLINE_S) == 70
+    assert worker.said("fold of global table rates, partition 0 has not returned for 4 s")
+
+
+@pytest.mark.variant
 def test_whoever_asks_twice_does_not_wait(kafka: EmbeddedKafka, tmp_path: Path) -> None:
     worker = hanging(kafka, tmp_path, "loop", "fold", fold_limit_s="600")
     wait_for("an event loop that stands", lambda: worker.ask("/health/live", 1)[0] == 0, DEADLINE_S)

@@ -57,6 +57,12 @@ def fold_now(frame: FrameType | None) -> FoldNow | None:
     return None
 
 
+def global_fold_now(frame: FrameType | None) -> str:
+    """Return which record of a global's topic is folded in the call *frame*, as far as that is known."""
+    topic, offset = _record([*_calls(frame)])
+    return f"{topic or 'an unknown record'}, {'an unknown offset' if offset is None else f'offset {offset}'}"
+
+
 def stack_of(frame: FrameType | None) -> str:
     """Return the innermost calls of a thread as a traceback shows them."""
     calls = [*_calls(frame)][:LIMIT_FRAMES]

@@ -7,13 +7,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import sys
 import threading
 from typing import Any
 
 from mode import Service
 
+from holdfast.agents.faust.process.fold_now import global_fold_now, stack_of
 from holdfast.agents.faust.process.loop_watch import STUCK_EXIT_CODE, TICK_S, Doors, LoopWatch
 from holdfast.agents.faust.process.outages import outages
+from holdfast.agents.globals.waiting import Folding
 from holdfast.agents.partitions.manager import PartitionManager
 from holdfast.agents.partitions.upkeep.checker import StoreChecker
 from holdfast.clock import system_clock
@@ -23,6 +26,56 @@ from holdfast.tables import lived
 logger = logging.getLogger(__name__)
 
 PROBE_EVERY_S, NOTE_EVERY_S, TOUCH_EVERY_S = 5.0, 1.0, 600.0
+
+
+class GlobalFoldWatch:
+    """Looks whether the folds of global tables return, which run on threads beside the event loop."""
+
+    def __init__(self, manager: PartitionManager) -> None:
+        self._manager, self._limit_s = manager, manager.settings.fold_limit_s
+        self._stood: dict[Folding, int] = {}
+        """How many looks each fold has lasted; not the clock, which goes on while a process is frozen."""
+        self._told: dict[Folding, tuple[str, int]] = {}
+        self._pauses = 0
+
+    def look(self) -> str | None:
+        """Say which fold does not return, once; call it every TICK_S / 2. Return why the worker has to end,
+        None while it need not.
+        """
+        copies = self._manager.globals
+        if copies.pauses != self._pauses:  # one waits for what it needs, and the others behind it
+            self._pauses = copies.pauses
+            self._stood.clear()
+        self._stood = {each: self._stood.get(each, 0) + 1 for each in copies.foldings}
+        for each in [*self._told.keys() - copies.foldings]:
+            self._manager.held.pop(self._told.pop(each), None)
+        for folding, looks in self._stood.items():
+            stood_s = looks * TICK_S / 2
+            if stood_s >= self._limit_s and folding not in self._told:
+                self._tell(folding, stood_s)
+            if stood_s > self._manager.settings.stall_timeout_s:
+                return f"the fold of global table {folding.name} has not returned for {stood_s:.0f} s"
+        return None
+
+    def _tell(self, folding: Folding, stood_s: float) -> None:
+        frame = sys._current_frames().get(folding.thread or 0)
+        try:
+            at = global_fold_now(frame)
+        except Exception as error:  # noqa: BLE001  the call may have ended while it was read
+            at = f"a record that is not known: {error!r}"
+        place = self._told[folding] = (f"global {folding.name}", id(folding))
+        why = f"the fold of global table {folding.name} does not return ({at})"
+        self._manager.held[place] = why
+        logger.critical(
+            "%(why)s, for more than %(stood_s).0f s; it ends the worker after %(stall_s).0f s. It stands"
+            " at:\n%(stack)s",
+            {
+                "why": why,
+                "stood_s": stood_s,
+                "stall_s": self._manager.settings.stall_timeout_s,
+                "stack": stack_of(frame),
+            },
+        )
 
 
 class ManagerService(Service):
@@ -41,6 +94,7 @@ class ManagerService(Service):
             limit_s=settings.fold_limit_s, stall_s=settings.stall_timeout_s, doors=doors
         )
         self._restored = 0
+        self._global_folds = GlobalFoldWatch(manager)
         self._checker = StoreChecker(manager)
         super().__init__(**kwargs)
 
@@ -74,7 +128,7 @@ class ManagerService(Service):
             if manager.feed.broker_down and now_s - probed_s > PROBE_EVERY_S:
                 probed_s = now_s
                 await manager.feed.probe()
-            why = self._stuck(now_s)
+            why = self._global_folds.look() or self._stuck(now_s)
             if why is not None:
                 manager.crash(HoldfastError(why))
                 return
