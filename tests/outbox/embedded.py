@@ -70,7 +70,9 @@ class Bench:
 
     def published(self, topic: str = "") -> list[str]:
         """Return the values of all committed records, in order."""
-        config = {"group.id": "reader", "enable.partition.eof": True, "isolation.level": "read_committed"}
+        config: dict[str, Any] = {"group.id": "reader", "isolation.level": "read_committed"}
+        config["enable.partition.eof"] = True
+        config["fetch.wait.max.ms"] = 10  # the end of a topic is told when this is over
         reader, found = Consumer(self.kafka.client_config(**config)), list[str]()
         reader.assign([TopicPartition(topic or self.topic, 0, 0)])
         try:

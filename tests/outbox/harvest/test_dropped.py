@@ -56,6 +56,7 @@ def harvest_until_it_ends(desk: Bench) -> str:
     return str(caught.value)
 
 
+@pytest.mark.variants("fenced-goharvest", "fenced-debezium")
 def test_a_row_that_a_delete_leaves_is_published_once_and_ends_the_harvester(desk: Bench) -> None:
     drop(desk.outbox, "DELETE")
     desk.write("one", "two")
@@ -67,6 +68,7 @@ def test_a_row_that_a_delete_leaves_is_published_once_and_ends_the_harvester(des
         assert desk.published() == ["one", "two"], "the next leader finds it in the progress"
 
 
+@pytest.mark.variants("fenced-goharvest", "fenced-debezium")
 def test_a_row_that_comes_back_after_each_delete_is_published_once(desk: Bench) -> None:
     table = desk.outbox.table
     with desk.outbox.engine().begin() as connection:
@@ -87,6 +89,7 @@ def test_a_row_that_comes_back_after_each_delete_is_published_once(desk: Bench) 
     assert desk.published() == ["one"]
 
 
+@pytest.mark.variants("fenced-goharvest", "fenced-debezium", "mark-goharvest")
 def test_a_row_that_a_delete_writes_again_under_another_number_ends_the_harvester(desk: Bench) -> None:
     outbox, table = desk.outbox, desk.outbox.table
     others = [each.name for each in outbox.tables.outbox.columns if each.name != outbox.layout.order]
@@ -106,6 +109,7 @@ def test_a_row_that_a_delete_writes_again_under_another_number_ends_the_harveste
     assert desk.published() == ["one"] * 2, "the second looked like another of the same transaction"
 
 
+@pytest.mark.variants("fenced-goharvest", "fenced-debezium", "mark-goharvest")
 def test_rows_that_are_alike_are_all_published(desk: Bench) -> None:
     values = ["same"] * 300  # of one transaction, in several batches
     desk.write(*values)
@@ -116,6 +120,7 @@ def test_rows_that_are_alike_are_all_published(desk: Bench) -> None:
 
 @pytest.mark.database
 @pytest.mark.parametrize("how", ["trigger", "rule", "row security"])
+@pytest.mark.variants("rule", "row security")
 def test_so_it_is_on_postgres(how: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     with bench(FreshOutbox.make(url_of("postgres", request, tmp_path))) as desk:
         table, user = desk.outbox.table, f"u_{desk.outbox.table}"
@@ -241,6 +246,7 @@ def test_a_trial_shows_what_is_changed(desk: Bench) -> None:
         assert any("with another key" in each for each in problems), problems
 
 
+@pytest.mark.variants("fenced-goharvest", "fenced-debezium", "mark-goharvest")
 def test_a_harvester_that_is_held_up_says_so_in_its_stats(desk: Bench) -> None:
     drop(desk.outbox, "DELETE")
     desk.write("one")

@@ -54,6 +54,7 @@ def begin_again(outbox: FreshOutbox) -> None:
                 connection.execute(text(f"TRUNCATE TABLE {table}"))
 
 
+@pytest.mark.variants("sqlite-goharvest", "sqlite-debezium")
 def test_rows_that_are_numbered_again_are_published(desk: Bench, caplog: pytest.LogCaptureFixture) -> None:
     desk.write(*OLD)
     desk.publish()
@@ -100,6 +101,7 @@ def test_so_are_those_of_every_server(
         assert desk.published() == OLD + NEW
 
 
+@pytest.mark.variants("sqlite-goharvest", "sqlite-debezium")
 def test_a_row_that_is_alike_but_for_its_time_is_another(desk: Bench) -> None:
     desk.write(*OLD)
     desk.publish()
@@ -136,6 +138,7 @@ def test_a_leader_that_runs_sees_numbers_begin_again(plain: Bench) -> None:
     assert alone.stats.began_again == 2
 
 
+@pytest.mark.variants("sqlite-goharvest", "sqlite-debezium")
 def test_numbers_that_only_rise_are_not_said_to_begin_again(
     desk: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:

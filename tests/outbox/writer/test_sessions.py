@@ -101,6 +101,9 @@ def of_driver(outbox: FreshOutbox, setting: str, given: list[OutboxRecord]) -> N
 @pytest.mark.database
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("write", [of_sqlalchemy, of_driver])
+@pytest.mark.variants(
+    "of_sqlalchemy-goharvest", "of_sqlalchemy-debezium", "of_driver-goharvest", "of_driver-debezium"
+)
 def test_what_is_written_does_not_depend_on_the_session(
     layout: str,
     write: Callable[[FreshOutbox, str, list[OutboxRecord]], None],
@@ -122,6 +125,7 @@ def test_what_is_written_does_not_depend_on_the_session(
 
 @pytest.mark.parametrize("notify", [True, False])
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+@pytest.mark.variants("sqlite-False", "postgres-False")
 def test_rows_that_the_database_drops_are_refused(
     kind: str, notify: bool, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
