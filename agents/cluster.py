@@ -102,6 +102,11 @@ def logs_of(processors: Iterable[Processor[Any, Any]], app: str) -> set[str]:
     return {topic for each in processors for topic in (*each.logs(app), each.changelog(app))}
 
 
+def outs_of(processor: Processor[Any, Any], settings: Settings) -> set[str]:
+    """Return the topics that *processor* sends results and refused records to."""
+    return {*map(str, processor.emits), settings.quarantine_topic}
+
+
 def tell(findings: Sequence[TopicFinding]) -> None:
     """Log warnings about topics; those that keep records for a time are one line, since that is nothing new
     at each start.

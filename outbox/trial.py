@@ -171,8 +171,8 @@ def _deleted(rows: OutboxRows, row: OutboxRow) -> Iterator[str]:
         )
     elif again := [each.id for each in rows.above(highest, LOOKED_ABOVE) if _is_again(each, row)]:
         yield (
-            f"a row deleted from {table} comes back as row {again[0]}: a trigger writes what is deleted to the"
-            " table again, and it would be published again and again"
+            f"a row deleted from {table} comes back as row {again[0]}: a trigger writes what is deleted to"
+            " the table again, and it would be published again and again"
         )
 
 

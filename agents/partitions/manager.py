@@ -162,7 +162,7 @@ class PartitionManager:
             name: ServedGlobal(table, self.globals) for name, table in self.globals.reads.items()
         }
         self.trimming = Trimming(settings, self.processors, self.thread, gate=gate, holdings=holdings)
-        self.topics = TopicWatch(settings, self.processors, self.thread, self)
+        self.topics = TopicWatch(settings, self.processors, self.thread, self, holdings)
         self.upgrading = Upgrading(
             settings,
             self.processors,

@@ -10,13 +10,14 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import ConsumerGroupTopicPartitions, Producer
 from confluent_kafka.admin import AdminClient, NewPartitions  # type: ignore[attr-defined]
 
 from holdfast.clients.groups.broker import BrokerGroups
 from holdfast.clients.topics.admin import Admin
 from holdfast.clients.topics.application import create_topics
 from holdfast.config import Settings
+from holdfast.core.engine.commit_notes import decode_commit_note, shortened
 from holdfast.embedded.kafka import EmbeddedKafka
 from holdfast.errors import GroupError
 from holdfast.pipeline.replay import ReplayOptions
@@ -252,6 +253,33 @@ def test_a_topic_of_results_that_was_made_again_too_gets_all_of_them(shop: Shop)
     shop.remake("totals")
     shop.admin.delete(["big"])
     shop.create()
+    shop.worker.wipe()
+    shop.run()
+    assert shop.results() == sent
+
+
+@pytest.mark.variant
+def test_a_topic_of_results_that_is_made_again_below_a_worker_gets_none_twice(shop: Shop) -> None:
+    shop.write("orders", [f"o{at}" for at in range(9)])
+    shop.run()
+    shop.admin.delete(["big"])
+    shop.create()
+
+    wanted, admin = shop.admin.topic_ids(["big"]).topics["big"], AdminClient(shop.kafka.client_config())
+
+    def is_noted() -> bool:
+        shop.write("orders", ["more"])
+        shop.run_on()
+        (asked,) = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions("shop")]).values()
+        notes = [
+            decode_commit_note(each.metadata or "") for each in asked.result(DEADLINE_S).topic_partitions
+        ]
+        return any(note is not None and note.out.get("big") == shortened(wanted) for note in notes)
+
+    wait_for("a commit that names the new topic", is_noted, DEADLINE_S, shop.worker.tail)
+    shop.worker.stop()
+    sent = shop.results()
+    shop.remake("totals")
     shop.worker.wipe()
     shop.run()
     assert shop.results() == sent

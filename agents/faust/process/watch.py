@@ -9,14 +9,13 @@ import logging
 import os
 import sys
 import threading
-from typing import Any
+from typing import Any, Protocol
 
 from mode import Service
 
 from holdfast.agents.faust.process.fold_now import global_fold_now, stack_of
 from holdfast.agents.faust.process.loop_watch import STUCK_EXIT_CODE, TICK_S, Doors, LoopWatch
 from holdfast.agents.faust.process.outages import outages
-from holdfast.agents.globals.waiting import Folding
 from holdfast.agents.partitions.manager import PartitionManager
 from holdfast.agents.partitions.upkeep.checker import StoreChecker
 from holdfast.clock import system_clock
@@ -28,14 +27,21 @@ logger = logging.getLogger(__name__)
 PROBE_EVERY_S, NOTE_EVERY_S, TOUCH_EVERY_S = 5.0, 1.0, 600.0
 
 
+class FoldOnThread(Protocol):
+    """A call that folds the table *name* on a thread."""
+
+    name: str
+    thread: int | None
+
+
 class GlobalFoldWatch:
     """Looks whether the folds of global tables return, which run on threads beside the event loop."""
 
     def __init__(self, manager: PartitionManager) -> None:
         self._manager, self._limit_s = manager, manager.settings.fold_limit_s
-        self._stood: dict[Folding, int] = {}
+        self._stood: dict[FoldOnThread, int] = {}
         """How many looks each fold has lasted; not the clock, which goes on while a process is frozen."""
-        self._told: dict[Folding, tuple[str, int]] = {}
+        self._told: dict[FoldOnThread, tuple[str, int]] = {}
         self._pauses = 0
 
     def look(self) -> str | None:
@@ -57,7 +63,7 @@ class GlobalFoldWatch:
                 return f"the fold of global table {folding.name} has not returned for {stood_s:.0f} s"
         return None
 
-    def _tell(self, folding: Folding, stood_s: float) -> None:
+    def _tell(self, folding: FoldOnThread, stood_s: float) -> None:
         frame = sys._current_frames().get(folding.thread or 0)
         try:
             at = global_fold_now(frame)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from holdfast.agents.cluster import outs_of
 from holdfast.clients.topics.admin import Admin
 from holdfast.config import Settings
 from holdfast.core.engine.state.source_ids import SOURCE_IDS_FORMAT, SourceIds
@@ -22,7 +23,7 @@ def learn_sources(settings: Settings, parts: Sequence[Partition]) -> None:
     if not parts:
         return
     logs = {part: part.processor.logs(settings.app) for part in parts}
-    outs = {part: {*map(str, part.processor.emits), settings.quarantine_topic} for part in parts}
+    outs = {part: outs_of(part.processor, settings) for part in parts}
     asked = {topic for part in parts for topic in (*logs[part], *outs[part])}
     found = Admin(settings).topic_ids(asked, there_only=True)
     for part in parts:

@@ -1,7 +1,8 @@
 """Topics that change below a running worker: one that gets more partitions, or is deleted and made again.
 
 Tables do not fit it any more, and every answer of the worker is of a part of the keys, or of a log that is
-gone.
+gone. A topic of results that is made again ends nothing: what is sent to it from then on is noted as sent to
+the new one.
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from holdfast.agents.cluster import logs_of
+from holdfast.agents.cluster import logs_of, outs_of
+from holdfast.agents.partitions.held.holdings import Holdings
 from holdfast.agents.partitions.types import RunInThread, Supervisor
 from holdfast.clients.topics.admin import Admin
 from holdfast.clients.topics.types import ClusterIds
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.errors import BrokerError, TopicError
+from holdfast.tables.partition import Partition
 
 logger = logging.getLogger(__name__)
 
@@ -33,16 +36,19 @@ class TopicWatch:
         processors: Mapping[str, Processor[Any, Any]],
         thread: RunInThread,
         supervisor: Supervisor,
+        holdings: Holdings,
     ) -> None:
         self._settings, self._processors = settings, processors
-        self._thread, self._supervisor = thread, supervisor
+        self._thread, self._supervisor, self._holdings = thread, supervisor, holdings
 
     async def run(self, started: ClusterIds) -> None:
         """Look until something has changed, or until cancelled. *started* is how the topics were."""
         if not self._processors:
             return
         admin = Admin(self._settings)
-        names = logs_of(self._processors.values(), self._settings.app)
+        processors = self._processors.values()
+        outs = {topic for each in processors for topic in outs_of(each, self._settings)}
+        names = logs_of(processors, self._settings.app) | outs
         while True:
             await asyncio.sleep(self._settings.metadata_interval_s)
             try:
@@ -56,6 +62,15 @@ class TopicWatch:
             if grown := [*grown_below(started, now, self._processors)]:
                 self._supervisor.crash(TopicError("; ".join(grown)))
                 return
+            for owned in self._holdings.owned.values():
+                learn_outs(owned.part, now, self._settings)
+
+
+def learn_outs(part: Partition, now: ClusterIds, settings: Settings) -> None:
+    """Have *part* note from now on which topics it sends to."""
+    if part.sources is not None:
+        outs = outs_of(part.processor, settings)
+        part.out = {topic: now.topics[topic] for topic in outs if topic in now.topics}
 
 
 def made_again(

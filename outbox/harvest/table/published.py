@@ -21,7 +21,7 @@ T = TypeVar("T")
 LIMIT_REMEMBERED = 50_000
 """Rows; one that comes back does so in the next take, since it is the lowest."""
 LOOKED_ABOVE = 100
-"""So many rows beyond those that are deleted are looked at for one that the DELETE wrote: services write too."""
+"""Where one is looked for that the DELETE wrote, so many more than were deleted: services write too."""
 
 
 class RowsDone:

@@ -88,6 +88,9 @@ class Tables:
         done.set_result(call(*args))
         return done
 
+    def fold(self, name: str, call: Any, *args: Any) -> asyncio.Future[Any]:
+        return self.thread(call, *args)
+
 
 def test_records_are_applied_as_they_come_and_no_more_is_fetched_than_is_needed() -> None:
     async def run() -> None:
