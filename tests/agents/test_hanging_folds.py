@@ -88,10 +88,11 @@ def test_it_is_named_with_its_record_and_ends_when_asked(
 
 @pytest.mark.variant
 def test_code_that_keeps_pythons_lock_is_ended_by_the_kernel(kafka: EmbeddedKafka, tmp_path: Path) -> None:
-    limits = {"stall_timeout_s": "2", "commit_timeout_s": "2", "rebalance_timeout_s": "10"}
+    limits = {"stall_timeout_s": "8", "commit_timeout_s": "2", "rebalance_timeout_s": "10"}
     worker = hanging(kafka, tmp_path, "lock", "fold", **limits)
+    worker.wait_said(r"hanging_shop\.py.*in hang", DEADLINE_S)
+    assert worker.running, "the stack is written long before the end"
     assert worker.wait_exit(DEADLINE_S) == -signal.SIGPROF
-    assert wait_for("the stack", lambda: worker.said(r"hanging_shop\.py.*in hang"), DEADLINE_S)
 
 
 @pytest.mark.variant

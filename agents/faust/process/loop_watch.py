@@ -2,7 +2,8 @@
 
 It says which record that is and where the fold stands, answers the web port in the loop's place, and ends the
 process: when a signal asks for that, or at the latest after `stall_timeout_s`. Code that keeps Python's lock
-stops this thread too; the kernel ends the process then, by the processor time that it has used.
+stops this thread too; the kernel then has the stacks written, and ends the process, by the processor time
+that it has used.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class LoopWatch:
         self._ticked, self._ended = threading.Event(), threading.Event()
         self._asked: list[int] = []
         """The signals that have asked the process to end, and that the event loop has not acted on."""
-        self._timed = False
+        self._timed = self._tells = False
         self.why: str | None = None
         """Why the loop stands still, while it does."""
 
@@ -79,6 +80,9 @@ class LoopWatch:
             # The default of this signal ends the process, and needs no turn of Python's for it.
             faulthandler.register(signal.SIGPROF, sys.__stderr__, all_threads=True, chain=True)
             self._timed = True
+            if signal.getsignal(signal.SIGVTALRM) == signal.SIG_DFL:
+                faulthandler.register(signal.SIGVTALRM, sys.__stderr__, all_threads=True)
+                self._tells = True
         self._watched = threading.get_ident()
         self._tick(asyncio.get_running_loop())
         threading.Thread(target=self._run, name="holdfast-watch", daemon=True).start()
@@ -91,12 +95,16 @@ class LoopWatch:
         self._ticked.set()
         if self._timed:
             signal.setitimer(signal.ITIMER_PROF, self._stall_s + LOCKED_S)
+        if self._tells:  # where this thread has its turns, it tells first
+            signal.setitimer(signal.ITIMER_VIRTUAL, self._limit_s + LOCKED_S)
 
     def end(self) -> None:
         """Watch no more."""
         self._ended.set()
         if self._timed:
             signal.setitimer(signal.ITIMER_PROF, 0)
+        if self._tells:
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
 
     # -- signals
 
