@@ -99,9 +99,9 @@ class Worker(faust.Worker):
         escape_what_is_not_shown()  # before the banner, which has letters that no ASCII has
         super().__init__(*arguments, **options)
 
-    def _say(self, msg: str, *arguments: Any, **options: Any) -> None:
+    def _say(self, msg: str, file: Any = None, end: str = "\n", **kwargs: Any) -> None:
         if self.app.settings.log_format != "json":  # of which each line is an object
-            super()._say(msg, *arguments, **options)
+            super()._say(msg, file, end, **kwargs)
 
     async def start(self) -> None:
         """Start everything; an operating error ends the worker as a crash does."""

@@ -370,7 +370,15 @@ OVERRIDDEN: dict[type, tuple[type, set[str]]] = {
     stock_tables.StockTable: (faust.Table, {"send_changelog", "on_key_set"}),
     leaving.Worker: (
         faust.Worker,
-        {"__init__", "start", "_crash", "on_setup_root_logger", "stop_and_shutdown", "_shutdown_loop"},
+        {
+            "__init__",
+            "start",
+            "_crash",
+            "_say",
+            "on_setup_root_logger",
+            "stop_and_shutdown",
+            "_shutdown_loop",
+        },
     ),
     recovery.ManagedTables: (
         TableManager,
