@@ -7,13 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, KafkaError
+from confluent_kafka import Consumer, KafkaError, Producer
 
 from holdfast.embedded.kafka import EmbeddedKafka
 from tests.embedded.clients.go_suites import FRANZ_GO, KADM, SARAMA, program_of
 from tests.support.patience import SCENARIO_S
-
-pytestmark = [pytest.mark.variant, pytest.mark.process]
 
 HERE = Path(__file__).parent
 STRATEGIES = ("range", "roundrobin", "sticky")
@@ -77,6 +75,22 @@ def committed(bootstrap: str, topic: str, partitions: int) -> Iterator[bytes | N
     consumer.close()
 
 
+def test_only_what_was_committed_counts() -> None:
+    """What programs are judged by leaves out an aborted transaction."""
+    with EmbeddedKafka() as kafka:
+        kafka.create_topic("to-checked", partitions=1)
+        producer = Producer({"bootstrap.servers": kafka.bootstrap, "transactional.id": "checked"})
+        producer.init_transactions(SCENARIO_S)
+        for value, end in ((b"kept", producer.commit_transaction), (b"dropped", producer.abort_transaction)):
+            producer.begin_transaction()
+            producer.produce("to-checked", value, partition=0)
+            producer.flush(SCENARIO_S)
+            end(SCENARIO_S)
+        assert [*committed(kafka.bootstrap, "to-checked", 1)] == [b"kept"]
+
+
+@pytest.mark.variant
+@pytest.mark.process
 def test_sarama_copies_exactly_once_in_groups_of_two(tmp_path: Path) -> None:
     with EmbeddedKafka() as kafka:
         program = program_of(HERE / "SaramaClient.go", (SARAMA,), tmp_path)
@@ -86,6 +100,8 @@ def test_sarama_copies_exactly_once_in_groups_of_two(tmp_path: Path) -> None:
             assert found == sorted(b"%d" % number for number in range(200))
 
 
+@pytest.mark.variant
+@pytest.mark.process
 def test_kadm_administers_a_broker(tmp_path: Path) -> None:
     with EmbeddedKafka(acls=(), allow_if_no_acl=True) as kafka:
         program = program_of(HERE / "KadmClient.go", (FRANZ_GO, KADM), tmp_path)
