@@ -33,7 +33,8 @@ from holdfast.clock import system_clock
 from holdfast.errors import JarError
 
 # In parts, since what is published is searched for the hosts of registries.
-CENTRAL = f"https://{'.'.join(('repo1', 'maven', 'org'))}/maven2"
+_HOST = ("repo1", "maven", "org")
+CENTRAL = f"https://{'.'.join(_HOST)}/maven2"
 REPOSITORY = "HOLDFAST_MAVEN_REPOSITORY"
 IDLE_S = 30.0
 """How long a server may send nothing before the connection is given up."""

@@ -106,7 +106,9 @@ def test_a_fold_that_does_not_return_ends_the_worker(application: MakeApplicatio
     assert producer.flush(DEADLINE_S) == 0
     code = worker.wait_exit(DEADLINE_S)
     assert code == 70
-    assert worker.said("the event loop has stood still for .* s: a fold that does not return"), worker.tail()
+    assert worker.said(r"the event loop has stood still for .* s: a fold \(.* partition 0, offset \d+\)"), (
+        worker.tail()
+    )
     assert worker.said(r"counting\.py.* in fold"), "the log does not tell which fold"
 
 

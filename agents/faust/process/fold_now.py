@@ -128,7 +128,7 @@ def _of_several(call: FrameType, inner: FrameType | None) -> tuple[str, int | No
     source = batch.order[at]
     portion = batch.portions[source]
     number = sum(1 for each in batch.order[:at] if each == source)
-    return folder._folds[source].source.topic, int(portion.batch.offsets[number])
+    return str(folder._folds[source].source.topic), int(portion.batch.offsets[number])
 
 
 def _code(function: Callable[..., Any]) -> CodeType | None:

@@ -35,7 +35,7 @@ def reading(
             " name the topic as text"
         )
     decoder, takes = decoder_of(found.serde)
-    return found.topic, decoder, takes, found
+    return found.declared, decoder, takes, found
 
 
 def warn_of_append_time(whose: str, *sources: Source[Any]) -> None:

@@ -563,7 +563,7 @@ def _as_is(serde: Serde[Any]) -> Any:
 def _one(source: Source[Any], out: Stream[Any], stays: bool) -> dict[str, Any]:
     """Return what a step of one source declares besides its fold."""
     return {
-        "source": source.topic,
+        "source": source.declared,
         "decode": _record_of(source),
         "inputs": _INPUTS,
         "emits": (out,),

@@ -125,6 +125,7 @@ def test_topics_and_lake_here_and_on_spark_give_one_table(
         kit = list(recorded_runs(topology))
         assert topology.timers(processor, clock="event", partition=0)
         assert topology.read("silent")
+        assert {each.error for each in topology.refused} == {"ValueError"}
     assert [each.digest for each in kit] == [each.digest for each in found[0].partitions]
     assert EVENT in {key[:1] for key, _ in found[0].state(0)}
 

@@ -25,6 +25,7 @@ from holdfast.core.engine.declared.sources import (
     FoldColumns,
     FoldWith,
     Input,
+    RawSource,
     Readable,
     Source,
     SourceFold,
@@ -349,7 +350,7 @@ class Processor(Generic[E, R]):
                 f"{str(found.topic)!r} has a serde, which decodes its values: leave out {what}, or name the"
                 " topic as text"
             )
-        object.__setattr__(self, "source", found.topic)
+        object.__setattr__(self, "source", found.declared)
         decoder, takes = decoder_of(found.serde)
         object.__setattr__(self, "decode", decoder)
         object.__setattr__(self, "inputs", takes)
@@ -704,7 +705,9 @@ def require_alike_steps(processors: Iterable[Processor[Any, Any]]) -> None:
         if isinstance(topic, Stream) and topic.step
     }
     for each in processors:
-        for topic in (*each._sources, *each.kept_whole):
+        sources = [source for source in each.on or () if not isinstance(source, RawSource)]
+        names = (each.source, *(source.declared for source in sources), *each.kept_whole)
+        for topic in names:
             if topic in written and isinstance(topic, DeclaredTopic):
                 whose = f"processor {each.name}: source {str(topic)!r}"
                 require_alike(whose, (topic.serde, topic.key), written[topic])

@@ -17,7 +17,7 @@ from zlib import crc32
 from holdfast.core.engine.batches import Batch
 from holdfast.core.engine.declared.declaring import is_serde, is_topic
 from holdfast.core.engine.declared.durations import duration_ms
-from holdfast.core.engine.declared.retention import DeclaredTopic, kept_ms
+from holdfast.core.engine.declared.retention import DeclaredTopic, declared_ms, kept_ms
 from holdfast.core.engine.declared.serdes import Serde, Text, alike, decode_all, framing, of_topic
 from holdfast.core.engine.declared.streams import Internal, Stream
 from holdfast.core.engine.emits import Emits
@@ -142,8 +142,16 @@ class Source(Generic[T]):
         name, keeps_ms = str(self.topic), kept_ms(self.topic, self.retention, whose)
         object.__setattr__(self, "serde", of_topic(self.serde, name, "value"))
         object.__setattr__(self, "key", of_topic(self.key, name, "key"))
-        if not isinstance(written, Internal):
-            object.__setattr__(self, "topic", DeclaredTopic(name, self.serde, self.key, keeps_ms))
+        if written is None:
+            kept = name if keeps_ms is None else DeclaredTopic(name, self.serde, self.key, keeps_ms)
+            object.__setattr__(self, "topic", kept)
+
+    @property
+    def declared(self) -> str:
+        """Return the topic's name, with what the source says of it where it is no internal topic."""
+        if isinstance(self.topic, Internal):
+            return self.topic
+        return DeclaredTopic(str(self.topic), self.serde, self.key, declared_ms(self.topic))
 
     @property
     def reads_time(self) -> Callable[[T], int] | None:

@@ -337,7 +337,8 @@ class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
             assert portion is not None
             done[source] += 1
             offset, reached_ms = portion.batch.offsets[at], portion.reached_ms[at]
-            place, told = (each.source.topic, offset), partial(_told, each, portion.batch.slice(at, at + 1))
+            place = str(each.source.topic), offset
+            told = partial(_told, each, portion.batch.slice(at, at + 1))
             time = partial(_event_ms, each)
             yield from self._careful_record(rows, place, reached_ms, told, self._plain[source], time)
             self._reach(source, offset, reached_ms)
