@@ -59,8 +59,9 @@ class SparingLog:
             self._since[text] = last_s, left_out + 1
             return
         self._since[text] = now_s, 0
-        more = f" (and {left_out} more)" if left_out else ""
-        self._logger.warning(text + more, *([fields] if fields else []))
+        line = f"{text} (and %(left_out)s more)" if left_out else text
+        told = {**fields, "left_out": left_out}
+        self._logger.warning(line, told)
 
 
 sparing = SparingLog(logging.getLogger("holdfast.embedded.serving"))
