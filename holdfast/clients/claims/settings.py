@@ -117,7 +117,7 @@ def _built(
     if "delivery" in member:
         member["delivery"] = _delivery(member["delivery"])
     if "auto_offset_reset" in member:
-        member["auto_offset_reset"] = OffsetReset(member["auto_offset_reset"])
+        member["auto_offset_reset"] = _offset_reset(member["auto_offset_reset"])
     member.setdefault("instance_id", uuid.uuid4().hex[:8])
     engine = EngineSettings(**parts[EngineSettings])
     wanted = _claimed(tuple(topics), engine, member)
@@ -139,7 +139,7 @@ def _of_wrong_type(given: Mapping[str, Any]) -> str | None:
     "heartbeat_interval_s cannot be '3': Expected `float`, got `str`"
     """
     for name, value in given.items():
-        if name == "delivery":  # told by its choices
+        if name in ("delivery", "auto_offset_reset"):  # told by their choices
             continue
         try:
             msgspec.convert(value, _TYPES[name])
@@ -181,6 +181,14 @@ def _claimed(topics: tuple[str, ...], engine: EngineSettings, member: Mapping[st
     if member.get("balanced") and any(topic.startswith("^") for topic in topics):
         raise ConfigError(f"lanes and the pattern {topics[0]}: lanes are of topics known by name; name them")
     return ClaimNames(engine.lanes).all(topics)
+
+
+def _offset_reset(given: object) -> OffsetReset:
+    try:
+        return OffsetReset(given)  # type: ignore[arg-type]
+    except ValueError:
+        choices = ", ".join(repr(each.value) for each in OffsetReset)
+        raise ConfigError(f"auto_offset_reset {given!r:.100}: write one of {choices}") from None
 
 
 def _delivery(value: object) -> Delivery:
