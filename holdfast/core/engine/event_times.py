@@ -11,6 +11,8 @@ from holdfast.errors import FutureTimeError
 
 DEFAULT_AHEAD_MS = 86_400_000
 NO_LIMIT_MS = 1 << 62
+FIRST_APPEND_MS = 10**12
+"""No broker has appended a record before (2001): an earlier append time is that of a test, or of none."""
 _unbounded = False
 
 
@@ -38,9 +40,9 @@ def limit_of(read: Callable[[Any], int] | None) -> tuple[int, bool]:
 
 def is_ahead(at_ms: int, append_ms: int, limit_ms: int) -> bool:
     """Return whether an event time is further ahead of its append time than *limit_ms*; False where the
-    record has no append time.
+    record has no append time of a broker's.
     """
-    return at_ms - append_ms > limit_ms and append_ms >= 0 and not _unbounded
+    return at_ms - append_ms > limit_ms and append_ms >= FIRST_APPEND_MS and not _unbounded
 
 
 def check_ahead(topic: str, at_ms: int, append_ms: int, limit_ms: int, *, holds: bool) -> bool:

@@ -23,8 +23,8 @@ from holdfast.core.engine.declared.serdes import (
 )
 from holdfast.core.engine.declared.sources import (
     SKIPPED,
-    DecoderInput,
     FoldWith,
+    Input,
     RawSource,
     Readable,
     Source,
@@ -50,7 +50,7 @@ class NoRow(msgspec.Struct, frozen=True):
     """The row type of what keeps no rows."""
 
 
-_INPUTS: tuple[DecoderInput, ...] = ("value", "key", "headers", "partition", "timestamp")
+_INPUTS: tuple[Input, ...] = ("value", "key", "headers", "partition")
 
 
 class Step(Processor[Any, NoRow], Generic[T]):
@@ -103,25 +103,30 @@ class Step(Processor[Any, NoRow], Generic[T]):
         """Return what follows the sources' watermarks; None where no event time is known."""
         return StepClock(self._times, stored) if self._tells else None
 
-    def told_by(self, clock: StepClock, *columns: Any) -> Any:
+    def told_by(self, clock: StepClock, append_ms: int, *columns: Any) -> Any:
         """Return a record, with the header of its origin; SKIPPED for a mark."""
-        value, key, headers, partition, append_ms = columns
+        value, key, headers, partition = columns
         if is_mark(headers):
             clock.mark(0, mark_of(headers))
             return SKIPPED
         event = self.decode(*columns)[0]
         return event, value, key, clock.told(0, event, headers, partition, append_ms), partition
 
-    def send_all(self, columns: Sequence[Sequence[Any]], clock: StepClock | None = None) -> list[Emit]:
-        """Return what the step sends for records in columns."""
+    def send_all(
+        self,
+        columns: Sequence[Sequence[Any]],
+        clock: StepClock | None = None,
+        append_times: Sequence[int] = (),
+    ) -> list[Emit]:
+        """Return what the step sends for records in columns; with a *clock* they have *append_times*."""
         if isinstance(self.fold, _By) and (clock is None or not self.meets_marks):
-            return self.fold.send_all(columns, clock)
+            return self.fold.send_all(columns, clock, append_times)
         fold, none = self.fold, cast("Rows[NoRow]", None)  # there are none, and it looks at none
         # Held against the columns: a decoder that raises StopIteration would end the rest without a word.
         if clock is None:
             read = zip(map(self.decode, *columns), columns[0], strict=True)
             return [emit for record, _ in read for emit in fold(none, record, -1) or ()]
-        told = zip(map(partial(self.told_by, clock), *columns), columns[0], strict=True)
+        told = zip(map(partial(self.told_by, clock), append_times, *columns), columns[0], strict=True)
         return [emit for record, _ in told if record is not SKIPPED for emit in fold(none, record, -1) or ()]
 
     def _declare(self, **declared: Any) -> None:
@@ -482,14 +487,16 @@ class _By:
             return None
         return (Emit(self._topic, self._encode_key(key), value, without_ids(headers, KEY_ID)),)
 
-    def send_all(self, columns: Sequence[Sequence[Any]], clock: StepClock | None = None) -> list[Emit]:
-        values, _, all_headers, partitions, times = columns
+    def send_all(
+        self, columns: Sequence[Sequence[Any]], clock: StepClock | None, append_times: Sequence[int]
+    ) -> list[Emit]:
+        values, _, all_headers, partitions = columns
         topic, encode_key, read, by = self._topic, self._encode_key, self._read, self._by
         told = values if self._frames is None else map(self._frames, values, all_headers)
         if clock is not None:
             events = [read(value) for value in told]
             kept = [without_ids(each, KEY_ID) for each in all_headers] if any(all_headers) else all_headers
-            sent = zip(events, values, clock.told_all(events, kept, partitions, times), strict=True)
+            sent = zip(events, values, clock.told_all(events, kept, partitions, append_times), strict=True)
             return [
                 Emit(topic, encode_key(key), value, headers)
                 for event, value, headers in sent
@@ -575,9 +582,7 @@ def _record_of(source: Source[Any]) -> Callable[..., Record]:
     """Return what makes a step's record of the columns of a source."""
     read, frames = source.serde.decode, framing(source.serde)
 
-    def decode(
-        value: bytes | None, key: bytes | None, headers: Headers, partition: int, append_ms: int
-    ) -> Record:
+    def decode(value: bytes | None, key: bytes | None, headers: Headers, partition: int) -> Record:
         event = read(value if frames is None else frames(value, headers))
         return event, value, key, headers, partition
 

@@ -556,13 +556,18 @@ class Processor(Generic[E, R]):
         """
         return False
 
-    def send_all(self, columns: Sequence[Sequence[Any]], clock: StepClock | None = None) -> list[Emit]:
+    def send_all(
+        self,
+        columns: Sequence[Sequence[Any]],
+        clock: StepClock | None = None,
+        append_times: Sequence[int] = (),
+    ) -> list[Emit]:
         """Return what a stateless step sends for records in columns, as its decoder and fold would one by
-        one; with the header of its origin where there is a *clock*.
+        one; with the header of its origin where there is a *clock*, of which records have *append_times*.
         """
         raise NotImplementedError("only steps send without rows")
 
-    def told_by(self, clock: StepClock, *columns: Any) -> Any:
+    def told_by(self, clock: StepClock, append_ms: int, *columns: Any) -> Any:
         """Return the event of one record of a step as its decoder does, with the header of its origin;
         SKIPPED for a mark.
         """

@@ -176,12 +176,13 @@ class Folder(SteppingFolder[R, Batch, Changes]):
     def _fast_step(self, batch: Batch) -> int:
         marks = self._marks(batch)
         if self.processor.stateless:
-            columns = self._columns(batch)
+            columns, append_times = self._columns(batch), batch.times_ms
             if marks is not None:
                 columns = tuple(
                     [each for each, mark in zip(column, marks, strict=True) if not mark] for column in columns
                 )
-            self._emits += self.processor.send_all(columns, self.clock)
+                append_times = [at for at, mark in zip(append_times, marks, strict=True) if not mark]
+            self._emits += self.processor.send_all(columns, self.clock, append_times)
             self.stream_ms = max(self.stream_ms, *batch.times_ms)
             return batch.records
         rows, fold, emit, now_ms = self.rows, self._call, self._emits.extend, self.stream_ms
@@ -216,8 +217,10 @@ class Folder(SteppingFolder[R, Batch, Changes]):
         decode, fold = self.processor.decode, self.processor.fold
         columns, marks, clock = self._columns(batch), self._marks(batch), self.clock
         if clock is not None:
-            decode, fold = partial(self.processor.told_by, clock), unless_skipped(fold)
+            fold = unless_skipped(fold)
         for at, (offset, at_ms) in enumerate(zip(batch.offsets, batch.times_ms, strict=True)):
+            if clock is not None:
+                decode = partial(self.processor.told_by, clock, at_ms)
             told = partial(_decoded, decode, [column[at] for column in columns])
             if marks is not None and marks[at]:
                 yield from self._careful_record(rows, ("", offset), at_ms, _skipped, _nothing, _no_time)
