@@ -207,7 +207,7 @@ class BatchConsumer(driver.Consumer):
         """
         self._folded: set[TP] = set()
         """Source partitions that this worker folds."""
-        self._read_topics = ReadTopics(self.manager.settings)
+        self._read_topics = ReadTopics(self.app.settings)
         self._noted: dict[TP, str] = {}
         """What was committed last beside the offsets of what is folded."""
         self._agents_next: dict[TP, int] = {}

@@ -274,9 +274,7 @@ class OutboxRows:
             else:
                 column = self.database.dialect.identifier_preparer.quote("id")
                 among, given = f"{column} IN ({', '.join(map(_quoted, ids))})", {}
-                if (
-                    self.database.dialect.name == "sqlite"
-                ):  # a number or a blob is no text that was read of it
+                if self.database.dialect.name == "sqlite":  # a number or blob is not the text read of it
                     among = f"({among} OR typeof({column}) <> 'text')"
             deleted += self._delete(self._outbox, self._order, own, among, given)
         if len(done) < len(rows):  # of rows that say nothing of when they were created
