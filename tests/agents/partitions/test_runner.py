@@ -64,7 +64,7 @@ class Part:
     `transactions`, and in `kept` once it is here.
     """
 
-    changelog, choices_topic, partition, fenced_in = "log", "choices", 0, True
+    changelog, choices_topic, partition, fenced_in, sources = "log", "choices", 0, True, None
 
     def __init__(self, processor: Processor[bytes, int] = COUNT) -> None:
         self.processor, self.folder = processor, Folder(processor, DictStore())
