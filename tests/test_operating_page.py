@@ -108,11 +108,16 @@ def families(page: str) -> list[Metric]:
     return [family for family in text_string_to_metric_families(page) if family.name.startswith(OURS)]
 
 
+OF_STEPS = {"holdfast_watermark_lag_seconds": {"origin", "partition", "table", "topic"}}
+"""Metrics of windows and joins behind steps, which the fleet of this test has not, with their labels."""
+
+
 def metrics_table(page: str) -> str:
     """Return the metrics of a worker's page."""
     lines = ["| Metric | Type | Labels | Meaning |", "|---|---|---|---|"]
     for family in families(page):
-        labels = sorted({label for sample in family.samples for label in sample.labels} - {"le"})
+        shown_labels = {label for sample in family.samples for label in sample.labels}
+        labels = sorted((shown_labels or OF_STEPS.get(family.name, set())) - {"le"})
         name = f"{family.name}_total" if family.type == "counter" else family.name
         lines.append(f"| `{name}` | {family.type} | {', '.join(labels)} | {family.documentation} |")
     return "\n".join([*lines, ""])
@@ -128,7 +133,8 @@ def test_the_table_of_metrics_is_what_a_worker_tells(broker: SessionBroker, tmp_
 
         def complete() -> str | None:
             page = first.ask("/metrics")[1]
-            return page if families(page) and all(family.samples for family in families(page)) else None
+            found = [family for family in families(page) if family.name not in OF_STEPS]
+            return page if found and all(family.samples for family in found) else None
 
         page = wait_for("a sample of every metric", complete, DEADLINE_S, first.tail)
     finally:
