@@ -702,7 +702,7 @@ BEGIN, END = "<!-- drawn from tests/test_imports.py -->\n", "<!-- end -->\n"
 def drawn() -> str:
     """Return the two tables as docs/DESIGN.md shows them:
 
-    `python -P -m tests.test_imports` writes them there.
+    `PYTHONPATH=. python -P -m tests.test_imports` writes them there.
     """
     out = ["| Room | may import of holdfast | and of these packages |", "|---|---|---|"]
     for room, allowed in ROOMS.items():
@@ -728,7 +728,7 @@ def redrawn(page: str) -> str:
 
 def test_the_design_page_shows_these_tables() -> None:
     page = (ROOT / "docs" / "DESIGN.md").read_text()
-    assert page == redrawn(page), "run python -P -m tests.test_imports"
+    assert page == redrawn(page), "run PYTHONPATH=. python -P -m tests.test_imports"
 
 
 def class_names(sources: Mapping[str, str]) -> dict[str, list[str]]:
