@@ -399,7 +399,7 @@ class _Page(Collector):
             labelled = (*place, replica.role)
             serving.add_metric(labelled, int(replica.serving))
             if replica.active:
-                standing.add_metric(place, int(replica.standing is not None))
+                standing.add_metric(place, int(replica.stalled is not None))
                 for topic, origin, lag_s in replica.held_back:
                     held_back.add_metric((*place, topic, origin), lag_s)
             applied.add_metric(labelled, replica.applied)

@@ -81,7 +81,7 @@ class Replica(Protocol):
         ...
 
     @property
-    def standing(self) -> str | None:
+    def stalled(self) -> str | None:
         """Return why an active partition is not folded further: it waits for what its fold needs, or for a
         person.
         """

@@ -7,10 +7,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from functools import lru_cache
 from itertools import islice
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from holdfast.core.engine.declared.partitioners import of_key
 from holdfast.core.engine.declared.processor import Emit
@@ -29,8 +30,6 @@ from holdfast.tables.lived import Within
 from holdfast.tables.marks import StepMarks
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 TURN_EMITS = 256
 """After so many emits others of the event loop may have their turn: a look at the clock costs as much as one
@@ -61,16 +60,15 @@ class ChangelogWriter:
         self._place, self._producer = (changelog, partition), producer
 
     async def fence(self, timeout_s: float) -> None:
-        """Raise this id's epoch.
+        """Raise this id's epoch: the broker aborts an older owner's open transaction and refuses it from then
+        on.
 
-        From here on the broker refuses every older owner, whose open transaction is aborted first.
+        Raises BrokerError when that is not settled in time.
         """
-        await self._within(timeout_s, self._fence(), f"cannot fence {self._producer.transactional_id}")
-
-    async def _fence(self) -> None:
         changelog, partition = self._place
-        await self._producer.fence()
-        await self._producer.partitions(changelog, more_than=partition)
+        async with self._settled_within(timeout_s, f"cannot fence {self._producer.transactional_id}"):
+            await self._producer.fence()
+            await self._producer.partitions(changelog, more_than=partition)
 
     async def write(
         self, changes: Changes, extra: Sequence[Emit], timeout_s: float, marks: StepMarks | None = None
@@ -90,43 +88,36 @@ class ChangelogWriter:
     async def write_parts(self, parts: Callable[[], Iterable[ChangelogPart]], timeout_s: float) -> int:
         """Write one transaction that need not be in memory as a whole; otherwise as `write`.
 
-        *parts* gives it from its beginning each time it is asked; the last record of the last part is the
+        *parts* yields it from its beginning each time it is called; the last record of the last part is the
         marker.
         """
-        return await self._within(
-            timeout_s, self._write(parts), f"{self._producer.transactional_id}: transaction failed"
-        )
+        producer, changelog_next = self._producer, 0
+        async with self._settled_within(timeout_s, f"{producer.transactional_id}: transaction failed"):
+            while True:
+                try:
+                    for part in parts():
+                        changelog_next = await self._append(part)
+                    await producer.end(commit=True)
+                except UndeliverableError:
+                    await producer.end(commit=False)
+                    raise
+                except AbortableError as error:
+                    logger.warning(
+                        "transaction of %(producer)s aborted; writing it again: %(error)s",
+                        {"producer": producer.transactional_id, "error": error},
+                    )
+                    producer.why = error
+                    await producer.end(commit=False)
+                    await asyncio.sleep(_BACKOFF_S)
+                else:
+                    return changelog_next
 
-    async def _write(self, parts: Callable[[], Iterable[ChangelogPart]]) -> int:
-        producer = self._producer
-        while True:
-            try:
-                changelog_next = 0
-                for part in parts():
-                    changelog_next = await self._append(part)
-                await producer.end(commit=True)
-            except UndeliverableError:
-                await producer.end(commit=False)
-                raise
-            except AbortableError as error:
-                logger.warning(
-                    "transaction of %(producer)s aborted, trying again: %(error)s",
-                    {"producer": producer.transactional_id, "error": error},
-                )
-                producer.why = error
-                await producer.end(commit=False)
-                await asyncio.sleep(_BACKOFF_S)
-            else:
-                return changelog_next
-
-    async def _within(self, timeout_s: float, work: Coroutine[Any, Any, T], what: str) -> T:
-        """Return what *work* does; BrokerError when it has not ended in time:
-
-        *what* failed, and what was answered last.
-        """
+    @asynccontextmanager
+    async def _settled_within(self, timeout_s: float, what: str) -> AsyncIterator[None]:
+        """Raise BrokerError, with the broker's last answer, unless the block has ended after *timeout_s*."""
         try:
             async with Within(timeout_s):
-                return await work
+                yield
         except TimeoutError as error:
             raise BrokerError(
                 f"{what}: not settled within {timeout_s:g} s: {self._producer.why}; is the broker reachable?"
@@ -186,21 +177,19 @@ class ChangelogWriter:
         return _ByPartition(_key_partitions(partitions), records, [each.append for each in records])
 
     async def disown(self, timeout_s: float) -> None:
-        """Replace the position marker by a tombstone: what is on this changelog is not a state.
+        """Replace the position marker by a tombstone, since this changelog does not hold a state.
 
-        Best effort.
+        A failure is logged and not raised.
         """
         try:
-            await self._within(timeout_s, self._disown(), "tombstone not written")
+            async with self._settled_within(timeout_s, "tombstone not written"):
+                await self._producer.append({self._place: [(APPLIED, None, _NO_HEADERS)]})
+                await self._producer.end(commit=True)
         except (BrokerError, FencedError, AbortableError) as error:
             logger.error(
                 "cannot disown %(topic)s partition %(partition)d: %(error)s",
                 {"topic": self._place[0], "partition": self._place[1], "error": error},
             )
-
-    async def _disown(self) -> None:
-        await self._producer.append({self._place: [(APPLIED, None, _NO_HEADERS)]})
-        await self._producer.end(commit=True)
 
     async def close(self) -> None:
         """Close the connections. An open transaction is left to the next owner's fence or to its timeout."""

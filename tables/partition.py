@@ -174,7 +174,7 @@ class Partition:
         self._held: dict[bytes, bytes | None] = {}
         self._torn = False
         self._objection: ChangelogError | None = None
-        self.standing: str | None = None
+        self.stalled: str | None = None
         """Why its owner does not fold it further, None while it does; kept by its runner."""
         self.restored_records = 0
         """Changelog records read since the store was opened."""
@@ -462,7 +462,7 @@ class Partition:
     def stand_by(self) -> None:
         """Stop folding: drop the fold's state; what is committed stays. The writer is closed before."""
         assert self._writer is None, "close the writer first"
-        self.role, self._folder, self.recorded, self.standing = PartitionRole.STANDBY, None, [], None
+        self.role, self._folder, self.recorded, self.stalled = PartitionRole.STANDBY, None, [], None
         self.marks = None
         self._handover = self._recovered = self._barrier = None  # another may come past it meanwhile
         self.note_source_ends({}, UNKNOWN)
@@ -524,7 +524,7 @@ class Partition:
         marks.begin(changes.reached)
         return marks
 
-    async def let_go(self, at_end: frozenset[int], timeout_s: float) -> None:
+    async def mark_idle(self, at_end: frozenset[int], timeout_s: float) -> None:
         """Tell all partitions of a step's topics how far it has come where the sources *at_end* stay at the
         ends of their logs: with all of them, that it holds no stream time back.
 

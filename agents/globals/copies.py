@@ -59,7 +59,7 @@ class GlobalsHost(Protocol):
     processors: dict[str, Processor[Any, Any]]
 
     @property
-    def held(self) -> dict[tuple[str, int], str]: ...
+    def stalled(self) -> dict[tuple[str, int], str]: ...
 
     @property
     def skipping(self) -> Skipped: ...
@@ -135,7 +135,7 @@ class GlobalCopies:
         return Waiting(self._host.settings.later_timeout_s, system_clock.monotonic_s, self._pause)
 
     def _waits(self, why: str) -> None:
-        self._host.held[ALL] = why
+        self._host.stalled[ALL] = why
 
     def store(self, name: str) -> GlobalStore:
         """Return an empty store for a copy. Blocks."""
@@ -342,9 +342,9 @@ class GlobalCopies:
         """Report an unreadable batch in readiness: folds would go on and never see the records behind it."""
         self.why = unreadable or ""
         if unreadable is None:
-            self._host.held.pop(ALL, None)
+            self._host.stalled.pop(ALL, None)
         else:
-            self._host.held[ALL] = f"global tables stand still: {unreadable}"
+            self._host.stalled[ALL] = f"global tables are stalled: {unreadable}"
 
     async def close(self) -> None:
         """Remove the copies, after all folds have ended."""

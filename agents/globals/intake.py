@@ -21,7 +21,7 @@ class GlobalIntakeHost(Protocol):
     """What the intake asks of the manager."""
 
     @property
-    def held(self) -> dict[tuple[str, int], str]:
+    def stalled(self) -> dict[tuple[str, int], str]:
         """Return why partitions stand still, by partition."""
         ...
 
@@ -68,7 +68,7 @@ class GlobalIntake:
     def _let_on(self) -> None:
         if self._holding:
             self._holding = False
-            self._host.held.pop(self._held, None)
+            self._host.stalled.pop(self._held, None)
 
     def _see(self, merger: Merger, vectors: tuple[Vector, ...]) -> bool:
         self._forget_history()
@@ -97,7 +97,7 @@ class GlobalIntake:
     def _hold(self, why: str) -> None:
         self._holding = True
         name, partition = self._held
-        self._host.held[self._held] = f"{name} partition {partition} waits: {why}"
+        self._host.stalled[self._held] = f"{name} partition {partition} waits: {why}"
 
     def admits(self, stretch: Stretch) -> bool:
         """Return whether a stretch can be folded now: not a recorded choice whose positions are not

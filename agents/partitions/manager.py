@@ -124,7 +124,7 @@ class PartitionManager:
             clock=clock,
         )
         self.readiness = Readiness(self.membership, self.feed, self.skipping.why)
-        self.held = self.readiness.held
+        self.stalled = self.readiness.stalled
         self.adoption = Adoption(
             settings,
             self,

@@ -23,9 +23,8 @@ class Readiness:
         self._membership, self._feed, self._refusals = membership, feed, refusals
         self.why = "starting: reading the cluster's topics"
         """Why this worker does not fold at all, while it does not."""
-        self.held: dict[Held, str] = {}
-        """Why partitions stand still though they are this worker's: a person has to do something, and no
-        restart would.
+        self.stalled: dict[Held, str] = {}
+        """Why partitions of this worker are stalled: a person has to act, and no restart would help.
         """
 
     def unready(
@@ -56,7 +55,7 @@ class Readiness:
         if standing := [
             *behind,
             *building,
-            *self.held.values(),
+            *self.stalled.values(),
             *map(self._unreadable, self._feed.standing.values()),
             *map(NO_TOPIC.format, awaited),
         ]:

@@ -42,8 +42,8 @@ class AssignmentPlan:
 class FoldLimits:
     """What bounds one transaction of a partition, and what becomes of records that it refuses.
 
-    *quarantine_limit* is how many records in a row may be refused before the partition stands still; 0 for
-    any. *later_timeout_s* is how long it may wait for what its fold needs.
+    *quarantine_limit* is how many records in a row may be refused before the partition stalls; 0 for any.
+    *later_timeout_s* is how long it may wait for what its fold needs.
     """
 
     transaction_bytes: int
@@ -194,8 +194,8 @@ class RunnerHost(Protocol):
     def feed(self) -> HoldingFeed: ...
 
     @property
-    def held(self) -> dict[Held, str]:
-        """Return why partitions stand still, by partition: runners write it."""
+    def stalled(self) -> dict[Held, str]:
+        """Return why partitions are stalled, by partition: runners write it."""
         ...
 
     @property

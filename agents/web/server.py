@@ -359,7 +359,7 @@ class _Tables:
                     **({} if replica.role != "earlier" else {"version": replica.processor.version}),
                     "role": replica.role,
                     "serving": replica.serving,
-                    **({} if replica.standing is None else {"standing": replica.standing}),
+                    **({} if replica.stalled is None else {"standing": replica.stalled}),
                     **as_of(replica),
                     "stream_ms": replica.stream_ms,
                     "approximate_rows": replica.approximate_rows(),
@@ -537,7 +537,7 @@ class _Tables:
             "offset_timeout",
             f"{table}/{partition} is at offset {reached_to}, not yet {shown_offsets(wanted)} after"
             f" {terms.timeout_ms} ms; "
-            + (replica.standing or "ask again, or see whether its worker keeps up (kafka_consumergroup_lag)"),
+            + (replica.stalled or "ask again, or see whether its worker keeps up (kafka_consumergroup_lag)"),
         )
 
     def _declaring(self, asked: str) -> Processor[Any, Any] | None:

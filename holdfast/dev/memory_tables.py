@@ -39,7 +39,7 @@ class MemoryReplica:
         self.applied, self.stream_ms, self.source_end, self.current_ms = NOTHING_APPLIED, -1, UNKNOWN, UNKNOWN
         self.changelog_next, self.changelog_end = 0, UNKNOWN
         self.is_earlier = False
-        self.standing: str | None = None
+        self.stalled: str | None = None
         self.partial: dict[str, int] = {}
         self.rows: dict[str, bytes] = {}
         self.named: dict[str, dict[str, bytes]] = {name: {} for name in processor.tables}

@@ -155,9 +155,7 @@ def test_a_topic_that_refuses_while_a_worker_runs_holds_its_partition_until_it_i
     for topic, record in {app.out: b"shout s1 50000", changelog: b"grow g1 50000"}.items():
         Admin(app.settings).apply([AlterConfig(topic=topic, config={"max.message.bytes": "20000"})])
         write(app, record)
-        said = (
-            rf"stands still: topic {topic} refused a record: MSG_SIZE_TOO_LARGE.*raise its max.message.bytes"
-        )
+        said = rf"is stalled: topic {topic} refused a record: MSG_SIZE_TOO_LARGE.*raise its max.message.bytes"
         wait_for("the worker says so", lambda said=said: worker.said(said), DEADLINE_S, app.tails)  # type: ignore[misc]
         wait_for("it is not ready", lambda: not worker.ready, DEADLINE_S, app.tails)
         assert worker.running
@@ -178,7 +176,7 @@ def test_a_topic_that_is_deleted_while_a_worker_runs_holds_who_emits_to_it_until
     write(app, b"shout s1 10")
     wait_for(
         "the worker says so",
-        lambda: worker.said(rf"stands still: topic {app.out} refused a record: "),
+        lambda: worker.said(rf"is stalled: topic {app.out} refused a record: "),
         DEADLINE_S,
         app.tails,
     )

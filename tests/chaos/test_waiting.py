@@ -94,7 +94,7 @@ def test_what_a_fold_needs_is_waited_for_and_what_it_refuses_stops_it_until_a_sk
     app.cause(worker, f"one partition 0 {waits}", f"two partition 0 {waits}")
     app.write(1, "bad", "c")
     skip = f"holdfast quarantine skip {app.source} 1 2 --execute"
-    app.cause(worker, f"one partition 1 stands still before offset 2 of {app.source} partition 1", skip)
+    app.cause(worker, f"one partition 1 is stalled before offset 2 of {app.source} partition 1", skip)
     app.needs.touch()
     cause = wait_for(
         "partition 0 to go on",

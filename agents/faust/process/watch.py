@@ -54,7 +54,7 @@ class GlobalFoldWatch:
             self._stood.clear()
         self._stood = {each: self._stood.get(each, 0) + 1 for each in copies.foldings}
         for each in [*self._told.keys() - copies.foldings]:
-            self._manager.held.pop(self._told.pop(each), None)
+            self._manager.stalled.pop(self._told.pop(each), None)
         for folding, looks in self._stood.items():
             stood_s = looks * TICK_S / 2
             if stood_s >= self._limit_s and folding not in self._told:
@@ -71,7 +71,7 @@ class GlobalFoldWatch:
             at = f"a record that is not known: {error!r}"
         place = self._told[folding] = (f"global {folding.name}", id(folding))
         why = f"the fold of global table {folding.name} does not return ({at})"
-        self._manager.held[place] = why
+        self._manager.stalled[place] = why
         logger.critical(
             "%(why)s, for more than %(stood_s).0f s; it ends the worker after %(stall_s).0f s. It stands"
             " at:\n%(stack)s",

@@ -73,7 +73,7 @@ class IdleOrigins:
                 if now_s - since[key][1] >= self._idle_s:
                     at_end.append(number)
             if at_end:
-                owned.runner.let_go(frozenset(at_end), gate.epoch)
+                owned.runner.mark_idle(frozenset(at_end), gate.epoch)
         self._since = since
 
 

@@ -203,7 +203,7 @@ class Skipping:
                     f"a batch of {found.topic} that cannot be read, offsets {found.first} to {found.last};"
                     " see who produces them"
                 )
-                return await owned[0].runner.write_beside(records, what, epoch)
+                return await owned[0].runner.append(records, what, epoch)
             # Agents that keep no state: there is nobody who must be kept from writing it too.
             failure: str | None = await self._thread(_produce, self._producer, records)
             return failure

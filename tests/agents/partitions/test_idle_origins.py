@@ -25,7 +25,7 @@ class World:
         self.part = SimpleNamespace(
             places=[PLACE], offsets={"numbers": 4}, marks=object(), fenced_in=True, partition=0
         )
-        runner = SimpleNamespace(let_go=lambda at_end, epoch: self.told.append(at_end))
+        runner = SimpleNamespace(mark_idle=lambda at_end, epoch: self.told.append(at_end))
         self.ends: dict[Any, int] = {PLACE: 5}
         self.gate = SimpleNamespace(open=True, epoch=1)
         self.feed = SimpleNamespace(ends=lambda: self.ends, broker_down=False)

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError
 
+from holdfast.agents.partitions.batches.commit import FEW_ROWS
 from holdfast.agents.partitions.batches.intake import SingleIntake
-from holdfast.agents.partitions.batches.runner import FEW_ROWS, HOLD_S, TRANSACTION_S, Runner
+from holdfast.agents.partitions.batches.runner import TRANSACTION_S, Runner
+from holdfast.agents.partitions.batches.stall import RETRY_S
 from holdfast.agents.partitions.types import FoldEvent, FoldLimits
 from holdfast.clock import ManualClock
 from holdfast.core.engine.declared.processor import Emit, Processor
@@ -70,14 +72,16 @@ class Part:
         self.processor, self.folder = processor, Folder(processor, DictStore())
         self.transactions: list[int] = []
         self.emitted: list[list[Emit]] = []
+        self.copies: list[list[Emit]] = []
         self.kept: list[tuple[int, int]] = []
         self.begun, self.answering = asyncio.Event(), asyncio.Event()
         self.answering.set()
         self.refusals: list[Exception] = []
-        self.standing: str | None = None
+        self.stalled: str | None = None
 
-    async def commit(self, changes: Changes, extra: object, timeout_s: float) -> int:
+    async def commit(self, changes: Changes, extra: list[Emit], timeout_s: float) -> int:
         self.begun.set()
+        self.copies.append(extra)
         if self.refusals:
             raise self.refusals.pop(0)
         await asyncio.sleep(0)
@@ -113,7 +117,7 @@ class Host:
         self.failures: list[BaseException] = []
         self.losses: list[int] = []
         self.long_folds, self.owned = asyncio.Lock(), True
-        self.held = dict[tuple[str, int], str]()
+        self.stalled = dict[tuple[str, int], str]()
         self.parked, self.uncounted = 0, 0
         self.allowed = set[tuple[str, int, int]]()
         self.resting = set[tuple[str, int]]()
@@ -481,7 +485,7 @@ POISON = Processor(name="poison", source="events", decode=bytes, fold=fail, row=
 @pytest.fixture
 def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have a partition that stands still look in each turn of the event loop."""
-    monkeypatch.setattr("holdfast.agents.partitions.batches.runner.HOLD_TICK_S", 0.0)
+    monkeypatch.setattr("holdfast.agents.partitions.batches.stall.LOOK_S", 0.0)
 
 
 async def until(condition: Callable[[], Any]) -> None:
@@ -510,15 +514,15 @@ def test_a_partition_whose_record_a_topic_refuses_stands_still_says_why_and_goes
         runner.hand(events_of(0, 1))
         for tries_left in (2, 1, 0):
             await refused(host, part, tries_left)
-            assert "echo partition 0 stands still: topic echoes refused a record" in host.held["echo", 0]
-            assert "raise its max.message.bytes" in host.held["echo", 0]
+            assert "echo partition 0 is stalled: topic echoes refused a record" in host.stalled["echo", 0]
+            assert "raise its max.message.bytes" in host.stalled["echo", 0]
             assert host.resting == {("events", 0)}, "it fetches nothing that others would have to wait for"
-            host.clock.advance_ms(int(HOLD_S * 1000) - 1)
+            host.clock.advance_ms(int(RETRY_S * 1000) - 1)
             await looked(host, 2)
             assert len(part.refusals) == tries_left, "it does not try again before its time"
             host.clock.advance_ms(1)
         await ended(runner)
-        assert (part.transactions, host.acked, host.failures, host.held, host.resting) == (
+        assert (part.transactions, host.acked, host.failures, host.stalled, host.resting) == (
             [1],
             1,
             [],
@@ -536,16 +540,32 @@ def test_a_partition_that_stands_still_is_given_up_when_it_is_revoked_and_may_co
         part.refusals = [TOO_LARGE]
         runner = runner_of(host, part)
         runner.hand(events_of(0, 1))
-        await until(lambda: host.held)
+        await until(lambda: host.stalled)
         host.owned = False
         await ended(runner)
-        assert (part.transactions, host.voided, host.held, host.failures) == ([], 1, {}, [])
+        assert (part.transactions, host.voided, host.stalled, host.failures) == ([], 1, {}, [])
         host.owned = True
         runner.hand(events_of(0, 1))
         await ended(runner)
         assert [emit.value for emits in part.emitted for emit in emits] == [b"1"], (
             "folded again from where it was"
         )
+
+    asyncio.run(run())
+
+
+@pytest.mark.usefixtures("quick_looks")
+def test_a_quarantine_that_comes_back_gets_whole_copies() -> None:
+    async def run() -> None:
+        part, host = Part(POISON), Host()
+        part.refusals = [UndeliverableError("quarantine", name_of(KafkaError.UNKNOWN_TOPIC_OR_PART))] * 3
+        runner = runner_of(host, part)
+        runner.hand(events_of(0, 1))
+        await refused(host, part, 0)
+        host.clock.advance_ms(int(RETRY_S * 1000))
+        await ended(runner)
+        assert [[each.value for each in copies] for copies in part.copies] == [[b"x"], [b"x"], [b""], [b"x"]]
+        assert (host.acked, host.failures, host.stalled) == (1, [], {})
 
     asyncio.run(run())
 
@@ -570,24 +590,24 @@ def test_a_partition_that_quarantines_without_end_stands_still_after_what_it_com
         for first in range(0, 40, 10):
             runner.hand(events_of(first, 10))
             if first == 20 and limit:
-                await until(lambda: host.held)
+                await until(lambda: host.stalled)
                 break
             await ended(runner)
         if limit:
             assert (
                 "20 records in a row were quarantined (quarantine_limit is 15), the last at offset 19 of"
-                " events" in host.held["poison", 0]
+                " events" in host.stalled["poison", 0]
             )
             assert part.folder.applied == 19
             host.owned = False
             await ended(runner)
-            assert (host.held, host.voided) == ({}, 1)
+            assert (host.stalled, host.voided) == ({}, 1)
         return part, host
 
     part, host = asyncio.run(run(15))
     assert (part.transactions, host.acked, host.failures) == ([10, 10], 2, [])
     part, host = asyncio.run(run(0))
-    assert (part.transactions, host.held) == ([10] * 4, {})
+    assert (part.transactions, host.stalled) == ([10] * 4, {})
 
 
 def test_one_record_that_is_accepted_begins_the_count_of_refused_ones_anew() -> None:
@@ -600,7 +620,7 @@ def test_one_record_that_is_accepted_begins_the_count_of_refused_ones_anew() -> 
             event = event_of(first, values)
             runner.hand(event)
             await ended(runner)
-        assert (part.folder.applied, host.held) == (59, {})
+        assert (part.folder.applied, host.stalled) == (59, {})
 
     asyncio.run(run())
 
@@ -620,7 +640,7 @@ def test_a_result_that_fails_at_each_record_stops_no_partition() -> None:
         for first in range(0, 40, 10):
             runner.hand(events_of(first, 10))
             await ended(runner)
-        assert (part.folder.applied, host.held) == (39, {})
+        assert (part.folder.applied, host.stalled) == (39, {})
 
     asyncio.run(run())
 
@@ -653,16 +673,16 @@ def test_a_fold_that_has_to_wait_is_tried_again_and_its_partition_says_what_it_n
         runner = runner_of(host, part)
         runner.hand(event_of(0, [b"x", b"x", b"needs", b"x"]))
         runner.hand(events_of(4, 2))
-        await until(lambda: host.held)
+        await until(lambda: host.stalled)
         said = "needy partition 0 waits for registry http://r:8081, at offset 2 of events: nobody answers"
-        assert (host.held["needy", 0], part.standing) == (said, said)
+        assert (host.stalled["needy", 0], part.stalled) == (said, said)
         assert part.transactions == [2], "what lies before it is committed"
         assert host.parked == 2, "what waits takes no room that others need"
         assert host.resting == {("events", 0)}
         asked = registry.asked
         host.clock.advance_ms(101)
         await until(lambda: registry.asked > asked)
-        assert host.held["needy", 0] == said
+        assert host.stalled["needy", 0] == said
         assert host.resting == {("events", 0)}, "nothing more is fetched between two tries"
         runner.hand(events_of(6, 1))
         assert host.parked == 3
@@ -670,7 +690,7 @@ def test_a_fold_that_has_to_wait_is_tried_again_and_its_partition_says_what_it_n
         host.clock.advance_ms(5_000)
         await ended(runner)
         assert (part.folder.applied, part.folder.rows["seen"], host.acked, host.failures) == (6, 7, 3, [])
-        assert (host.held, host.resting, host.uncounted, part.standing) == ({}, set(), 3, None)
+        assert (host.stalled, host.resting, host.uncounted, part.stalled) == ({}, set(), 3, None)
         runner.hand(events_of(7, 1))
         await ended(runner)
         assert (host.acked, host.parked, host.uncounted) == (4, 3, 3), "counted again"
@@ -707,11 +727,11 @@ def test_a_partition_that_waits_is_given_up_when_it_is_revoked() -> None:
         part, host = Part(registry.processor()), Host()
         runner = runner_of(host, part)
         runner.hand(event_of(0, [b"needs"]))
-        await until(lambda: host.held)
+        await until(lambda: host.stalled)
         host.owned = False
         await ended(runner)
-        assert (host.held, host.resting, host.voided, host.failures) == ({}, set(), 1, [])
-        assert (part.standing, part.folder.applied) == (None, -1)
+        assert (host.stalled, host.resting, host.voided, host.failures) == ({}, set(), 1, [])
+        assert (part.stalled, part.folder.applied) == (None, -1)
 
     asyncio.run(run())
 
@@ -726,8 +746,10 @@ def test_a_record_that_may_not_be_refused_stops_its_partition_until_an_operator_
         runner = runner_of(host, part)
         runner.hand(event_of(0, [b"fine", b"x", b"fine", b"x"]))
         for offset in (1, 3):
-            await until(lambda offset=offset: f"before offset {offset} " in host.held.get(("poison", 0), ""))  # type: ignore[misc]
-            said = host.held["poison", 0]
+            await until(
+                lambda offset=offset: f"before offset {offset} " in host.stalled.get(("poison", 0), "")
+            )  # type: ignore[misc]
+            said = host.stalled["poison", 0]
             assert "ValueError: poison" in said
             assert f"`holdfast quarantine skip events 0 {offset} --execute`" in said
             assert part.folder.applied == offset - 1
@@ -735,9 +757,9 @@ def test_a_record_that_may_not_be_refused_stops_its_partition_until_an_operator_
             await looked(host, 3)
             assert part.folder.applied == offset - 1, "however long it takes"
             host.allowed.add(("events", 0, offset))
-            host.clock.advance_ms(int(HOLD_S * 1000))
+            host.clock.advance_ms(int(RETRY_S * 1000))
         await ended(runner)
         assert (part.folder.applied, part.transactions, host.acked) == (3, [1, 2, 1], 1)
-        assert (host.held, host.failures) == ({}, [])
+        assert (host.stalled, host.failures) == ({}, [])
 
     asyncio.run(run())

@@ -160,7 +160,7 @@ def test_a_worker_skips_nothing_of_a_topic_that_it_did_not_begin_to_read(shop: S
     written: list[Any] = []
 
     class Runner:
-        async def write_beside(self, records: Any, what: str, epoch: int) -> None:
+        async def append(self, records: Any, what: str, epoch: int) -> None:
             written.append(records)
 
     feed = SimpleNamespace(unreadable={("orders", 0): FOUND}, skip=lambda place, last: None)
