@@ -23,8 +23,8 @@ from holdfast.errors import BrokerError, ConfigError
 from holdfast.kafka.clients import CRITICAL, make_admin
 from holdfast.kafka.requests.connections import connector
 from holdfast.kafka.transactions.transactional_client import producers
-from holdfast.tables.partition import Environment
 from holdfast.tables.rocks import Budget
+from holdfast.tables.state import Environment
 
 logger = logging.getLogger(__name__)
 

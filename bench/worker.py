@@ -35,7 +35,7 @@ from holdfast.core.engine.merge.choices import Choice
 from holdfast.core.engine.state.rows import Rows
 from holdfast.kafka.fetching.source_fetcher import Fetched, SourceFetcher
 from holdfast.streams import Rekey
-from holdfast.tables.partition import Partition
+from holdfast.tables.replay import ChangelogReplay
 
 RECORDS = int(os.environ.get("BENCH_RECORDS", "0"))
 RESTORE_RECORDS = int(os.environ.get("BENCH_RESTORE_RECORDS", "0"))
@@ -109,9 +109,9 @@ def measure_restore() -> None:
     """Log the records and the time between the first and the last changelog batch of a restore, as Kafka
     Streams' own clock has it.
     """
-    plain, first_s, read = Partition.apply, 0.0, 0
+    plain, first_s, read = ChangelogReplay.apply, 0.0, 0
 
-    def timed(self: Partition, messages: list[Message], options: WriteOptions) -> None:
+    def timed(self: ChangelogReplay, messages: list[Message], options: WriteOptions) -> None:
         nonlocal first_s, read
         first_s = first_s or time.perf_counter()
         read += len(messages)
@@ -121,7 +121,7 @@ def measure_restore() -> None:
                 "restored %d records in %.3f s", read, time.perf_counter() - first_s
             )
 
-    Partition.apply = timed  # type: ignore[method-assign]
+    ChangelogReplay.apply = timed  # type: ignore[method-assign]
 
 
 def measure() -> None:

@@ -37,7 +37,7 @@ def read_choices(
     """
     todo: dict[Place, Partition] = {}
     for part in parts:
-        part.recorded = []
+        part.owner.recorded = []
         if part.processor.on is not None:
             todo[part.processor.choices(name), part.partition] = part
     if not todo:
@@ -113,7 +113,7 @@ class _ChoicesReader:
             choice = decode_choice(value)
             if choice.number >= number:
                 assert value is not None
-                part.recorded.append(value)
+                part.owner.recorded.append(value)
 
 
 def _number(part: Partition) -> int:

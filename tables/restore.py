@@ -85,7 +85,7 @@ class _Reader:
         self._ends.clear()
         self._asked.clear()
         for part in self.parts.values():
-            part.forget_torn()
+            part.replay.forget_torn()
         self.consumer.assign(
             [
                 TopicPartition(part.changelog, part.partition, part.changelog_next)
@@ -100,13 +100,13 @@ class _Reader:
         for place, messages in found.items():
             part = self.parts[place]
             try:
-                part.apply(messages, options)
+                part.replay.apply(messages, options)
             except RottenStoreError as error:
                 self.rebuild(part, part.rotten or str(error))
-            _, part.changelog_end = self._known_ends(place)
+            _, part.replay.changelog_end = self._known_ends(place)
         for part in self._ended:
-            if part.misplaced is not None:
-                raise part.misplaced
+            if part.replay.misplaced is not None:
+                raise part.replay.misplaced
         return sum(map(len, found.values())), self._ended
 
     def _on_error(self, message: Message, error: KafkaError) -> None:
@@ -211,7 +211,7 @@ def restore(
             total += records
             for part in ended:
                 place = part.changelog, part.partition
-                if (objection := part.objection()) is not None:
+                if (objection := part.replay.objection()) is not None:
                     raise objection
                 if part.whole:
                     if reader.is_whole(place):

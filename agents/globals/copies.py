@@ -30,7 +30,7 @@ from holdfast.kafka.fetching.source_fetcher import Fetched
 from holdfast.tables.ends import ASK_TIMEOUT_S, EndsClient
 from holdfast.tables.global_store import GlobalStore
 from holdfast.tables.lived import Stopwatch
-from holdfast.tables.partition import Environment
+from holdfast.tables.state import Environment
 
 logger = logging.getLogger(__name__)
 

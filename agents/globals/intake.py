@@ -43,9 +43,9 @@ class GlobalIntake:
     """
 
     def __init__(self, host: GlobalIntakeHost, part: Partition, tables: GlobalCopies) -> None:
-        assert part.views is not None, "of a processor that reads globals"
+        assert part.owner.views is not None, "of a processor that reads globals"
         self._host, self._part, self._tables = host, part, tables
-        self._views: WorkerGlobals = part.views
+        self._views: WorkerGlobals = part.owner.views
         self._held = (part.processor.name, part.partition)
         self._names = [each.name for each in part.processor.reads]
         self._history: GlobalHistory | None = None

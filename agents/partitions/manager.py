@@ -247,7 +247,7 @@ class PartitionManager:
         environment = self.cluster.environment
         part = Partition(self.processors[name], number, environment, self._applied, self.membership.owns)
         part.on_rotten = self._rotten
-        part.views = self.globals.views(part.processor)
+        part.owner.views = self.globals.views(part.processor)
         part.head_of = self.feed.head
         return self._not_expired(part)
 
@@ -294,7 +294,7 @@ class PartitionManager:
         return GlobalIntake(self, part, self.globals) if part.processor.reads else None
 
     def _applied(self, part: Partition) -> None:
-        self._loop.call_soon_threadsafe(part.wake_readers)
+        self._loop.call_soon_threadsafe(part.waiters.wake)
 
     def lost(self, part: Partition, epoch: int, error: FencedError) -> None:
         """Stop answering for *part*, whose write the broker refused."""
@@ -310,7 +310,7 @@ class PartitionManager:
     # -- records
 
     def owns(self, part: Partition, epoch: int) -> bool:
-        return epoch == self.gate.epoch and part.fenced_in
+        return epoch == self.gate.epoch and part.owner.fenced_in
 
     def progressed(self) -> None:
         """Note that a transaction was committed: a fetch that takes many is not stuck."""

@@ -21,8 +21,9 @@ from holdfast.core.engine.state.codec import APPLIED, Marker, encode_marker, row
 from holdfast.core.engine.state.lost_heads import LOST_HEADS, decode_lost_heads, encode_lost_heads
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import ChangelogError, OutOfRangeError
-from holdfast.tables.partition import Environment, Partition
+from holdfast.tables.partition import Partition
 from holdfast.tables.rocks import LOGGED, Budget
+from holdfast.tables.state import Environment
 
 BUDGET = Budget.of(8 << 20, 8 << 20)
 
@@ -73,8 +74,8 @@ def changes(applied: int) -> Changes:
 
 def folded(part: Partition, made: Changes | MergedChanges, changelog_next: int) -> list[bytes]:
     """Have a partition keep a transaction as a runner does; return the keys that it writes."""
-    noted = part.noted(made)
-    part.keep(noted, changelog_next)
+    noted = part.owner.noted(made)
+    part.owner.keep(noted, changelog_next)
     return [key for key, _ in noted.puts]
 
 
@@ -105,7 +106,7 @@ def test_a_table_does_not_begin_behind_what_is_in_the_lake(tmp_path: Path) -> No
     with pytest.raises(
         OutOfRangeError, match=r"in partition 0 begins at offset 700, .* bootstrap p --version 1"
     ):
-        part.noted(changes(700))
+        part.owner.noted(changes(700))
     part.close()
     elsewhere = opened(tmp_path / "other", heads={"in": 700}, landed=frozenset({"others"}))
     assert LOST_HEADS in folded(elsewhere, changes(700), 3)
@@ -168,7 +169,7 @@ def test_a_restore_and_a_standby_learn_it_from_the_changelog(tmp_path: Path, tak
         Message(topic="log", partition=0, offset=at, key=key, value=value)
         for at, (key, value) in enumerate(log)
     ]
-    part.apply(records, LOGGED)
+    part.replay.apply(records, LOGGED)
     assert part.partial == ({} if taken_back else {"in": 7})
     part.close()
 

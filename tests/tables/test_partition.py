@@ -21,9 +21,10 @@ from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.state.codec import APPLIED, Marker, encode_marker, row_key
 from holdfast.errors import ChangelogError
 from holdfast.tables import partition as module
-from holdfast.tables import store
-from holdfast.tables.partition import UNKNOWN, Environment, Partition
+from holdfast.tables import replay, store
+from holdfast.tables.partition import Partition
 from holdfast.tables.rocks import LOGGED, UNLOGGED, Budget
+from holdfast.tables.state import UNKNOWN, Environment
 
 BUDGET = Budget.of(8 << 20, 8 << 20)
 KEYS = [f"k{number}" for number in range(8)]
@@ -39,7 +40,7 @@ State = dict[bytes, bytes]
 @pytest.fixture(autouse=True)
 def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "WRITE_ROWS", 2)
-    monkeypatch.setattr(module, "HELD_ROWS", 3)
+    monkeypatch.setattr(replay, "BUFFERED_ROWS", 3)
 
 
 def nowhere(_: str) -> Any:
@@ -113,23 +114,23 @@ def test_readers_see_whole_transactions_only_whatever_the_fetches_and_restarts(
         part, at, restarts = opened(Path(folder)), 0, 0
         while at < len(records):
             taken = data.draw(st.integers(1, len(records) - at))
-            part.apply(records[at : at + taken], options)
+            part.replay.apply(records[at : at + taken], options)
             at += taken
-            assert part.torn() == (records[at - 1].key() != APPLIED)
-            assert len(part._held) <= (module.HELD_ROWS if part.torn() else 0)
+            assert part.replay.torn() == (records[at - 1].key() != APPLIED)
+            assert len(part.replay._buffered) <= (replay.BUFFERED_ROWS if part.replay.torn() else 0)
             assert not part.serving or shown(part) == states[part.changelog_next]
             if restarts < 4 and data.draw(st.booleans()):
                 restarts += 1
                 if data.draw(st.booleans()):
                     part.close()
                     part = opened(Path(folder))
-                part.forget_torn()
+                part.replay.forget_torn()
                 at = next(
                     (n for n, record in enumerate(records) if (record.offset() or 0) >= part.changelog_next),
                     len(records),
                 )
                 assert not part.serving or shown(part) == states[part.changelog_next]
-        assert (part.torn(), part.serving, part.whole) == (False, True, True)
+        assert (part.replay.torn(), part.serving, part.whole) == (False, True, True)
         assert shown(part) == states[part.changelog_next]
         assert part.applied == len(transactions) - 1
         part.close()
@@ -142,18 +143,23 @@ def test_rows_of_a_transaction_that_has_not_come_whole_wait_in_the_store(tmp_pat
     records, states = logged([{"k0": 1}, dict.fromkeys(KEYS, 2)])
     part = opened(tmp_path)
     for rows in records[:6], records[6:10]:
-        part.apply(rows, UNLOGGED)
-        assert (part.torn(), part.serving, part.whole, len(part._held)) == (True, True, False, 0)
+        part.replay.apply(rows, UNLOGGED)
+        assert (part.replay.torn(), part.serving, part.whole, len(part.replay._buffered)) == (
+            True,
+            True,
+            False,
+            0,
+        )
         assert shown(part) == states[2]
     part.close()
 
     again = opened(tmp_path)
     assert (again.changelog_next, again.serving, again.whole) == (2, False, False)
     assert len(shown(again)) == 8, "else nothing was written before the restart, and this test shows nothing"
-    again.apply(records[2:10], UNLOGGED)
+    again.replay.apply(records[2:10], UNLOGGED)
     assert not again.serving, "the state before was lost with the restart"
-    again.apply(records[10:], UNLOGGED)
-    assert (again.torn(), again.serving, again.whole) == (False, True, True)
+    again.replay.apply(records[10:], UNLOGGED)
+    assert (again.replay.torn(), again.serving, again.whole) == (False, True, True)
     assert shown(again) == dict.fromkeys(map(row_key, KEYS), b"2")
     again.close()
 
@@ -163,11 +169,11 @@ def test_a_partition_rebuilt_amid_a_transaction_knows_nothing_of_it(tmp_path: Pa
     """Held in memory or in the store: what is built anew is of the changelog as it is then."""
     records, _ = logged([dict.fromkeys(KEYS, 1)])
     part = opened(tmp_path)
-    part.apply(records[:rows], LOGGED)
+    part.replay.apply(records[:rows], LOGGED)
     part.rebuild("told to")
-    assert (part.torn(), part.serving, part.whole, shown(part)) == (False, True, True, {})
+    assert (part.replay.torn(), part.serving, part.whole, shown(part)) == (False, True, True, {})
     records, states = logged([{"k7": 2}])
-    part.apply(records, LOGGED)
+    part.replay.apply(records, LOGGED)
     assert shown(part) == states[2]
     part.close()
 
@@ -177,15 +183,15 @@ def test_a_store_with_rows_of_several_transactions_is_whole_at_the_last_of_them_
 ) -> None:
     records, _ = logged([dict.fromkeys(KEYS, 1), dict.fromkeys(KEYS, 2)])
     part = opened(tmp_path)
-    part.apply(records[:9], LOGGED)
-    part.apply(records[9:15], LOGGED)
-    part._store.write_pieces(
+    part.replay.apply(records[:9], LOGGED)
+    part.replay.apply(records[9:15], LOGGED)
+    part.store.write_pieces(
         [(row_key("k7"), b"3")], 40
     )  # of a later transaction, as a write of several leaves it when it is cut
     part.close()
     for at, upto in ((9, 15), (9, 18)):
         part = opened(tmp_path)
-        part.apply(records[at:upto], LOGGED)
+        part.replay.apply(records[at:upto], LOGGED)
         assert (part.whole, part.serving) == (False, False)
         part.close()
     part = opened(tmp_path)
@@ -197,9 +203,9 @@ def test_a_store_with_rows_of_several_transactions_is_whole_at_the_last_of_them_
 
 def test_a_changelog_that_ends_without_its_marker_s_value_was_made_again(tmp_path: Path) -> None:
     part = opened(tmp_path)
-    part.apply([Message(topic="log", partition=0, offset=0, key=APPLIED, value=None)], LOGGED)
+    part.replay.apply([Message(topic="log", partition=0, offset=0, key=APPLIED, value=None)], LOGGED)
     with pytest.raises(ChangelogError, match="deleted and made again"):
-        raise part.misplaced or AssertionError("nothing is wrong")
+        raise part.replay.misplaced or AssertionError("nothing is wrong")
     part.close()
 
 
@@ -210,17 +216,17 @@ def test_a_position_that_is_none_closes_nothing_and_one_that_follows_does(
     records, states = logged([{"k0": 1}, {"k1": 2}])
     part = opened(tmp_path)
     stray = Message(topic="log", partition=0, offset=2, key=APPLIED, value=value)
-    part.apply([*records[:2], stray], LOGGED)
-    assert isinstance(part.misplaced, ChangelogError)
-    assert "tables repair" in str(part.objection())
+    part.replay.apply([*records[:2], stray], LOGGED)
+    assert isinstance(part.replay.misplaced, ChangelogError)
+    assert "tables repair" in str(part.replay.objection())
     assert shown(part) == {}
     later = [
         Message(topic="log", partition=0, offset=3 + at, key=each.key(), value=each.value())
         for at, each in enumerate(records[2:])
     ]
-    part.apply(later, LOGGED)
-    assert not part.torn()
-    assert part.objection() is None
+    part.replay.apply(later, LOGGED)
+    assert not part.replay.torn()
+    assert part.replay.objection() is None
     assert shown(part) == {**states[2], row_key("k1"): b"2"}
     part.close()
 
@@ -270,7 +276,7 @@ def test_a_later_version_fences_the_id_that_an_older_release_writes_it_by(
 ) -> None:
     done: list[str] = []
     part = opened(tmp_path, lambda each: Fencing(each, done), replace(PROCESSOR, version=version))
-    asyncio.run(part.fence(5.0, by_common_id=by_common_id))
+    asyncio.run(part.owner.fence(5.0, by_common_id=by_common_id))
     assert done == wanted
-    assert part.fenced_in
+    assert part.owner.fenced_in
     part.close()

@@ -47,11 +47,11 @@ def counting(row: Any) -> Processor[Any, Any]:
 
 def fold(part: Partition, offset: int, key: bytes) -> list[bytes]:
     """Fold a record as a runner does; return the keys that were written."""
-    folder: Folder[Any] = part.folder  # type: ignore[assignment]
+    folder: Folder[Any] = part.owner.folder  # type: ignore[assignment]
     made = folder.fold([Batch([offset], [5], ([key],))])
     assert made is not None
-    noted = part.noted(made)
-    part.keep(noted, offset + 1)
+    noted = part.owner.noted(made)
+    part.owner.keep(noted, offset + 1)
     folder.commit()
     return [each for each, _ in noted.puts]
 
@@ -85,8 +85,8 @@ def test_the_types_are_noted_once_and_a_compatible_one_goes_on(
 
 def test_a_note_that_could_not_be_written_is_due_until_it_is(tmp_path: Path) -> None:
     part = taken_up(tmp_path, counting(One))
-    folder: Any = part.folder
-    assert ROW_TYPES in dict(part.noted(folder.fold([Batch([0], [5], ([b"a"],))])).puts)
+    folder: Any = part.owner.folder
+    assert ROW_TYPES in dict(part.owner.noted(folder.fold([Batch([0], [5], ([b"a"],))])).puts)
     folder.rollback()
     assert ROW_TYPES in fold(part, 0, b"a")
     assert ROW_TYPES not in fold(part, 1, b"a")

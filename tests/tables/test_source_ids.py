@@ -21,7 +21,7 @@ from tests.tables.test_row_types import One, counting, fold
 
 def activated(folder: Path, topic_id: str, cluster_id: str = "cluster") -> Partition:
     part = opened(folder, counting(One))
-    part.sources = SourceIds(1, cluster_id, {"in": topic_id})
+    part.owner.sources = SourceIds(1, cluster_id, {"in": topic_id})
     try:
         part.activate()
     except TopicError:

@@ -16,7 +16,8 @@ from holdfast.core.engine.fold.folding import Refused
 from holdfast.kafka.codes import name_of
 from holdfast.kafka.fetching.records import FetchedRecord
 from holdfast.kafka.transactions.transactional_producer import UndeliverableError
-from holdfast.tables.partition import AnyChanges, Partition
+from holdfast.tables.owner import AnyChanges
+from holdfast.tables.partition import Partition
 
 logger = logging.getLogger(__name__)
 
@@ -54,11 +55,11 @@ class Commit:
     async def transact(self, changes: AnyChanges, epoch: int) -> bool:
         """Make *changes* durable and readable; return False when the partition was revoked before that."""
         part, smaller = self._part, 0
-        changes, refused = part.noted(changes), self._refused(changes)  # 1. notes that are due, and
+        changes, refused = part.owner.noted(changes), self._refused(changes)  # 1. notes that are due, and
         while True:  # 2. copies of refused records, go into
             copies = [self._copy(*each, QUARANTINE_COPY_BYTES[smaller]) for each in refused]
             try:  # 3. one transaction of rows, results, choices, marks and position,
-                changelog_next = await part.commit(changes, copies, self._limits.commit_timeout_s)
+                changelog_next = await part.owner.commit(changes, copies, self._limits.commit_timeout_s)
             except UndeliverableError as error:
                 if self._is_own_log(error):
                     raise
@@ -70,7 +71,7 @@ class Commit:
                     return False
             else:
                 await self._keep(changes, changelog_next)  # 4. then into the store,
-                part.wake_readers()  # 5. which readers see. The runner then acknowledges the records.
+                part.waiters.wake()  # 5. which readers see. The runner then acknowledges the records.
                 return True
 
     async def append(self, records: Sequence[Emit]) -> None:
@@ -79,14 +80,14 @@ class Commit:
         Raises UndeliverableError when a topic refuses one.
         """
         part = self._part
-        changes = part.noted(part.folder.unchanged())
-        await self._keep(changes, await part.commit(changes, records, self._limits.commit_timeout_s))
+        changes = part.owner.noted(part.owner.folder.unchanged())
+        await self._keep(changes, await part.owner.commit(changes, records, self._limits.commit_timeout_s))
 
     async def _keep(self, changes: AnyChanges, changelog_next: int) -> None:
         if len(changes.puts) <= FEW_ROWS:
-            self._part.keep(changes, changelog_next)
+            self._part.owner.keep(changes, changelog_next)
         else:
-            await self._host.thread(self._part.keep, changes, changelog_next)
+            await self._host.thread(self._part.owner.keep, changes, changelog_next)
 
     def _is_own_log(self, error: UndeliverableError) -> bool:
         """Return whether the missing topic holds this state: one of the same name would lack its records."""
@@ -106,7 +107,7 @@ class Commit:
         return refused
 
     def _copy(self, refused: Refused, source: str, record: FetchedRecord, size: int) -> Emit:
-        part, sources = self._part, self._part.sources
+        part, sources = self._part, self._part.owner.sources
         topic_id = "" if sources is None else topic_id_of(sources.cluster_id, sources.topics.get(source, ""))
         place, topic = (source, part.partition), self._limits.quarantine_topic
         return quarantine_record(topic, part.processor.name, place, refused, record, size, topic_id)

@@ -129,7 +129,7 @@ class SingleIntake:
         if not self._drawn:
             return False
         first = self._drawn[0].value
-        part, folder = self._part, self._part.folder
+        part, folder = self._part, self._part.owner.folder
         assert isinstance(folder, Folder), "of one source"
         self._folder, applied = folder, folder.applied
         assert first.first <= applied + 1, (

@@ -106,9 +106,9 @@ class MergingIntake:
             return False
         if self._merger is None or self._epoch != host.epoch:
             self._begin()
-        if self._globals is not None and not self._globals.begin(self._merging, part.merging.marker):
+        if self._globals is not None and not self._globals.begin(self._merging, part.owner.merging.marker):
             return False
-        self.epoch, self._drawn, self._folder = self._epoch, True, part.merging
+        self.epoch, self._drawn, self._folder = self._epoch, True, part.owner.merging
         self._take_in()
         if self._merging.next_choice is None:
             self._tick_if_due()
@@ -160,8 +160,8 @@ class MergingIntake:
         """Merge from the state's position on what has come in this epoch."""
         self._drop_stale()
         self._epoch = self._host.epoch
-        marker = self._part.merging.marker
-        self._merger = Merger(marker, map(decode_choice, self._part.recorded))
+        marker = self._part.owner.merging.marker
+        self._merger = Merger(marker, map(decode_choice, self._part.owner.recorded))
         for queue, applied in zip(self._queues, marker.applied, strict=True):
             queue.following, queue.silent = applied + 1, False
 
@@ -246,8 +246,8 @@ class MergingIntake:
                 event = queue.merged.popleft()
                 queue.merged_bytes -= event.value.size_bytes
                 self._host.done(event, counted=False)
-        if self._part.recorded and merger.next_choice is None:
-            self._part.recorded = []  # all are obeyed; what comes next is decided here
+        if self._part.owner.recorded and merger.next_choice is None:
+            self._part.owner.recorded = []  # all are obeyed; what comes next is decided here
         moved, self._settled_at, self._drawn = folder.marker != self._settled_at, folder.marker, False
         if self._epoch != self._host.epoch:
             self._drop_stale()
@@ -370,7 +370,7 @@ class MergingIntake:
             self._news = self._news or self._globals.look()
         elif merger is None or self._epoch != host.epoch:
             self._news = True  # taken up anew: there may be timers
-        elif merger.next_choice is None and self._part.merging.next_tick_ms <= self._clock.now_ms():
+        elif merger.next_choice is None and self._part.owner.merging.next_tick_ms <= self._clock.now_ms():
             self._news = True
         elif any(merger.pending) or merger.next_choice is not None:
             passed = [host.feed.passed(queue.place, queue.following) for queue in self._queues]

@@ -27,7 +27,8 @@ from holdfast.core.engine.merge.merging_folder import MergedChanges
 from holdfast.errors import FencedError, Later, RottenStoreError, StoppedError
 from holdfast.kafka.loop_turn import TURN_S
 from holdfast.kafka.transactions.transactional_producer import UndeliverableError
-from holdfast.tables.partition import AnyChanges, AnyFolder, Partition
+from holdfast.tables.owner import AnyChanges, AnyFolder
+from holdfast.tables.partition import Partition
 
 logger = logging.getLogger(__name__)
 
@@ -147,10 +148,10 @@ class Runner:
         """Have a step mark in its topics that its sources *at_end* stay at the ends of their logs, unless
         records are pending or the topics have it.
         """
-        marks = self.part.marks
+        marks = self.part.owner.marks
         if marks is None or self._poisoned or self._failed or self._stall.is_on or not self.idle():
             return
-        reached = self.part.reached_with(at_end)
+        reached = self.part.owner.reached_with(at_end)
         if reached is None or (marks.at_end == at_end and marks.has_told(reached)):
             return
         self._begin(self._mark_idle(at_end, epoch))
@@ -160,7 +161,7 @@ class Runner:
         if not host.owns(part, epoch):
             return
         try:
-            await part.mark_idle(at_end, self._limits.commit_timeout_s)
+            await part.owner.mark_idle(at_end, self._limits.commit_timeout_s)
         except FencedError as error:
             host.lost(part, epoch, error)
         except UndeliverableError as error:
@@ -218,7 +219,7 @@ class Runner:
                 pass
             intake.let_go()
             return
-        folder = part.folder  # to the end: a partition that is lost meanwhile has none
+        folder = part.owner.folder  # to the end: a partition that is lost meanwhile has none
         folder.allowed = self._allowed if part.processor.on_error == "stop" else None
         began_s, is_durable = self._clock.monotonic_s(), True
         try:

@@ -11,7 +11,8 @@ from holdfast.core.engine.emits import Headers
 from holdfast.core.engine.merge.merging import Stretch
 from holdfast.core.engine.merge.merging_folder import MergedChanges
 from holdfast.core.engine.trace_context import TRACEPARENT, is_sampled
-from holdfast.tables.partition import AnyChanges, Partition
+from holdfast.tables.owner import AnyChanges
+from holdfast.tables.partition import Partition
 from holdfast.tracing.spans import MetTraces, Told, is_on, tell
 
 LIMIT_MET = 1_000

@@ -44,16 +44,17 @@ class CommitNotes:
 
         Tables that others fold from it, in other versions, keep what was noted of them.
         """
-        owned = [each.part for each in self._holdings.owners(place) if each.part.sources is not None]
+        owned = [each.part for each in self._holdings.owners(place) if each.part.owner.sources is not None]
         if not owned:
             return ""
         topic = place[0]
-        assert owned[0].sources is not None
-        topic_id = owned[0].sources.topics[topic]
+        sources = owned[0].owner.sources
+        assert sources is not None
+        topic_id = sources.topics[topic]
         before = self._found.get(place)
         kept = {} if before is None or before.topic != topic_id else before.tables
-        own = {part.processor.table: part.sent(topic) for part in owned}
-        out = {name: shortened(found) for part in owned for name, found in part.out.items()}
+        own = {part.processor.table: part.owner.sent(topic) for part in owned}
+        out = {name: shortened(found) for part in owned for name, found in part.owner.out.items()}
         for tables in ({**kept, **own}, own):
             note = CommitNote(topic=topic_id, tables=tables, out=out)
             if (text := encode_commit_note(note)) is not None:

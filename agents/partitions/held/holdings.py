@@ -67,7 +67,7 @@ class Holdings:
         """Return how many changelog records were read for partitions that are not yet ready: a restore
         that moves is not stuck.
         """
-        return sum(part.restored_records for part in self.opening.values())
+        return sum(part.replay.restored_records for part in self.opening.values())
 
     def announced(self, counts: Mapping[str, int]) -> dict[str, dict[str, Any]]:
         """Return what is announced of each table; *counts* are the tables' partitions."""

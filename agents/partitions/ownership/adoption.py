@@ -128,7 +128,7 @@ class Adoption:
         """Hold nothing any more: close every writer and every store."""
         await self._thread(self._follower.close)
         parts = self._holdings.give_up()
-        await all_of(part.close_writer() for part in parts)
+        await all_of(part.owner.close_writer() for part in parts)
         for part in parts:
             await self._thread(self._step_down, part)
             await self._thread(part.close)
@@ -165,7 +165,7 @@ class Adoption:
             for held, owned in self._holdings.owned.items()
             if held in plan.active
             and owned.generation in (plan.generation - 1, plan.generation)
-            and owned.part.fenced_in
+            and owned.part.owner.fenced_in
         }
 
     async def _stepped_down(self, kept: dict[Held, Owned]) -> Opened:
@@ -182,7 +182,7 @@ class Adoption:
         holdings.owned, holdings.standby, holdings.opening = kept, {}, opened
         for part in opened.values():
             part.serving = False
-        await all_of(part.close_writer() for part in opened.values())
+        await all_of(part.owner.close_writer() for part in opened.values())
         await asyncio.gather(*(self._thread(self._step_down, part) for part in opened.values()))
         return opened
 
@@ -199,7 +199,7 @@ class Adoption:
         """Fence, restore and activate partitions; return how many changelog records that took."""
         settings = self._settings
         await all_of(
-            part.fence(settings.commit_timeout_s, by_common_id=not self._opener.is_folded_earlier(part))
+            part.owner.fence(settings.commit_timeout_s, by_common_id=not self._opener.is_folded_earlier(part))
             for part in fresh
         )
         records = await self._read(fresh)
@@ -212,7 +212,7 @@ class Adoption:
         await self._thread(read_choices, *self._reading(fresh))
         await self._thread(learn_handovers, settings, fresh)
         for part in fresh:
-            part.learn_recovery()
+            part.owner.learn_recovery()
         await self._skipping.refresh()
         await asyncio.gather(*(self._thread(self._activate, part) for part in fresh))
         return records
@@ -247,7 +247,7 @@ class Adoption:
     def _report(self, kept: list[Held], fresh: list[Partition], records: int, restore_s: float) -> None:
         for part in fresh:
             counts = self._metrics.partition(part.processor.name, part.partition)
-            counts.restored(records=part.restored_records, seconds=restore_s)
+            counts.restored(records=part.replay.restored_records, seconds=restore_s)
         logger.info(
             "generation %(generation)d: kept %(kept)s, restored %(restored)s (%(records)d records "
             "in %(restore_s).2f s), standing by for %(standbys)s",

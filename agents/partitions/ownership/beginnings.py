@@ -29,7 +29,7 @@ async def begin(
     again.
     """
     records, tried = 0, 0
-    while waiting := [part for part in parts if part.is_to_begin]:
+    while waiting := [part for part in parts if part.owner.is_to_begin]:
         tried += 1
         try:
             records += await _begin(waiting, read, timeout_s)
@@ -43,12 +43,12 @@ async def begin(
 async def _begin(
     waiting: list[Partition], read: Callable[[list[Partition]], Awaitable[int]], timeout_s: float
 ) -> int:
-    builders = [(part, part.builder()) for part in waiting]
+    builders = [(part, part.owner.builder()) for part in waiting]
     try:
         await all_of(builder.fence(timeout_s) for _, builder in builders)
         records = await read(waiting)
-        begun = [(part, builder) for part, builder in builders if part.is_to_begin]
-        await all_of(part.begin(builder, timeout_s) for part, builder in begun)
+        begun = [(part, builder) for part, builder in builders if part.owner.is_to_begin]
+        await all_of(part.owner.begin(builder, timeout_s) for part, builder in begun)
     finally:
         await all_of(builder.close() for _, builder in builders)
     _tell([part for part, _ in begun])

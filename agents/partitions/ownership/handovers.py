@@ -21,7 +21,7 @@ def learn_handovers(settings: Settings, parts: Iterable[Partition]) -> None:
     so none of them moves any more. Blocks; raises TopicError when there is no changelog of an earlier
     version, ChangelogError for one of other sources, ChoicesError where choices are missing.
     """
-    wanted = [part for part in parts if part.processor.hands_over and part.may_learn_handover]
+    wanted = [part for part in parts if part.processor.hands_over and part.owner.may_learn_handover]
     if not wanted:
         return
     found = earlier_positions(settings, [(part.processor, part.partition) for part in wanted])
@@ -33,4 +33,4 @@ def learn_handovers(settings: Settings, parts: Iterable[Partition]) -> None:
                 ' emits_from="handover", and no changelog of an earlier version tells up to where it'
                 ' emitted: write emits_from="beginning", which emits everything again'
             )
-        part.learn_handover(Handover(HANDOVER_FORMAT, offsets_of(stood), choices_of(stood)))
+        part.owner.learn_handover(Handover(HANDOVER_FORMAT, offsets_of(stood), choices_of(stood)))

@@ -79,7 +79,7 @@ async def recover(
     if not begun:
         return 0
     await all_of(
-        part.begin_again(
+        part.owner.begin_again(
             how.recovery,
             settings.commit_timeout_s,
             emptied=how.emptied,
@@ -102,9 +102,9 @@ def needs_a_look(part: Partition, notes: Mapping[Place, CommitNote]) -> bool:
 
 def _is_behind(part: Partition, sent: SentResults) -> bool:
     here = part.position
-    known = [part.sent(topic).applied for topic in part.processor.topics]
+    known = [part.owner.sent(topic).applied for topic in part.processor.topics]
     return any(now < then for now, then in zip(known, sent.applied, strict=True)) or (
-        choices_of(here) < sent.choices and part.sent(part.processor.topics[0]).choices < sent.choices
+        choices_of(here) < sent.choices and part.owner.sent(part.processor.topics[0]).choices < sent.choices
     )
 
 
@@ -112,7 +112,7 @@ def sent_before(part: Partition, notes: Mapping[Place, CommitNote]) -> SentResul
     """Return what the group knows of *part*; None where it knows nothing of it, or of other logs of the same
     names.
     """
-    ids = {} if part.sources is None else part.sources.topics
+    ids = {} if part.owner.sources is None else part.owner.sources.topics
     told: list[TableSent | None] = []
     out: dict[str, str] = {}
     for place in part.places:
@@ -128,7 +128,9 @@ def sent_before(part: Partition, notes: Mapping[Place, CommitNote]) -> SentResul
     return SentResults(
         applied=tuple(NOTHING_APPLIED if each is None else each.applied for each in told),
         choices=max(each.choices for each in known),
-        topics=tuple(sorted(topic for topic, now in part.out.items() if out.get(topic) == shortened(now))),
+        topics=tuple(
+            sorted(topic for topic, now in part.owner.out.items() if out.get(topic) == shortened(now))
+        ),
         is_current=all(each.changelog == shortened(part.changelog_id) for each in known),
     )
 
@@ -154,7 +156,7 @@ def how_to_begin(
 def _begin_blank(
     part: Partition, sent: SentResults | None, firsts: Mapping[Place, int], *, partly: bool
 ) -> Begin | None:
-    before = None if sent is not None and sent.is_current else part.lost_before()
+    before = None if sent is not None and sent.is_current else part.owner.lost_before()
     cut = part.cut_at
     if sent is None:
         if before is None and not cut:
@@ -184,7 +186,7 @@ def _begin_cut(
     here = SentResults(
         applied=offsets_of(position),
         choices=choices_of(position),
-        topics=tuple(sorted(part.out)),
+        topics=tuple(sorted(part.owner.out)),
         is_current=True,
     )
     if sent is not None:
@@ -246,7 +248,7 @@ def require_whole_vector(part: Partition, notes: Mapping[Place, CommitNote]) -> 
     """Raise TopicError for a blank table of several sources of which some were made again and others not: the
     choices that it made name offsets of the old ones.
     """
-    ids = {} if part.sources is None else part.sources.topics
+    ids = {} if part.owner.sources is None else part.owner.sources.topics
     told = {
         place[0]: note.topic == ids.get(place[0])
         for place in part.places

@@ -33,5 +33,5 @@ def learn_sources(settings: Settings, parts: Sequence[Partition]) -> None:
                 " `holdfast topics check`"
             )
         ids = {topic: found.topics[topic] for topic in logs[part]}
-        part.sources = SourceIds(SOURCE_IDS_FORMAT, found.cluster_id, ids)
-        part.out = {topic: found.topics[topic] for topic in outs[part] if topic in found.topics}
+        part.owner.sources = SourceIds(SOURCE_IDS_FORMAT, found.cluster_id, ids)
+        part.owner.out = {topic: found.topics[topic] for topic in outs[part] if topic in found.topics}

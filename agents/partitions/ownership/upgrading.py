@@ -310,7 +310,7 @@ class Upgrading:
             pass
         except HoldfastError as error:
             if part is not None:
-                await part.close_writer()
+                await part.owner.close_writer()
                 await self._thread(part.close)
             if isinstance(error, BrokerError):
                 raise
@@ -326,8 +326,8 @@ class Upgrading:
     async def _bring_abreast(self, part: Partition) -> None:
         settings = self._settings
         if self._processors[part.processor.name].writes_alone:  # so it has not fenced the earlier one yet
-            await part.fence(settings.commit_timeout_s)
-            await part.close_writer()
+            await part.owner.fence(settings.commit_timeout_s)
+            await part.owner.close_writer()
         reading = ([part], settings.consumer(), settings.app, self._interrupted, settings.stall_timeout_s)
         await self._thread(restore, *reading)
 

@@ -61,7 +61,7 @@ class IdleOrigins:
         ends, since = self._feed.ends(), dict[tuple[Held, int], tuple[int, float]]()
         for held, owned in self._holdings.owned.items():
             part = owned.part
-            if held[0] not in self._steps or part.marks is None or not part.fenced_in:
+            if held[0] not in self._steps or part.owner.marks is None or not part.owner.fenced_in:
                 continue
             at_end: list[int] = []
             for number, (place, following) in enumerate(_following(part.places, part.offsets)):

@@ -184,7 +184,7 @@ class Skipping:
                     " read then: it would not be what a replay gives; raise unpacked_batch_bytes again, or"
                     " give its processor a new version"
                 )
-            read, now = each.part.sources, ids.topics[found.topic]
+            read, now = each.part.owner.sources, ids.topics[found.topic]
             if read is not None and read.cluster_id == ids.cluster_id and read.topics[found.topic] != now:
                 return (
                     f"topic {found.topic} was deleted and made again (its id was {read.topics[found.topic]},"

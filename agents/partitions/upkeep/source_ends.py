@@ -62,7 +62,7 @@ class SourceEnds:
             for intake, asked, _ in asking:
                 intake.answer(asked, ends, wait_s)
             for each in owned:
-                if gate.open and each.part.fenced_in:
+                if gate.open and each.part.owner.fenced_in:
                     each.runner.merging.look()
                     each.runner.go_on()
 

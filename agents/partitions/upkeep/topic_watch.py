@@ -68,9 +68,9 @@ class TopicWatch:
 
 def learn_outs(part: Partition, now: ClusterIds, settings: Settings) -> None:
     """Have *part* note from now on which topics it sends to."""
-    if part.sources is not None:
+    if part.owner.sources is not None:
         outs = outs_of(part.processor, settings)
-        part.out = {topic: now.topics[topic] for topic in outs if topic in now.topics}
+        part.owner.out = {topic: now.topics[topic] for topic in outs if topic in now.topics}
 
 
 def made_again(

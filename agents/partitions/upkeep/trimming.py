@@ -69,7 +69,9 @@ class Trimming:
             behind = readers.get(place[0])
             if behind is None or next_offset <= self._trimmed.get(place, 0):
                 continue
-            here = {each.part.processor.name for each in self._holdings.owners(place) if each.part.fenced_in}
+            here = {
+                each.part.processor.name for each in self._holdings.owners(place) if each.part.owner.fenced_in
+            }
             if behind <= here:  # else another has the position of one of them
                 out[place] = next_offset
         return out

@@ -51,7 +51,7 @@ class GlobalsHost(MergingHost):
 
     def __init__(self) -> None:
         super().__init__()
-        self.held: dict[tuple[str, int], str] = {}
+        self.stalled: dict[tuple[str, int], str] = {}
         self.settings = SimpleNamespace(stall_timeout_s=5.0)
         self.processors = {"priced": PRICED}
         self.globals = GlobalCopies(self)  # type: ignore[arg-type]
@@ -73,10 +73,8 @@ class Bench:
             processor=PRICED,
             partition=0,
             places=[("orders", 0)],
-            merging=self.folder,
-            recorded=[],
+            owner=SimpleNamespace(merging=self.folder, recorded=[], views=views),
             choices_topic="app-priced-choices",
-            views=views,
         )
         self.intake = MergingIntake(self.host, part, GlobalIntake(self.host, part, self.host.globals))  # type: ignore[arg-type]
         self.following = 0
@@ -116,11 +114,11 @@ def test_nothing_is_folded_before_the_topic_was_read_once() -> None:
     bench.rate("a", 0)
     bench.fetch("1")
     assert bench.turn() == ""
-    assert "must come to their ends first" in bench.host.held["priced", 0]
+    assert "must come to their ends first" in bench.host.stalled["priced", 0]
     bench.rate("b", 1)
     bench.host.globals.whole = True
     assert bench.turn() == "1b"
-    assert bench.host.held == {}
+    assert bench.host.stalled == {}
     assert bench.choices == [(1,)]
 
 
@@ -155,11 +153,11 @@ def test_a_new_owner_waits_until_its_copy_is_where_the_one_before_it_was() -> No
     bench.rate("a", 3)
     bench.fetch("1")
     assert bench.turn() == ""
-    assert "are at {'rates': [3]} and must come to {'rates': [4]} first" in bench.host.held["priced", 0]
+    assert "are at {'rates': [3]} and must come to {'rates': [4]} first" in bench.host.stalled["priced", 0]
     assert bench.host.globals.waited_for == {"rates": (4,)}
     bench.rate("b", 4)
     assert bench.turn() == "1b"
-    assert (bench.choices, bench.host.held, bench.host.globals.waited_for) == ([], {}, {})
+    assert (bench.choices, bench.host.stalled, bench.host.globals.waited_for) == ([], {}, {})
 
 
 def test_what_is_given_up_leaves_no_word_behind() -> None:
@@ -168,7 +166,7 @@ def test_what_is_given_up_leaves_no_word_behind() -> None:
     bench.turn()
     bench.host.owned = False
     bench.intake.revoked()
-    assert (bench.host.held, bench.host.globals.waited_for) == ({}, {})
+    assert (bench.host.stalled, bench.host.globals.waited_for) == ({}, {})
 
 
 def test_a_copy_that_does_not_come_there_ends_the_worker() -> None:
@@ -193,10 +191,10 @@ def test_a_copy_that_does_not_come_there_ends_the_worker() -> None:
     tables.waited_for.clear()
     feed.unreadable = lambda: "rates partition 0: offset 3 cannot be read"
     look(0.0)
-    assert "stand still: rates partition 0" in bench.host.held[ALL]
+    assert "are stalled: rates partition 0" in bench.host.stalled[ALL]
     feed.unreadable = lambda: None
     look(0.0)
-    assert bench.host.held == {}
+    assert bench.host.stalled == {}
 
 
 def test_a_worker_without_globals_follows_nothing() -> None:

@@ -29,7 +29,7 @@ def copies(loop: asyncio.AbstractEventLoop | None = None) -> GlobalCopies:
         assert loop is not None
         return loop.run_in_executor(None, call, *args)
 
-    host: Any = SimpleNamespace(processors={"priced": PRICED}, held={}, thread=thread)
+    host: Any = SimpleNamespace(processors={"priced": PRICED}, stalled={}, thread=thread)
     made = GlobalCopies(host)
     made.counts = {"rates": 3}
     made.copies["rates"] = GlobalCopy(RATES, None, _Refusals(RATES, made.failures["rates"]))
@@ -78,9 +78,9 @@ def test_a_worker_is_unready_while_a_global_is_not_caught_up() -> None:
     readiness = Readiness(membership, feed, {})
     why = "global table rates is not caught up"
     assert readiness.unready(folding=True, lost=(), standby_failure=None, behind=[why]) == why
-    readiness.held["priced", 0] = "it waits"
+    readiness.stalled["priced", 0] = "it waits"
     assert readiness.unready(folding=True, lost=(), standby_failure=None, behind=[why]) == f"{why}; it waits"
-    readiness.held.clear()
+    readiness.stalled.clear()
     assert readiness.unready(folding=True, lost=(), standby_failure=None) is None
 
 

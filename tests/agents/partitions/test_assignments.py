@@ -31,6 +31,7 @@ class Part:
     def __init__(self, worker: Worker, held: Held) -> None:
         self.processor, self.partition = SimpleNamespace(name=held[0]), held[1]
         self.worker, self.serving = worker, False
+        self.owner = self.replay = self.waiters = self
 
     def note(self, step: str) -> None:
         self.worker.steps.append((step, self.partition))
@@ -217,7 +218,7 @@ def test_after_generations_without_this_worker_or_a_lost_writer_all_is_fenced_an
 ) -> None:
     async def run(it: Worker) -> None:
         await it.adopt(1, active=(0,))
-        it.holdings.owned["counts", 0].part.fenced_in = fenced_in  # type: ignore[misc]
+        it.holdings.owned["counts", 0].part.owner.fenced_in = fenced_in  # type: ignore[misc]
         it.taken()
         it.revoke()
         await it.adopt(generation, active=(0,))

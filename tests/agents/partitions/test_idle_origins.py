@@ -22,9 +22,8 @@ class World:
 
     def __init__(self) -> None:
         self.now_s, self.told = 100.0, list[frozenset[int]]()
-        self.part = SimpleNamespace(
-            places=[PLACE], offsets={"numbers": 4}, marks=object(), fenced_in=True, partition=0
-        )
+        owner = SimpleNamespace(marks=object(), fenced_in=True)
+        self.part = SimpleNamespace(places=[PLACE], offsets={"numbers": 4}, owner=owner, partition=0)
         runner = SimpleNamespace(mark_idle=lambda at_end, epoch: self.told.append(at_end))
         self.ends: dict[Any, int] = {PLACE: 5}
         self.gate = SimpleNamespace(open=True, epoch=1)
@@ -78,7 +77,7 @@ def test_nobody_lets_go_whose_end_is_not_known(world: World, what: str) -> None:
         case "down":
             world.feed.broker_down = True
         case "lost":
-            world.part.fenced_in = False
+            world.part.owner.fenced_in = False
         case "frozen":
             world.now_s += 60
     assert not world.looks(0.9)

@@ -86,8 +86,7 @@ class Bench:
             processor=JOINED,
             partition=0,
             places=[(topic, 0) for topic in TOPICS],
-            merging=self.folder,
-            recorded=[],
+            owner=SimpleNamespace(merging=self.folder, recorded=[]),
             choices_topic="app-joined-choices",
         )
         self.intake = MergingIntake(self.host, part, clock=clock)

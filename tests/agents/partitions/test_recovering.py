@@ -37,9 +37,9 @@ class Writer:
 def part_of(folder: Path, applied: int | None = None) -> Partition:
     """Return a partition at offset *applied*, or with a changelog without any position."""
     part = opened(folder)
-    part.sources, part.out = NOW, {"big": "id of big", "quarantine": "id of quarantine"}
+    part.owner.sources, part.owner.out = NOW, {"big": "id of big", "quarantine": "id of quarantine"}
     if applied is not None:
-        part.keep(changes(applied), applied + 2)
+        part.owner.keep(changes(applied), applied + 2)
     return part
 
 
@@ -95,22 +95,22 @@ def test_a_log_that_was_emptied_without_a_committed_position_is_refused(tmp_path
 def test_a_log_without_its_beginning_is_written_anew_and_known_from_then_on(tmp_path: Path) -> None:
     part = part_of(tmp_path)
     part.reads_from(40)
-    part.keep(changes(9), 44)
+    part.owner.keep(changes(9), 44)
     begin = how_to_begin(part, None, {("in", 0): 0}, partly=False)
     assert begin is not None
     assert begin.emptied
     writer: Any = Writer()
-    part._writer = writer
-    asyncio.run(part.begin_again(begin.recovery, 1, emptied=True))
+    part.owner._writer = writer
+    asyncio.run(part.owner.begin_again(begin.recovery, 1, emptied=True))
     written = [put for each in writer.parts for put in each.puts]
     assert (row_key("a"), None) in written
     assert written[-1][0] == APPLIED
     note = dict(written)[RECOVERY]
     assert decode_recovery(note) == Recovery(1, 40, (9,), 0, ("big", "quarantine"))
-    part._store.write([(RECOVERY, note)], part._positions.start, 45)
+    part.store.write([(RECOVERY, note)], part.positions.start, 45)
     assert part.cut_at == 0
-    assert part.sent("in").applied == 9, "also while it is folded a second time"
-    part._writer = None
+    assert part.owner.sent("in").applied == 9, "also while it is folded a second time"
+    part.owner._writer = None
     part.close()
 
 
@@ -126,7 +126,7 @@ def test_a_state_that_went_back_is_silent_up_to_what_was_sent(tmp_path: Path) ->
 def test_a_store_of_another_changelog_is_remembered_until_there_is_a_state(tmp_path: Path) -> None:
     part = part_of(tmp_path, applied=5)
     part.rebuild("its changelog was made again")
-    assert part.lost_before() == (5,)
+    assert part.owner.lost_before() == (5,)
     with pytest.raises(ChangelogError, match="is empty, though the table was folded before"):
         how_to_begin(part, None, {("in", 0): 0}, partly=False)
     known = sent_before(part, noted(3, changelog="another"))

@@ -96,7 +96,15 @@ class Part:
     def keep(self, changes: Changes, changelog_next: int) -> None:
         self.kept.append((changelog_next, len(changes.puts)))
 
-    def wake_readers(self) -> None: ...
+    def wake(self) -> None: ...
+
+    @property
+    def owner(self) -> Part:
+        return self
+
+    @property
+    def waiters(self) -> Part:
+        return self
 
 
 class Counts:
@@ -385,7 +393,11 @@ def test_a_transaction_that_is_folded_for_long_ends_and_what_is_left_is_the_next
     *full, _ = part.transactions
     assert full
     assert all(most < records <= most + 6 for records in full), "it ends with the step that is under way"
-    assert (sum(part.transactions), part.folder.applied, part.folder.rows["seen"]) == (1_510, 1_509, 1_510)
+    assert (sum(part.transactions), part.folder.applied, part.folder.rows["seen"]) == (
+        1_510,
+        1_509,
+        1_510,
+    )
     assert (host.acked, host.failures) == (2, []), "each when all of it is durable"
     assert host.progress == len(part.transactions), "a fetch of many transactions is not stuck"
 
@@ -410,7 +422,10 @@ def transactions_of(records: int, room_bytes: int) -> list[int]:
         assert (runner.idle(), host.acked, host.voided, host.failures) == (True, 3, 0, [])
 
     asyncio.run(run())
-    assert (part.folder.applied, part.folder.rows["seen"]) == (3 * records - 1, 3 * records)
+    assert (part.folder.applied, part.folder.rows["seen"]) == (
+        3 * records - 1,
+        3 * records,
+    )
     return part.transactions
 
 
@@ -689,7 +704,12 @@ def test_a_fold_that_has_to_wait_is_tried_again_and_its_partition_says_what_it_n
         registry.there = True
         host.clock.advance_ms(5_000)
         await ended(runner)
-        assert (part.folder.applied, part.folder.rows["seen"], host.acked, host.failures) == (6, 7, 3, [])
+        assert (
+            part.folder.applied,
+            part.folder.rows["seen"],
+            host.acked,
+            host.failures,
+        ) == (6, 7, 3, [])
         assert (host.stalled, host.resting, host.uncounted, part.stalled) == ({}, set(), 3, None)
         runner.hand(events_of(7, 1))
         await ended(runner)
@@ -746,9 +766,8 @@ def test_a_record_that_may_not_be_refused_stops_its_partition_until_an_operator_
         runner = runner_of(host, part)
         runner.hand(event_of(0, [b"fine", b"x", b"fine", b"x"]))
         for offset in (1, 3):
-            await until(
-                lambda offset=offset: f"before offset {offset} " in host.stalled.get(("poison", 0), "")
-            )  # type: ignore[misc]
+            at = f"before offset {offset} "
+            await until(lambda at=at: at in host.stalled.get(("poison", 0), ""))  # type: ignore[misc]
             said = host.stalled["poison", 0]
             assert "ValueError: poison" in said
             assert f"`holdfast quarantine skip events 0 {offset} --execute`" in said

@@ -32,7 +32,9 @@ class Owner:
     def own(self, place: tuple[str, int], applied: int) -> None:
         processor = self.processors[place[0]]
         offsets = dict.fromkeys(processor.topics, applied)
-        part: Any = SimpleNamespace(processor=processor, offsets=offsets, fenced_in=True)
+        part: Any = SimpleNamespace(
+            processor=processor, offsets=offsets, owner=SimpleNamespace(fenced_in=True)
+        )
         self.holdings.owned[place] = Owned(part, cast("Runner", None))
 
     def due(self) -> dict[tuple[str, int], int]:
@@ -54,7 +56,7 @@ def test_nothing_is_trimmed_while_another_worker_has_the_position_of_a_reader() 
     assert owner.due() == {}
     owner.own(("counts", 0), 30)
     assert owner.due() == {("words.v1", 0): 31}
-    owner.holdings.owned["counts", 0].part.fenced_in = False  # type: ignore[misc]
+    owner.holdings.owned["counts", 0].part.owner.fenced_in = False  # type: ignore[misc]
     assert owner.due() == {}, "a newer owner may have it"
 
 

@@ -156,7 +156,7 @@ def test_a_worker_skips_nothing_of_a_topic_that_it_did_not_begin_to_read(shop: S
     settings = Settings(app=shop.settings.app, kafka=shop.settings.kafka, unreadable="quarantine")
     sources = SourceIds(SOURCE_IDS_FORMAT, shop.ids.cluster_id, dict(shop.ids.topics))
     processor = SimpleNamespace(table="totals", name="totals")
-    part = SimpleNamespace(sources=sources, offsets={"orders": 2}, processor=processor)
+    part = SimpleNamespace(owner=SimpleNamespace(sources=sources), offsets={"orders": 2}, processor=processor)
     written: list[Any] = []
 
     class Runner:
@@ -174,7 +174,7 @@ def test_a_worker_skips_nothing_of_a_topic_that_it_did_not_begin_to_read(shop: S
     asyncio.run(skipping._consider(("orders", 0), FOUND))
     assert written == []
     assert "was deleted and made again" in skipping.why["orders", 0]
-    part.sources = None  # as before the ids were known
+    part.owner.sources = None  # as before the ids were known
     asyncio.run(skipping._consider(("orders", 0), FOUND))
     (records,) = written
     assert f'"topic_id":"{shop.ids.topics["orders"]}"'.encode() in (records[0].value or b"")

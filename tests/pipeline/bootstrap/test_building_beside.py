@@ -28,9 +28,10 @@ from holdfast.pipeline.bootstrap.fencing import fenced_writer
 from holdfast.pipeline.bootstrap.sink import BootstrapOutcome, BootstrapStep
 from holdfast.pipeline.verify.emits import verify_emits
 from holdfast.pipeline.verify.table import read_live, verify
-from holdfast.tables.partition import Environment, Partition
+from holdfast.tables.partition import Partition
 from holdfast.tables.restore import restore
 from holdfast.tables.rocks import Budget
+from holdfast.tables.state import Environment
 from tests.pipeline.accounts import Account, Op
 from tests.support.books_app import LOCAL, MIGRATE, SEND, SILENT, Books, Crash, outcomes
 from tests.support.patience import DEADLINE_S
@@ -84,7 +85,7 @@ class Owner:
         return found
 
     async def take(self) -> None:
-        await self.part.fence(DEADLINE_S)
+        await self.part.owner.fence(DEADLINE_S)
         await self._read([self.part])
         await begin([self.part], self._read, DEADLINE_S)
 
@@ -95,7 +96,7 @@ class Owner:
             try:
                 await self.take()
             finally:
-                await self.part.close_writer()
+                await self.part.owner.close_writer()
 
         with ThreadPoolExecutor(1) as pool:
             pool.submit(asyncio.run, work()).result(DEADLINE_S)
@@ -122,7 +123,7 @@ def test_workers_of_the_version_before_write_on_and_what_they_emit_meanwhile_is_
     part = Owner(books, tmp_path, second).taken()
     assert state(part) == (119, True)
     assert not any("stands still" in each.getMessage() for each in caplog.records)
-    assert part.may_learn_handover, "version 1 has gone on: it is silent up to where that stands now"
+    assert part.owner.may_learn_handover, "version 1 has gone on: it is silent up to where that stands now"
     part.close()
     assert verify(second, books.settings, LOCAL).equal
     assert verify_emits(second, books.settings).equal
@@ -137,7 +138,7 @@ def test_a_worker_that_has_begun_an_empty_partition_is_not_written_over(
     (line,) = [each.getMessage() for each in caplog.records if "stands still" in each.getMessage()]
     assert line.startswith("accounts.v2 partitions [0] begin empty: the version before")
     assert "`holdfast bootstrap accounts`" in line
-    assert not part.is_to_begin
+    assert not part.owner.is_to_begin
     part.close()
     assert verify(second, books.settings, LOCAL).equal, "nothing, at the beginning"
     assert outcomes(bootstrap(second, books.settings, SILENT)) == [
@@ -233,7 +234,7 @@ def test_a_bootstrap_that_dies_between_two_steps_of_a_worker_is_shut_out_by_the_
     owner.between = dying
     part = owner.taken()
     assert state(part) == (-1, False)
-    assert not part.is_to_begin
+    assert not part.owner.is_to_begin
     part.close()
 
 
