@@ -73,8 +73,9 @@ ROOMS: Mapping[str, frozenset[str] | None] = {
 WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
     "core": {
         "untrusted": frozenset(),
+        "value_types": frozenset(),
         "kafka": frozenset(),
-        "engine": frozenset({"kafka", "untrusted"}),
+        "engine": frozenset({"kafka", "untrusted", "value_types"}),
         "ranges": frozenset({"untrusted"}),
         "claims": frozenset({"engine", "untrusted"}),
         "member": frozenset({"claims", "engine", "kafka"}),

@@ -13,6 +13,7 @@ from uuid import UUID
 import msgspec
 
 from holdfast.core.untrusted import UNFIT
+from holdfast.core.value_types import is_model, unfit_type, without_none
 from holdfast.errors import ConfigError, DecodeError, FoldError
 from holdfast.schemas import avro_schemas
 from holdfast.schemas.avro_logical import install
@@ -20,7 +21,7 @@ from holdfast.schemas.avro_resolution import plain
 from holdfast.schemas.avro_types import schema_of
 from holdfast.schemas.registry import SchemaRegistry, SchemaText
 from holdfast.schemas.serde import Read, SchemaSerde
-from holdfast.schemas.types import alternatives, is_record, missing, without_none
+from holdfast.schemas.types import alternatives, is_record, missing
 
 T = TypeVar("T")
 
@@ -77,6 +78,10 @@ class Avro(SchemaSerde[T]):
         super().__init__(of, tombstones=tombstones, subject=subject)
         self._schema, self._namespace, self._inner = schema, namespace, inner
         kinds = alternatives(inner)
+        if schema is not None and any(is_model(each) or unfit_type(each) for each in kinds):
+            raise ConfigError(
+                f"{self}: use a Struct, a dataclass or a TypedDict, or Json for pydantic models"
+            )
         if len(kinds) > 1 and not all(map(is_record, kinds)):
             raise ConfigError(f"{self}: a union is of Structs or dataclasses; wrap other values in one")
         self._kinds = {each.__name__: each for each in kinds} if len(kinds) > 1 else {}

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, overload
 
 import msgspec
 
 from holdfast.core.untrusted import UNFIT
+from holdfast.core.value_types import (
+    has_open_keys,
+    is_model,
+    model_reader,
+    model_writer,
+    unfit_type,
+    without_none,
+)
 from holdfast.errors import ConfigError, DecodeError, FoldError
 from holdfast.schemas.json_rules import JsonRules
 from holdfast.schemas.registry import SchemaRegistry, SchemaText
 from holdfast.schemas.serde import Read, SchemaSerde
-from holdfast.schemas.types import without_none
 
 T = TypeVar("T")
 
@@ -66,14 +73,22 @@ class JsonSchema(SchemaSerde[T]):
     ) -> None:
         inner, tombstones = without_none(of)
         super().__init__(of, tombstones=tombstones, subject=subject)
-        self._schema, self._validate = schema, validate
+        self._schema, self._validate, self._open_keys = schema, validate, False
+        self._decode: Callable[[Any], Any]
+        self._encode: Callable[[Any], bytes]
         try:
-            self._decode = msgspec.json.Decoder(inner).decode
+            if is_model(inner):
+                self._decode, self._encode = model_reader(inner), model_writer(inner)
+            elif (why := unfit_type(inner)) is not None:
+                raise TypeError(why)
+            else:
+                self._decode = msgspec.json.Decoder(inner).decode
+                self._encode = msgspec.json.Encoder(order="deterministic").encode
+                self._open_keys = has_open_keys(inner)
             made = _made_of(inner) if schema is None else _given(schema)
             self._text = json.dumps(made, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
         except (TypeError, ValueError, NotImplementedError) as error:
             raise ConfigError(f"{self}: {error}") from error
-        self._encode = msgspec.json.Encoder(order="deterministic").encode
         rules = JsonRules(made)
         self._check_own = None if schema is None or not validate else rules.check
 
@@ -105,7 +120,9 @@ class JsonSchema(SchemaSerde[T]):
     def payload(self, value: T) -> bytes:
         try:
             encoded = self._encode(value)
-            self._decode(encoded)
+            read = self._decode(encoded)
+            if self._open_keys and self._encode(read) != encoded:
+                raise TypeError("it has keys that its TypedDict does not declare")
             if self._check_own is not None:
                 self._check_own(msgspec.json.decode(encoded), encoded)
         except MemoryError:  # no record is to blame
@@ -116,7 +133,8 @@ class JsonSchema(SchemaSerde[T]):
 
 
 def _made_of(of: Any) -> dict[str, Any]:
-    return {"$schema": DIALECT, "title": getattr(of, "__name__", str(of)), **msgspec.json.schema(of)}
+    found = of.model_json_schema() if is_model(of) else msgspec.json.schema(of)
+    return {"$schema": DIALECT, "title": getattr(of, "__name__", str(of)), **found}
 
 
 def _given(schema: str | Mapping[str, Any]) -> dict[str, Any]:

@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, TypeVar, overload
 
+from holdfast.core.value_types import without_none
 from holdfast.errors import ConfigError, DecodeError, FoldError
 from holdfast.schemas.frames import path_bytes, split_path
 from holdfast.schemas.proto_fields import check_values, may_lack_values, why_misread
 from holdfast.schemas.proto_files import message_types
 from holdfast.schemas.registry import SchemaRegistry, SchemaText
 from holdfast.schemas.serde import Read, SchemaSerde
-from holdfast.schemas.types import missing, without_none
+from holdfast.schemas.types import missing
 
 M = TypeVar("M")
 

@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-from types import NoneType, UnionType
+from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
 import msgspec
 
 from holdfast.errors import ConfigError
-
-
-def without_none(of: Any) -> tuple[Any, bool]:
-    """Return the type of values that are written, and whether None, a tombstone, is among the others.
-
-    >>> without_none(int | None), without_none(int)
-    ((<class 'int'>, True), (<class 'int'>, False))
-    """
-    if get_origin(of) not in (Union, UnionType) or NoneType not in get_args(of):
-        return of, False
-    return Union[tuple(each for each in get_args(of) if each is not NoneType)], True  # noqa: UP007  made at run time
 
 
 def alternatives(of: Any) -> tuple[Any, ...]:

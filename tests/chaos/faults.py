@@ -26,7 +26,9 @@ from holdfast.core.engine import linger
 from holdfast.kafka.transactions.transactional_client import TransactionalClient
 from holdfast.tables import restore, store
 from holdfast.tables.changelog import ChangelogWriter
+from holdfast.tables.owner import PartitionOwner
 from holdfast.tables.partition import Partition
+from holdfast.tables.replay import ChangelogReplay
 from holdfast.tables.store import PartitionStore
 
 FAULTS = (
@@ -124,8 +126,8 @@ def plant(doom: Doom) -> None:
     )
     around(store, "batch_of", before=strike(doom.strike, "piece"))
     around(PartitionManager, "done", after=strike(doom.strike, "acked"))
-    around(Partition, "fence", after=strike(doom.strike, "fenced"))
-    around(Partition, "apply", after=strike(doom.strike, "restoring"))
+    around(PartitionOwner, "fence", after=strike(doom.strike, "fenced"))
+    around(ChangelogReplay, "apply", after=strike(doom.strike, "restoring"))
     around(Partition, "activate", after=strike(doom.strike, "activated"))
 
 
@@ -194,12 +196,12 @@ def hold_up(held: Path) -> None:
         while held.exists():
             time.sleep(_LOOK_S)
 
-    around(Partition, "apply", before=wait)
+    around(ChangelogReplay, "apply", before=wait)
 
 
 def slow_down(milliseconds: float) -> None:
     """Have restores go in small steps with a pause before each, so that a test can act while a worker
     restores.
     """
-    around(Partition, "apply", before=functools.partial(time.sleep, milliseconds / 1000))
+    around(ChangelogReplay, "apply", before=functools.partial(time.sleep, milliseconds / 1000))
     restore.READ_RECORDS = SMALL_STEP_RECORDS

@@ -4,12 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from types import UnionType
-from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar, get_origin, overload
+from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar, overload
 
 import msgspec
 
 from holdfast.core.engine.emits import Headers
 from holdfast.core.untrusted import UNFIT
+from holdfast.core.value_types import (
+    class_of,
+    has_open_keys,
+    is_model,
+    model_reader,
+    model_writer,
+    packed_reader,
+    packed_writer,
+    takes_none,
+    unfit_type,
+    without_none,
+)
 from holdfast.errors import ConfigError, DecodeError, FoldError
 
 T = TypeVar("T")
@@ -93,29 +105,37 @@ def alike(one: Serde[Any], other: Serde[Any]) -> bool:
 class _Typed(Generic[T]):
     """Values of one type in one of msgspec's formats.
 
-    *of* is any type that msgspec takes. Where it allows None (`Order | None`), None is a tombstone; where it
-    does not, a record without a value is refused.
+    *of* is a type that msgspec takes, or a pydantic model. Where it allows None (`Order | None`), None is a
+    tombstone; where it does not, a record without a value is refused.
     """
 
     _name: str
     _codec: Any
+    _decode: Callable[[Any], Any]
+    _encode: Callable[[Any], bytes]
 
     def __init__(self, of: Any) -> None:
         self.of = of
+        inner, self._tombstones = without_none(of)
+        self._open_keys = False
         try:
-            self._decode = self._codec.Decoder(of).decode
+            if is_model(inner):
+                self._decode, self._encode = self._model_codec(inner)
+            elif (why := unfit_type(of)) is not None:
+                raise ConfigError(f"{self._name}({getattr(of, '__name__', of)}): {why}")
+            else:
+                self._decode = self._codec.Decoder(of).decode
+                self._encode = self._codec.Encoder(order="deterministic").encode
+                self._open_keys, self._tombstones = has_open_keys(of), takes_none(of)
         except (TypeError, ValueError) as error:
             raise ConfigError(
                 f"{self._name}({of!r:.200}): {error}; give a type, as in {self._name}(int)"
             ) from error
-        self._encode = self._codec.Encoder(order="deterministic").encode
-        kind = get_origin(of) or of
-        self._kind = kind if isinstance(kind, type) and kind not in (object, float, UnionType, Any) else None
-        try:
-            msgspec.convert(None, of)
-            self._tombstones = True
-        except (msgspec.ValidationError, TypeError):
-            self._tombstones = False
+        kind = class_of(of)
+        self._kind = kind if kind not in (object, float, UnionType, Any) else None
+
+    def _model_codec(self, model: Any) -> tuple[Callable[[bytes], Any], Callable[[Any], bytes]]:
+        return model_reader(model), model_writer(model)
 
     def decode(self, value: bytes | None) -> T:
         """Return the value in these bytes; raises DecodeError when it is not of the declared type."""
@@ -141,7 +161,9 @@ class _Typed(Generic[T]):
             )
         try:
             encoded: bytes = self._encode(value)
-            self._decode(encoded)
+            read = self._decode(encoded)
+            if self._open_keys and self._encode(read) != encoded:
+                raise TypeError("it has keys that its TypedDict does not declare")
         except (*UNFIT, TypeError, ValueError, OverflowError, msgspec.MsgspecError) as error:
             raise FoldError(f"{value!r:.200} cannot be written as {self}: {error}") from error
         return encoded
@@ -183,6 +205,9 @@ class Msgpack(_Typed[T]):
     """
 
     _name, _codec = "Msgpack", msgspec.msgpack
+
+    def _model_codec(self, model: Any) -> tuple[Callable[[bytes], Any], Callable[[Any], bytes]]:
+        return packed_reader(model_reader(model)), packed_writer(model_writer(model))
 
     @overload
     def __init__(self, of: type[T]) -> None: ...

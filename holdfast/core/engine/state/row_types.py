@@ -10,6 +10,8 @@ from typing import Any, get_origin
 import msgspec
 from msgspec import inspect
 
+from holdfast.core.value_types import is_model
+
 _ONE_FORM = (
     inspect.BoolType,
     inspect.BytesType,
@@ -85,6 +87,13 @@ def why_unfit(row: Any) -> str | None:
     except (TypeError, NameError, AttributeError) as error:
         return f"it cannot be decoded: {error!s:.300}; write a type, such as int or a frozen msgspec.Struct"
     for _, each in _located("", info, set()):
+        if isinstance(each, inspect.CustomType) and is_model(each.cls):
+            name = each.cls.__name__
+            return (
+                f"{name} is a pydantic model, which may change after it was stored: declare a frozen"
+                f" msgspec.Struct or dataclass with its fields, or keep {name}.model_dump_json() in a row of"
+                " str"
+            )
         if isinstance(each, inspect.CustomType):
             return f"it cannot be decoded: {each.cls!r} is not a type that MessagePack has a form for"
     for each in info.types if isinstance(info, inspect.UnionType) else (info,):

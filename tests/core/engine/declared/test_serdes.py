@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import pickle
 from collections import deque
-from typing import Any
+from collections.abc import Callable
+from datetime import datetime
+from decimal import Decimal
+from typing import Any, TypedDict
 
 import msgspec
+import pydantic
 import pytest
 
-from holdfast.core.engine.declared.serdes import Bytes, Json, Msgpack, Text, decode_all
+from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.declared.serdes import Bytes, Json, Msgpack, Serde, Text, decode_all
+from holdfast.core.engine.declared.sources import Source
 from holdfast.core.engine.declared.streams import Stream
-from holdfast.errors import DecodeError, FoldError
+from holdfast.core.engine.state.rows import Rows
+from holdfast.core.streams.steps import Map
+from holdfast.errors import ConfigError, DecodeError, FoldError
+from holdfast.testing import Topology
 
 
 class Total(msgspec.Struct, frozen=True):
@@ -126,3 +135,105 @@ def test_a_stream_is_its_topic_s_name() -> None:
     assert stream in {"totals"}
     emit = stream.emit(b"k", Total(1), headers=(("h", b"v"),), partition=2)
     assert (type(emit.topic), emit.key, emit.headers, emit.partition) == (str, b"k", (("h", b"v"),), 2)
+
+
+class Line(pydantic.BaseModel, frozen=True):
+    sku: str
+    price: Decimal
+    at: datetime
+    tags: dict[str, int] = {}
+
+
+class Priced(TypedDict):
+    sku: str
+    cents: int
+
+
+class Nested(TypedDict):
+    lines: list[Priced]
+
+
+LINE = Line(sku="a", price=Decimal("1407374883553.27"), at=datetime(2026, 1, 1), tags={"b": 1, "a": 2})
+TYPED: list[Callable[[Any], Serde[Any]]] = [Json, Msgpack]
+
+
+@pytest.mark.parametrize("typed", TYPED)
+def test_a_pydantic_model_is_read_back_as_it_was_written(typed: Callable[[Any], Serde[Any]]) -> None:
+    serde = typed(Line)
+    encoded = serde.encode(LINE)
+    assert serde.decode(encoded) == LINE
+    swapped = LINE.model_copy(update={"tags": {"a": 2, "b": 1}})
+    assert serde.encode(swapped) == encoded, "equal values have the same bytes"
+    assert typed(Line | None).decode(None) is None
+
+
+@pytest.mark.parametrize("typed", TYPED)
+def test_values_that_a_pydantic_model_refuses_are_refused_with_their_paths(
+    typed: Callable[[Any], Serde[Any]],
+) -> None:
+    serde, plain = typed(Line), typed(dict)
+    with pytest.raises(DecodeError, match=r"not \w+\(Line\): price: Input should be a valid decimal; at: "):
+        serde.decode(plain.encode({"sku": "a", "price": "x"}))
+    with pytest.raises(DecodeError, match="the record has no value"):
+        serde.decode(None)
+    with pytest.raises(FoldError, match="it is of type dict"):
+        serde.encode({"sku": "a"})
+    with pytest.raises(FoldError, match="cannot be written as"):
+        serde.encode(Line.model_construct(sku=7, price=Decimal(1), at=datetime(2026, 1, 1)))
+
+
+@pytest.mark.parametrize("typed", TYPED)
+def test_a_typed_dict_is_written_as_declared_at_any_depth(typed: Callable[[Any], Serde[Any]]) -> None:
+    serde = typed(Nested)
+    value = {"lines": [{"sku": "a", "cents": 1}]}
+    assert serde.decode(serde.encode(value)) == value
+    for wrong in (
+        {"lines": [{"sku": "a"}]},
+        {"lines": [{"sku": "a", "cents": 1, "note": "x"}]},
+        {"lines": [], "more": 1},
+        {"lines": [{"sku": "a", "cents": "1"}]},
+    ):
+        with pytest.raises(FoldError, match=r"cannot be written as \w+\(Nested\)"):
+            serde.encode(wrong)
+
+
+@pytest.mark.parametrize("typed", TYPED)
+@pytest.mark.parametrize(
+    ("of", "cure"),
+    [
+        (list[Line], r"make the outer type a model too, such as pydantic.RootModel\[list\[Line\]\]"),
+        (dict[str, Line], "make the outer type a model too"),
+        (dict[str, complex], "complex has no form that can be read back"),
+    ],
+)
+def test_a_type_of_which_no_record_could_be_read_is_refused_when_declared(
+    typed: Callable[[Any], Serde[Any]], of: Any, cure: str
+) -> None:
+    with pytest.raises(ConfigError, match=cure):
+        typed(of)
+
+
+def test_steps_emit_models_and_typed_dicts() -> None:
+    def doubled(line: Line) -> Line:
+        return line.model_copy(update={"price": 2 * line.price})
+
+    def cheaper(line: Line) -> Priced:
+        return {"sku": line.sku, "cents": int(line.price * 50)}
+
+    lines = Source("lines", Json(Line))
+    steps = [
+        Map(name="doubled", source=lines, each=doubled, to=Stream("double", Json(Line))),
+        Map(name="cheaper", source=lines, each=cheaper, to=Stream("cheap", Json(Priced))),
+    ]
+    with Topology(steps) as shop:
+        shop.pipe("lines", Json(Line).encode(LINE.model_copy(update={"price": Decimal("1.10")})))
+        (double,), (cheap,) = shop.read("double"), shop.read("cheap")
+        assert Json(Line).decode(double.value).price == Decimal("2.20")
+        assert cheap.value == b'{"cents":55,"sku":"a"}'
+
+
+def test_a_pydantic_row_is_refused_by_its_name_with_two_cures() -> None:
+    def keep(rows: Rows[Any], event: bytes, at_ms: int) -> None: ...
+
+    with pytest.raises(ConfigError, match=r"Line is a pydantic model.*msgspec.Struct.*model_dump_json"):
+        Processor(name="lines", source="lines", decode=bytes, fold=keep, row=Line)
