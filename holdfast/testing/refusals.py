@@ -6,7 +6,7 @@ import linecache
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from holdfast.core.engine.fold.user_frames import UserFrame, told
+from holdfast.core.engine.fold.user_frames import UserFrame, calls_line
 from holdfast.errors import UnseenRefusalsError
 from holdfast.testing.logs import TopicRecord
 from holdfast.testing.tracebacks import of_the_kit
@@ -37,7 +37,7 @@ def require_none(refused: Sequence[RefusedRecord], stopped: Sequence[RefusedReco
     if not refused and not stopped:
         return
     first = (*refused, *stopped)[0]
-    where = f" in {told(first.frames)}" if first.frames else ""
+    where = f" in {calls_line(first.frames)}" if first.frames else ""
     raise UnseenRefusalsError(
         f"{first.record or 'a timer'} was refused by {first.processor}, at {first.stage}: {first.error}:"
         f" {first.reason:.300}{where}; this test has not looked at `topology.refused`: mend what raised, or"

@@ -13,6 +13,7 @@ from holdfast.agents.partitions.types import FoldLimits, RunnerHost
 from holdfast.clients.quarantine.copies import QUARANTINE_COPY_BYTES, quarantine_record, topic_id_of
 from holdfast.core.engine.declared.processor import Emit
 from holdfast.core.engine.fold.folding import Refused
+from holdfast.core.engine.fold.user_frames import calls_line
 from holdfast.kafka.codes import name_of
 from holdfast.kafka.fetching.records import FetchedRecord
 from holdfast.kafka.transactions.transactional_producer import UndeliverableError
@@ -114,7 +115,8 @@ class Commit:
 
     def _log_refused(self, refused: Refused, source: str) -> None:
         logger.warning(
-            "record quarantined: %(source)s/%(partition)d/%(offset)d at %(stage)s: %(error)s: %(reason)s",
+            "record quarantined: %(source)s/%(partition)d/%(offset)d at %(stage)s: %(error)s: %(reason)s"
+            "%(calls)s",
             {
                 "source": source,
                 "partition": self._part.partition,
@@ -122,5 +124,6 @@ class Commit:
                 "stage": refused.stage,
                 "error": refused.error,
                 "reason": refused.reason[:200],
+                "calls": f" ({calls_line(refused.frames)})" if refused.frames else "",
             },
         )

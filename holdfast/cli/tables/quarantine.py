@@ -266,6 +266,7 @@ def _record(record: QuarantinedRecord) -> dict[str, Cell]:
         "stage": record.stage,
         "error": record.error,
         "reason": record.reason,
+        "calls": record.calls or None,
         "key": _text(record.key, LIMIT_SHOWN),
         "size_bytes": record.size_bytes,
         "truncated": record.truncated_bytes is not None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from holdfast.core.engine.emits import Emit
 from holdfast.core.engine.fold.folding import Refused
+from holdfast.core.engine.fold.user_frames import calls_line
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.kafka.fetching.records import FetchedRecord
 
@@ -36,9 +37,11 @@ def quarantine_record(
     its size; where the headers alone do, they are left out too. The record itself is still in the source.
     """
     (source, partition), value, key, original = place, record.value, record.key, record.headers
+    calls = calls_line(refused.frames).encode(errors="backslashreplace")
     headers: list[tuple[str, bytes | None]] = [
         # Before the others, where earlier releases take it for one of the record's own.
         *([("holdfast-topic-id", topic_id.encode())] if topic_id else []),
+        *([("holdfast-calls", calls)] if calls else []),
         ("holdfast-processor", processor.encode()),
         ("holdfast-topic", source.encode()),
         ("holdfast-partition", b"%d" % partition),

@@ -1,4 +1,4 @@
-"""Where an error came from, in the code of users: file, line and function, without frames of holdfast."""
+"""Finds the calls of users' code that an error left: file, line and function."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 FRAMES = 8
 """How many frames are kept, the innermost."""
+LIMIT_CALLS = 600
+"""How many characters a line of calls has at most."""
 _PACKAGES = ("/site-packages/", "/dist-packages/")
 
 
@@ -43,13 +45,14 @@ def user_frames(error: BaseException) -> tuple[UserFrame, ...]:
     return tuple((found or others)[-FRAMES:])
 
 
-def told(frames: tuple[UserFrame, ...]) -> str:
-    """Return calls as a line tells them, the innermost first.
+def calls_line(frames: tuple[UserFrame, ...]) -> str:
+    """Return calls in one line, the innermost first; as many as LIMIT_CALLS holds.
 
-    >>> told((UserFrame("/a/shop.py", 12, "fold"), UserFrame("/a/shop.py", 9, "fee")))
+    >>> calls_line((UserFrame("/a/shop.py", 12, "fold"), UserFrame("/a/shop.py", 9, "fee")))
     'shop.py:9 in fee, called from shop.py:12 in fold'
     """
-    return ", called from ".join(str(each) for each in reversed(frames))
+    line = ", called from ".join(str(each) for each in reversed(frames))
+    return line if len(line) <= LIMIT_CALLS else f"{line[: LIMIT_CALLS - 1]}…"
 
 
 def _package(frame: FrameType) -> str:
