@@ -34,15 +34,17 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 @app.command(
     help=(
-        "Replay a processor up to the position its live table has reached and compare by hash. Exit code 1"
-        " when they differ."
+        "Replay a processor, or each one, up to the position its live table has reached and compare by hash."
+        " Exit code 1 when they differ."
     )
 )
 @takes_spark(quick=True)
 def verify(
     context: typer.Context,
     spark: SparkOptions,
-    name: Annotated[str, typer.Argument(metavar="PROCESSOR", help="The processor.")],
+    name: Annotated[
+        str | None, typer.Argument(metavar="[PROCESSOR]", help="The processor; without it, each one.")
+    ] = None,
     engine: EngineOption = EngineName.AUTO,
     source: SourceOption = None,
     lake: LakeOption = None,
@@ -78,30 +80,59 @@ def verify(
     ] = 600.0,
     state_memory_mb: StateMemoryOption = 256,
 ) -> None:
-    from holdfast.pipeline.verify.table import verify as run
-
     chosen = globals_of(context)
     application = load_application(chosen.application, chosen.settings())
     require_chains(application.processors)
     if emits and store:
         raise ConfigError("--emits compares what was emitted, --store the rows: ask for one of them")
     options = history_options(engine, source, lake, None, state_memory_mb=state_memory_mb, spark=spark)
-    if emits:
-        return _of_emits(context, application.processor(name), application.settings, options)
-    if store:
-        return _of_stores(
-            context,
-            application.processor(name),
-            application.settings,
-            options,
-            store_timeout_s,
-            strict=strict,
-        )
+    named = application.processors if name is None else [application.processor(name)]
+    shown = []
+    for each in named:
+        if emits and (each.emits or name is not None):
+            shown.append(_emits_of(context, each, application.settings, options))
+        elif emits:
+            shown.append(_nothing_to_compare(context, each, "it emits nothing"))
+        elif each.stateless and (store or name is None):
+            what = "a step keeps no rows to compare; --emits compares the records that it has sent"
+            shown.append(_nothing_to_compare(context, each, what))
+        elif store:
+            shown.append(_stores_of(context, each, application.settings, options, store_timeout_s))
+        else:
+            shown.append(_table_of(context, each, application.settings, options))
+    if output_of(context) is Output.JSON:
+        documents = [each.document for each in shown]
+        show_json(documents if name is None else documents[0])
+    if any(not each.equal or (strict and each.partial) for each in shown):
+        raise typer.Exit(1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """The outcome for one processor, which was printed unless JSON is asked for."""
+
+    document: dict[str, Any]
+    equal: bool = True
+    partial: bool = False
+
+
+def _nothing_to_compare(context: typer.Context, processor: Processor[Any, Any], why: str) -> _Shown:
+    if output_of(context) is not Output.JSON:
+        note(f"{processor.name}: {why}")
+    document = {"processor": processor.name, "version": processor.version, "equal": True, "nothing": why}
+    return _Shown(document)
+
+
+def _table_of(
+    context: typer.Context, processor: Processor[Any, Any], settings: Settings, options: ReplayOptions
+) -> _Shown:
+    from holdfast.pipeline.verify.table import verify as run
+
     with shown_progress():
-        verdict = run(application.processor(name), application.settings, options)
+        verdict = run(processor, settings, options)
     same = f"equal{_partly(verdict)}" if verdict.equal else "DIFFERENT"
     columns = ("partition", "applied", "equal", "live_digest", "replayed_digest")
-    _report(context, verdict, columns, f"{name}: {same}", f"live {verdict.live_digest}", strict=strict)
+    return _report(context, verdict, columns, f"{processor.name}: {same}", f"live {verdict.live_digest}")
 
 
 def _partly(verdict: TableVerdict | StoreVerdict) -> str:
@@ -114,14 +145,10 @@ def _report(
     columns: tuple[str, ...],
     found: str,
     digest: str,
-    *,
-    strict: bool,
-) -> None:
-    """Print what was compared, and exit with code 1 when it differs, or is partial and *strict*."""
+) -> _Shown:
+    """Print a verdict unless JSON is asked for, and return its outcome."""
     document = verdict.document()
-    if output_of(context) is Output.JSON:
-        show_json(document)
-    else:
+    if output_of(context) is not Output.JSON:
         rows = [
             {**each, "differs": ",".join(each.get("differs") or ()) or None}
             for each in document["partitions"]
@@ -136,21 +163,18 @@ def _report(
             note(f"partial: {why}")
         read = f"{number_of(verdict.records, 'record')}{left_out(verdict.skipped)} on {verdict.engine}"
         note(f"{found} after {read}; {digest}")
-    if not verdict.equal or (strict and verdict.partial):
-        raise typer.Exit(1)
+    return _Shown(document, verdict.equal, bool(verdict.partial))
 
 
-def _of_emits(
+def _emits_of(
     context: typer.Context, processor: Processor[Any, Any], settings: Settings, options: ReplayOptions
-) -> None:
+) -> _Shown:
     from holdfast.pipeline.verify.emits import verify_emits
 
     with shown_progress():
         verdict = verify_emits(processor, settings, options)
     document = verdict.document()
-    if output_of(context) is Output.JSON:
-        show_json(document)
-    else:
+    if output_of(context) is not Output.JSON:
         show(document["topics"], ("topic", "expected", "found", "earlier", "equal"), Output.TABLE)
         for topic in verdict.cut:
             note(f"{topic} has lost the head of its log: only what is left was compared")
@@ -161,8 +185,7 @@ def _of_emits(
                 note(each.difference.explain())
         same = "what was emitted is what a replay emits" if verdict.equal else "DIFFERENT"
         note(f"{processor.name}: {same}, after {number_of(verdict.records, 'record')} on {verdict.engine}")
-    if not verdict.equal:
-        raise typer.Exit(1)
+    return _Shown(document, verdict.equal)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,15 +205,13 @@ class _Stores:
         return self.inspector.stored(processor, found)
 
 
-def _of_stores(
+def _stores_of(
     context: typer.Context,
     processor: Processor[Any, Any],
     settings: Settings,
     options: ReplayOptions,
     timeout_s: float,
-    *,
-    strict: bool,
-) -> None:
+) -> _Shown:
     from holdfast.clients.tables.inspecting import StoreInspector
     from holdfast.pipeline.verify.store import verify_store
 
@@ -206,6 +227,4 @@ def _of_stores(
         "changelog_digest",
         "replayed_digest",
     )
-    _report(
-        context, verdict, columns, f"{processor.name}: {same}", f"store {verdict.store_digest}", strict=strict
-    )
+    return _report(context, verdict, columns, f"{processor.name}: {same}", f"store {verdict.store_digest}")
