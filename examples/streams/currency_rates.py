@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from holdfast import Emit, FoldWith, Global, Json, Processor, Rows, Source, Stream, by_key, create_app
+from holdfast import Emit, Global, Json, Processor, Rows, Source, Stream, by_key, create_app
 
 
 class ForeignOrder(msgspec.Struct, frozen=True):
@@ -26,17 +26,13 @@ class InEuros(msgspec.Struct, frozen=True):
     amount: float | None
 
 
-def set_rate(rows: Rows[float], rate: float, at_ms: int, currency: str) -> None:
-    rows[currency] = rate
-
-
 def convert(rows: Rows[InEuros], order: ForeignOrder, at_ms: int) -> Iterator[Emit]:
     rate = rows.globals[rates].get(order.currency)
     rows[order.id] = converted = InEuros(order.id, None if rate is None else round(order.amount * rate, 2))
     yield in_euros.emit(order.id, converted)
 
 
-rates: Global[float] = Global("rates", Source("rates", Json(float)), FoldWith(set_rate, ("key",)), row=float)
+rates: Global[float] = Global("rates", Source("rates", Json(float)))
 orders = Source("foreign-orders", Json(ForeignOrder))
 in_euros = Stream("orders-in-euros", Json(InEuros))
 converted: Processor[ForeignOrder, InEuros] = Processor(

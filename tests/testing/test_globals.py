@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast import Emit, FoldWith, Global, Internal, Json, Processor, Rows, Source, Stream
+from holdfast import Bytes, Emit, FoldWith, Global, Internal, Json, Processor, Rows, Source, Stream, Text
 from holdfast.core.engine.merge.choices import GlobalsChoice
 from holdfast.errors import ConfigError, FoldError, ImpureFoldError, TopologyError
 from holdfast.testing import Topology
@@ -159,3 +159,28 @@ def test_a_declaration_that_is_wrong_says_what_to_write() -> None:
         Processor[Any, Any](
             name="one", source="a", decode=bytes.decode, fold=price, row=float, reads=(rates,)
         )
+
+
+def test_a_global_without_a_fold_has_the_last_value_of_each_key() -> None:
+    last: Global[float] = Global("last", Source("last", Json(float | None)))
+    assert last.row is float
+    with Topology([processor(reads=(last, rates))]) as topology:
+        for rate in (1.5, 2.5, None, 3.5, None):
+            topology.pipe(last.source, rate, key="eur")
+            assert topology.table(last) == ({} if rate is None else {"eur": rate})
+        topology.pipe(last.source, None, key="usd")
+        topology.pipe(last.source, 1.0)
+        (refused,) = topology.refused
+        assert "the record's key is None" in refused.reason
+
+
+@pytest.mark.parametrize(
+    ("serde", "row"), [(Text(), str), (Bytes(), bytes), (Json(tuple[int, ...]), tuple[int, ...])]
+)
+def test_the_rows_of_a_global_without_a_fold_are_of_its_values_type(serde: Any, row: Any) -> None:
+    assert Global("last", Source("last", serde)).row == row
+
+
+def test_a_global_with_a_fold_needs_the_type_of_its_rows() -> None:
+    with pytest.raises(ConfigError, match=r"global last: row is missing: write row=<the type of its rows>"):
+        Global("last", Source("last", Json(float)), fold=FoldWith(set_rate, ("key",)))

@@ -3,30 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from holdfast.core.engine.declared.retention import FOREVER_MS, declared_ms, spoken
+from holdfast.core.engine.declared.serdes import Bytes, Text
 from holdfast.core.engine.declared.sources import FoldWith, Source, require_source
 from holdfast.core.engine.emits import Emits
 from holdfast.core.engine.state.global_rows import GlobalName
 from holdfast.core.engine.state.rows import Rows
-from holdfast.errors import ConfigError
+from holdfast.core.value_types import without_none
+from holdfast.errors import ConfigError, FoldError
 
 R = TypeVar("R")
 
 LIMIT_GLOBALS = 8
 
 
+def keep_value(rows: Rows[Any], value: Any, at_ms: int, key: Any) -> None:
+    """Keep a record's value as the row of its key; delete the row for a tombstone."""
+    if not isinstance(key, str):
+        raise FoldError(f"the record's key is {key!r:.100}: a global without a fold needs keys that are text")
+    if value is not None:
+        rows[key] = value
+    elif key in rows:
+        del rows[key]
+
+
+KEEP_VALUE = FoldWith(keep_value, ("key",))
+_PLAIN = {Text: str, Bytes: bytes}
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Global(GlobalName[R]):
-    """A table of all partitions of a topic: `rates = Global("rates", Source("rates", Json(Rate)), set_rate,
-    row=Rate)`.
+    """A table of all partitions of a topic: `rates = Global("rates", Source("rates", Json(Rate | None)))` has
+    each key's last value, and no row for a key whose last record is a tombstone.
 
     Processors declared with `reads=(rates,)` have it in their folds as `rows.globals[rates]`, read-only. Each
-    worker has one copy. *fold* is pure, as that of a processor; it gets the rows of the record's partition
-    alone, emits nothing and sets no timers. So records of one key must lie in one partition; the topic may
-    have any number of them. `FoldWith` asks for more than the event.
+    worker has one copy. A *fold*, with its *row*, makes other rows of the records: it is pure, as that of a
+    processor, gets the rows of the record's partition alone, emits nothing and sets no timers; `FoldWith`
+    asks for more than the event. So records of one key must lie in one partition; the topic may have any
+    number of them.
 
     The topic must be kept whole. So the source's retention is "forever", or undeclared; ConfigError for a
     shorter one.
@@ -35,10 +52,13 @@ class Global(GlobalName[R]):
     """
 
     source: Source[Any]
-    fold: Callable[[Rows[R], Any, int], Emits] | FoldWith
+    fold: Callable[[Rows[R], Any, int], Emits] | FoldWith = KEEP_VALUE
+    row: Any = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "source", require_source(f"global {self.name}", "source", self.source))
+        if self.row is None:
+            object.__setattr__(self, "row", self._value_type())
         ms = declared_ms(getattr(self.source, "topic", ""))
         if ms is not None and ms != FOREVER_MS:
             raise ConfigError(
@@ -46,6 +66,14 @@ class Global(GlobalName[R]):
                 " folds that looked into the table cannot be folded again without all of its records: write"
                 ' retention="forever", or leave it out'
             )
+
+    def _value_type(self) -> Any:
+        """Return the type of the source's values, where the rows are these."""
+        serde: Any = self.source.serde
+        of, _ = without_none(getattr(serde, "of", _PLAIN.get(type(serde))))
+        if self.fold is not KEEP_VALUE or of is None:
+            raise ConfigError(f"global {self.name}: row is missing: write row=<the type of its rows>")
+        return of
 
     @property
     def topic(self) -> str:
