@@ -22,10 +22,12 @@ from holdfast.core.engine.merge.choices import (
     encode_choice,
     event_ms_of,
     globals_of,
+    origins_in,
 )
 from holdfast.core.engine.merge.global_copies import WorkerGlobals
 from holdfast.core.engine.merge.handing_over import barrier_at
 from holdfast.core.engine.merge.merging_folder import MergedChanges, MergingFolder
+from holdfast.core.engine.merge.ordering import MergeOrder
 from holdfast.core.engine.merge.positions import (
     choices_of,
     counted,
@@ -186,6 +188,7 @@ class PartitionOwner:
             applied=marker.applied,
             stream_ms=marker.stream_ms,
             event_ms=event_ms_of(marker),
+            origins=origins_in(marker),
             cache_rows=cache_rows,
             handover=handover,
             recovery=recovery,
@@ -366,14 +369,15 @@ class PartitionOwner:
         found, marker = self._state.store.handover, self._state.store.marker
         return found is None or found.covers(offsets_of(marker), choices_of(marker))
 
-    def learn_handover(self, stood: Handover) -> None:
-        """Take in where the versions before stood, before `activate` and behind the reading of choices: its
-        next transaction records up to where this one is silent. Raises ChoicesError where choices are
-        missing.
+    def learn_handover(self, stood: Handover, by_event: int = 0) -> None:
+        """Take in where the versions before stood, before `activate` and after the reading of choices: its
+        next transaction records up to where this one is silent. *by_event* are the sources by whose event
+        times they merged since the last choice. Raises ChoicesError where choices are missing.
         """
         position = self._state.store.marker
         if isinstance(position, VectorMarker):
-            stood, self._barrier = barrier_at(stood, position, [*map(decode_choice, self.recorded)])
+            recorded = [*map(decode_choice, self.recorded)]
+            stood, self._barrier = barrier_at(stood, position, recorded, by_event)
         found = self._state.store.handover
         if found is not None and found.covers(stood.applied, stood.choices):
             self._barrier = None
@@ -456,7 +460,8 @@ class PartitionOwner:
         stood = Handover(HANDOVER_FORMAT, recovery.applied, recovery.choices)
         if self._barrier is not None:
             return  # that of the handover, whose place all versions come through, comes first
-        moved, barrier = barrier_at(stood, position, [*map(decode_choice, self.recorded)])
+        recorded = [*map(decode_choice, self.recorded)]
+        moved, barrier = barrier_at(stood, position, recorded, MergeOrder(self._state.processor).by_event)
         self._recovered = replace_fields(recovery, applied=moved.applied, choices=moved.choices)
         if barrier is not None:
             self._barrier = barrier

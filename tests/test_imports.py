@@ -341,7 +341,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "trace_context": frozenset({"emits"}),
         "declared": frozenset({"batches", "emits", "event_times", "origins", "state"}),
         "fold": frozenset({"batches", "declared", "emits", "origins", "state", "trace_context"}),
-        "merge": frozenset({"batches", "declared", "emits", "fold", "origins", "state"}),
+        "merge": frozenset({"batches", "declared", "emits", "event_times", "fold", "origins", "state"}),
         "upgrades": frozenset({"declared"}),
         "migrating": frozenset({"batches", "declared", "fold", "merge", "state"}),
     },

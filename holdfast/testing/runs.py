@@ -208,6 +208,7 @@ class SingleRun(PartitionRun):
             applied=folder.applied,
             stream_ms=folder.stream_ms,
             event_ms=folder.event_ms,
+            origins=folder.origins,
         )
         changes = _two((folder, [batch]), (self._folding(again), [batch]))
         self._log.append(record)
@@ -234,7 +235,7 @@ class MergedRun(PartitionRun):
         self._folder: MergingFolder[Any] = self._folding(
             MergingFolder(processor, self.outcome.store, views=self._views)
         )
-        self._merger = Merger(self._folder.marker)
+        self._merger = Merger(self._folder.marker, (), self._folder.order)
         self.choices: list[Choice] = []
 
     def _both(self, record: TopicRecord) -> tuple[Written, Written]:
@@ -254,7 +255,7 @@ class MergedRun(PartitionRun):
         restarted: MergingFolder[Any] = MergingFolder(
             self.processor, self._restored.store, marker=marker, views=self._views
         )
-        merger, vectors = Merger(marker), self._views.vectors
+        merger, vectors = Merger(marker, (), restarted.order), self._views.vectors
         for each in (merger, self._merger):
             each.see(vectors)
         try:
@@ -271,7 +272,7 @@ class MergedRun(PartitionRun):
         views = GlobalReplay(self.processor.reads, self._tables.logs_of(self.processor.reads))
         folder: MergingFolder[Any] = MergingFolder(self.processor, store, views=views)
         logs = [batches_of(fold.inputs, log, 5) for fold, log in zip(self._folds, self._logs, strict=True)]
-        stretches = replayed(start_of(self.processor), logs, self.choices)
+        stretches = replayed(start_of(self.processor), logs, self.choices, order=folder.order)
         while taken := list(islice(stretches, cut)):
             changes = _one(folder, taken)
             assert not changes.choices, "a replay decides nothing"

@@ -7,6 +7,7 @@ partition. Executors import this module: it needs the core, pyarrow and numpy, n
 
 from __future__ import annotations
 
+from base64 import b64encode
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,10 +22,17 @@ import pyarrow as pa
 from holdfast.core.engine.declared.processor import Emit, Headers, Input, Processor
 from holdfast.core.engine.fold.folding import Batch, Folder, Refused, Transition
 from holdfast.core.engine.fold.skips import OffsetRanges, behind
-from holdfast.core.engine.merge.choices import event_ms_of
+from holdfast.core.engine.merge.choices import event_ms_of, origins_in
 from holdfast.core.engine.merge.positions import Position, stored_format
 from holdfast.core.engine.migrating import Beginning
-from holdfast.core.engine.state.codec import NOTHING_APPLIED, ROW_KINDS, TIMER_KINDS, Marker, digest
+from holdfast.core.engine.state.codec import (
+    NOTHING_APPLIED,
+    ROW_KINDS,
+    TIMER_KINDS,
+    Marker,
+    digest,
+    encode_marker,
+)
 from holdfast.core.engine.state.handover import HANDOVER_FORMAT, Handover
 from holdfast.core.engine.state.timers import NEVER
 from holdfast.errors import OrderError
@@ -169,7 +177,8 @@ class FoldSummary(msgspec.Struct, frozen=True, kw_only=True):
     """What became of one partition. *applied* is the last offset folded, -1 for none.
 
     Of several sources *sources* tells it of each, *applied* how many offsets these are in all, less one, and
-    *choices* how many recorded choices were obeyed, *position* is the marker as stored, in base64. *timers*
+    *choices* how many recorded choices were obeyed, *position* is the marker as stored, in base64; it is told
+    of one source too where event time passes by the watermarks of origins. *timers*
     are those of all clocks. *event_ms* is event time where the processor has that.
     """
 
@@ -328,6 +337,7 @@ class PartitionFold:
             applied=at.applied,
             stream_ms=at.stream_ms,
             event_ms=event_ms_of(at) if at.applied != NOTHING_APPLIED else None,
+            origins=origins_in(at),
             trace=self._trace if plan.transitions else None,
             handover=plan.handover(partition),
         )
@@ -406,6 +416,9 @@ class PartitionFold:
             digest=digest(self._store.everything()),
             **told_event_time(self._folder.event_ms if self._plan.processor.has_event_time else None),
         )
+        if self._folder.origins is not None:
+            marker = self._folder.unchanged().marker
+            summary = msgspec.structs.replace(summary, position=b64encode(encode_marker(marker)).decode())
         yield summary_batch(summary)
 
     def close(self) -> None:

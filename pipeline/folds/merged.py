@@ -123,6 +123,7 @@ class MergedTopics:
             [span.end for span in spans],
             extent.stops.get(partition),
             open_end=extent.is_open(partition),
+            upto=extent.upto.get(partition),
             open_global=open_global,
         )
 
@@ -161,6 +162,7 @@ def fold_merged(
     stop: ReplayEnd | None = None,
     *,
     open_end: bool = False,
+    upto: VectorMarker | None = None,
     open_global: OpenGlobal = no_globals,
     state: FoldedState | None = None,
     results: Results | None = None,
@@ -169,7 +171,8 @@ def fold_merged(
     """Fold one partition from (records, their size in bytes) of each source and the recorded choices, up to
     *stop*, with *open_end* no further than the sources were read, and at most *limit* records; yield what it
     tells, the summary last. It goes on with *state* where that is given: *logs* and choices begin behind it
-    then. *open_global* has the logs of a global that the processor reads.
+    then. *upto* is the position of a table that it is to come to. *open_global* has the logs of a global that
+    the processor reads.
     """
     results, sizes = results or Results(), _Sizes()
     fold: FoldedStretches
@@ -178,7 +181,9 @@ def fold_merged(
     else:
         fold = plan.beside.of_several(plan, partition, results, open_global)
     with closing(fold):
-        stretches = replayed(fold.marker, [sizes.of(log) for log in logs], recorded, ends, open_end=open_end)
+        order = fold.order.as_at(upto)
+        read = [sizes.of(log) for log in logs]
+        stretches = replayed(fold.marker, read, recorded, ends, order=order, open_end=open_end)
         if stop is not None:
             stretches = stop.cut(stretches)
         if limit is not None:

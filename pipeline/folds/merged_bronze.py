@@ -106,6 +106,7 @@ class MergedFiles:
             [span.end for span in spans],
             extent.stops.get(partition),
             open_end=extent.is_open(partition),
+            upto=extent.upto.get(partition),
             open_global=self._open_global,
             state=state,
             results=results,

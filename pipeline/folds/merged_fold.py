@@ -17,6 +17,7 @@ from holdfast.core.engine.merge.choices import VectorMarker, encode_vector_marke
 from holdfast.core.engine.merge.global_copies import GlobalLog, GlobalReplay
 from holdfast.core.engine.merge.merging import Stretch
 from holdfast.core.engine.merge.merging_folder import MergingFolder
+from holdfast.core.engine.merge.ordering import MergeOrder
 from holdfast.core.engine.merge.positions import counted
 from holdfast.core.engine.state.codec import ROW_KINDS, TIMER_KINDS, digest
 from holdfast.pipeline.folds.folding import (
@@ -48,6 +49,9 @@ class FoldedStretches(Protocol):
 
     @property
     def marker(self) -> VectorMarker: ...
+
+    @property
+    def order(self) -> MergeOrder: ...
 
     def transact(self, taken: Sequence[Stretch], *, is_due: bool) -> None: ...
 
@@ -90,12 +94,18 @@ class MergedFold:
             handover=plan.handover(partition),
         )
         self._folder.refused_before = plan.refused.get(partition, ())
+        self._folder.order.on_later = self._on_later
         self._records = self._refused = 0
 
     @property
     def marker(self) -> VectorMarker:
         """Return the position that it has come to."""
         return self._folder.marker
+
+    @property
+    def order(self) -> MergeOrder:
+        """Return by which times what follows is merged."""
+        return self._folder.order
 
     def _trace(self, each: Transition[Any]) -> None:
         if self._plan.tells(each):

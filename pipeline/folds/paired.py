@@ -25,6 +25,7 @@ from holdfast.core.engine.declared.sources import Input
 from holdfast.core.engine.fold.stepping import Transition
 from holdfast.core.engine.merge.choices import VectorMarker
 from holdfast.core.engine.merge.merging import Portion, Stretch
+from holdfast.core.engine.merge.ordering import MergeOrder
 from holdfast.core.engine.merge.positions import stored_format
 from holdfast.pipeline.folds.folding import (
     OUT_ROWS,
@@ -38,6 +39,7 @@ from holdfast.pipeline.folds.folding import (
 )
 from holdfast.pipeline.folds.merged_fold import MergedFold, OpenGlobal
 from holdfast.pipeline.folds.spilling import SpillingStore
+from holdfast.pipeline.folds.waiting import waiting
 
 PARTED, COUNTED, OTHER = "parted", "counted", "other"
 """Kinds of results: a key of which the rows differed, what was counted of all such keys, and the summary of
@@ -325,6 +327,10 @@ class PairedStretches(_TwoFolds):
         super().__init__(beside, plan, partition)
         self._topics, self._number, inputs = plan.processor.topics, 0, beside.source_inputs(plan)
         self._folds = list[MergedFold]()
+        refused = plan.refused.get(partition, ())
+        self._order = MergeOrder(
+            plan.processor, lambda: refused, inputs, on_later=waiting(plan.later_timeout_s)
+        )
         self._columns = list[list[list[int] | None]]()
         for each, into, state in zip(self._plans, self._changes, self._states, strict=True):
             fold = MergedFold(each, partition, into, open_global, state)
@@ -337,6 +343,11 @@ class PairedStretches(_TwoFolds):
     @property
     def marker(self) -> VectorMarker:
         return self._folds[0].marker
+
+    @property
+    def order(self) -> MergeOrder:
+        """Return by which times what follows is merged for both: those of the first."""
+        return self._order
 
     def transact(self, taken: Sequence[Stretch], *, is_due: bool) -> None:
         """Fold stretches that follow the position, in a transaction of each version."""
@@ -379,13 +390,13 @@ def _with_columns(stretch: Stretch, columns: Sequence[list[int] | None]) -> Stre
         each if each is None or at is None else _portion(each, at)
         for each, at in zip(stretch.portions, columns, strict=True)
     )
-    return Stretch(portions, stretch.order, stretch.reached_ms)
+    return Stretch(portions, stretch.order, stretch.reached_ms, by_event=stretch.by_event)
 
 
 def _portion(portion: Portion, columns: Sequence[int]) -> Portion:
     batch = portion.batch
     chosen = tuple(batch.columns[at] for at in columns)
-    return Portion(Batch(batch.offsets, batch.times_ms, chosen), portion.reached_ms)
+    return replace(portion, batch=Batch(batch.offsets, batch.times_ms, chosen))
 
 
 def widened(

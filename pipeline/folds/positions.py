@@ -15,7 +15,9 @@ from holdfast.pipeline.folds.folding import FoldSummary
 def position_of(processor: Processor[Any, Any], summary: FoldSummary) -> Position:
     """Return the position of what *summary* tells of a partition."""
     positions = stored_format(processor)
+    if summary.position:
+        return positions.decode(b64decode(summary.position))
     if processor.on is not None:
-        return positions.decode(b64decode(summary.position)) if summary.position else positions.start
+        return positions.start
     moved = structs.replace(positions.start, applied=summary.applied, stream_ms=summary.stream_ms)
     return moved if summary.event_ms is UNSET else structs.replace(moved, event_ms=summary.event_ms)

@@ -170,7 +170,8 @@ class GlobalsWorker:
         self.folder: MergingFolder[Seen] = MergingFolder(
             self.processor, self.journal.store, marker=marker, views=self.globals
         )
-        self.merger = Merger(self.folder.marker, map(decode_choice, list(self.journal.choices)))
+        recorded = map(decode_choice, list(self.journal.choices))
+        self.merger = Merger(self.folder.marker, recorded, self.folder.order)
         self.fetched = [
             log.before(applied) for log, applied in zip(self.logs, self.folder.marker.applied, strict=True)
         ]
@@ -278,7 +279,8 @@ def check_replay(
             views=GlobalReplay(GLOBALS, open_logs(rng, tables)),
         )
         batches = [_source_batches(rng, log) for log in cut]
-        return folder, replayed(folder.marker, batches, iter(recorded))
+        order = folder.order.as_at(live.position)
+        return folder, replayed(folder.marker, batches, iter(recorded), order=order)
 
     folder, stretches = resumed()
     while (changes := folder.fold(islice(stretches, rng.choice((1, 3, 40))))) is not None:

@@ -13,10 +13,11 @@ import pytest
 
 from holdfast.core.engine.batches import Batch
 from holdfast.core.engine.declared.sources import SourceFold
-from holdfast.core.engine.merge import merging, merging_folder
+from holdfast.core.engine.merge import choices, merging, merging_folder
 from holdfast.core.engine.merge.choices import LOWEST, SOURCE_BITS, Choice, VectorMarker
 from holdfast.core.engine.merge.merging import Merger, Stretch
 from holdfast.core.engine.merge.merging_folder import MergedChanges, MergingFolder
+from holdfast.core.engine.merge.ordering import MergeOrder
 from holdfast.core.engine.state.timers import TimerTable
 from holdfast.errors import ChoicesError
 from tests.choices import checks, world
@@ -113,8 +114,8 @@ def nothing_lies_below_what_was_folded(monkeypatch: pytest.MonkeyPatch) -> None:
 def clocks_that_go_back_are_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The key has the record's own time, so a source is not in order by itself."""
 
-    def own_times(times_ms: Iterable[int], *_: Any, initial: int) -> list[int]:
-        return [initial, *times_ms]
+    def own_times(times_ms: Iterable[int], *_: Any, initial: int | None = None) -> list[int]:
+        return [*times_ms] if initial is None else [initial, *times_ms]
 
     monkeypatch.setattr(merging, "accumulate", own_times)
 
@@ -188,8 +189,10 @@ def a_new_version_decides_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """It numbers what it decides on from 0 and passes over what is recorded."""
     original = Merger.__init__
 
-    def init(self: Merger, marker: VectorMarker, recorded: Iterable[Choice] = ()) -> None:
-        original(self, marker, () if marker.choices == 0 else recorded)
+    def init(
+        self: Merger, marker: VectorMarker, recorded: Iterable[Choice] = (), order: MergeOrder | None = None
+    ) -> None:
+        original(self, marker, () if marker.choices == 0 else recorded, order)
 
     monkeypatch.setattr(Merger, "__init__", init)
     monkeypatch.setattr(world, "replayed", merging.replayed)
@@ -215,6 +218,37 @@ def a_batch_is_folded_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Batch, "after", lambda batch, applied: batch)
 
 
+def what_was_merged_by_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Choices are of the formats that say append time."""
+    original = choices.choice_of
+    monkeypatch.setattr(merging, "choice_of", lambda *told, by_event, **more: original(*told, **more))
+
+
+def old_choices_are_read_as_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was merged by append time is merged by event time when it is folded again."""
+    monkeypatch.setattr(merging, "by_event_of", lambda recorded: 0xFF)
+
+
+def no_barrier_parts_the_two_orders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker goes on by event time where the one before had merged by append time."""
+
+    def agree(self: Any, choice: Choice | None) -> None:
+        wanted = self._wanted if choice is None else choices.by_event_of(choice) & self._readable
+        if wanted != self._by_event:
+            self._order_by(wanted)
+
+    monkeypatch.setattr(Merger, "_agree", agree)
+
+
+def a_choice_does_not_end_what_was_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new owner goes on with the highest event times of before the last choice."""
+    monkeypatch.setattr(merging._Fetched, "restart", lambda self: None)
+
+
+def event_times_reached_are_not_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merging, "ordered_of", lambda marker: (-1,) * len(marker.applied))
+
+
 FAULTS = [
     Fault(a_choice_is_lost, ChoicesError),
     Fault(the_last_choice_is_lost, (DiffersError, AssertionError)),
@@ -225,6 +259,11 @@ FAULTS = [
     Fault(records_are_merged_as_they_arrive, DiffersError),
     Fault(nothing_lies_below_what_was_folded, (DiffersError, AssertionError)),
     Fault(clocks_that_go_back_are_believed, (DiffersError, ChoicesError, AssertionError)),
+    Fault(what_was_merged_by_is_not_recorded, (DiffersError, ChoicesError, AssertionError)),
+    Fault(old_choices_are_read_as_new_ones, (DiffersError, ChoicesError, AssertionError)),
+    Fault(no_barrier_parts_the_two_orders, (DiffersError, ChoicesError, AssertionError)),
+    Fault(a_choice_does_not_end_what_was_reached, (DiffersError, ChoicesError, AssertionError)),
+    Fault(event_times_reached_are_not_restored, (DiffersError, ChoicesError, AssertionError)),
     Fault(ticks_are_out_of_order, DiffersError),
     Fault(a_rollback_forgets_tick_timers, DiffersError),
     Fault(a_refused_record_keeps_its_tick_timer, DiffersError),

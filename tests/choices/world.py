@@ -28,6 +28,7 @@ from holdfast.core.engine.fold.stepping import Refused
 from holdfast.core.engine.merge.choices import (
     Choice,
     VectorMarker,
+    by_event_of,
     decode_choice,
     decode_vector_marker,
     encode_choice,
@@ -227,6 +228,8 @@ class Worker:
     def __init__(self, rng: Random, logs: Sequence[Log], journal: Journal, version: int = 1) -> None:
         self.rng, self.logs, self.journal = rng, logs, journal
         self.processor = processor_of(len(logs), version)
+        self.is_old = False
+        """Whether it merges by append time alone, as workers of earlier releases do."""
         self.now_ms = 0
         # Not drawn from *rng*: schedules are the same with it and without.
         self.away = Random(repr([(log.offsets, log.times_ms) for log in logs]))
@@ -240,7 +243,8 @@ class Worker:
         self.folder: MergingFolder[Seen] = MergingFolder(
             self.processor, store, marker=marker, cache_rows=self.rng.choice((2, 1000))
         )
-        self.merger = Merger(self.folder.marker, map(decode_choice, list(self.journal.choices)))
+        recorded = map(decode_choice, list(self.journal.choices))
+        self.merger = Merger(self.folder.marker, recorded, None if self.is_old else self.folder.order)
         self.fetched = [
             log.before(applied) for log, applied in zip(self.logs, self.folder.marker.applied, strict=True)
         ]
@@ -343,9 +347,15 @@ def batches(rng: Random, log: Log) -> Iterator[Batch]:
         at = stop
 
 
-def replay(rng: Random, logs: Sequence[Log], recorded: Sequence[Choice], version: int = 1) -> Journal:
+def replay(
+    rng: Random,
+    logs: Sequence[Log],
+    recorded: Sequence[Choice],
+    version: int = 1,
+    upto: VectorMarker | None = None,
+) -> Journal:
     """Fold *logs* from their beginning by what was recorded, in batches and transactions of any size, now and
-    then from a marker on.
+    then from a marker on; *upto* is where what was recorded came to.
     """
     journal, processor = Journal(), processor_of(len(logs), version)
 
@@ -353,7 +363,10 @@ def replay(rng: Random, logs: Sequence[Log], recorded: Sequence[Choice], version
         stored = journal.store.get(APPLIED)
         marker = None if stored is None else decode_vector_marker(stored)
         folder: MergingFolder[Seen] = MergingFolder(processor, journal.store, marker=marker)
-        return folder, replayed(folder.marker, [batches(rng, log) for log in logs], iter(recorded))
+        order = folder.order.as_at(upto)
+        return folder, replayed(
+            folder.marker, [batches(rng, log) for log in logs], iter(recorded), order=order
+        )
 
     folder, stretches = resumed()
     while (changes := folder.fold(islice(stretches, rng.choice((1, 3, 40))))) is not None:
@@ -429,28 +442,57 @@ class Naive:
         self.attempt((topic, offset, "fold"), lambda: fold(self.rows, event, self.stream_ms, *told))  # type: ignore[arg-type]
 
 
-def naive(logs: Sequence[Log], recorded: Sequence[Choice]) -> Naive:
-    """Fold *logs* between *recorded*, each part sorted by the highest append time so far, source and
-    offset.
+def own_ms_of(log: Log, source: int, at: int, by_event: int) -> int:
+    """Return the time that a record is ordered by, -1 where it tells none."""
+    if not by_event >> source & 1:
+        return max(log.times_ms[at], -1)
+    if log.values[at] == b"\xc1":
+        return -1
+    own_ms = msgspec.msgpack.decode(log.values[at], type=Event).own_ms
+    return -1 if own_ms is None else max(own_ms, -1)
+
+
+def in_turn(
+    logs: Sequence[Log], done: Sequence[int], upto: Sequence[int], by_event: int
+) -> Iterator[tuple[int, int]]:
+    """Yield source and number of the records from *done* up to *upto*: always the first of the source whose
+    first has the least time, and of these of the source of the least number.
     """
-    keyed: list[list[tuple[int, int, int]]] = []
-    for source, log in enumerate(logs):
-        highest, rows = -1, []
-        for at, at_ms in enumerate(log.times_ms):
-            highest = max(highest, at_ms)
-            rows.append((highest, source, at))
-        keyed.append(rows)
+    at = [*done]
+    while left := [source for source in range(len(logs)) if at[source] < upto[source]]:
+        source = min(left, key=lambda each: (own_ms_of(logs[each], each, at[each], by_event), each))
+        yield source, at[source]
+        at[source] += 1
+
+
+def by_append_time(
+    logs: Sequence[Log], done: Sequence[int], upto: Sequence[int]
+) -> Iterator[tuple[int, int]]:
+    """Yield the same sorted by the highest append time so far, source and offset."""
+    keyed = [
+        (max(log.times_ms[: at + 1]), source, at)
+        for source, log in enumerate(logs)
+        for at in range(done[source], upto[source])
+    ]
+    return ((source, at) for _, source, at in sorted(keyed))
+
+
+def naive(logs: Sequence[Log], recorded: Sequence[Choice], upto: VectorMarker) -> Naive:
+    """Fold *logs* between *recorded*, each part in the order that its choice says, the last as *upto*
+    does.
+    """
     out, done = Naive(), [0] * len(logs)
     for choice in (*recorded, None):
-        upto = [
+        ends = [
             len(log.offsets) if choice is None else log.before(choice.applied[source])
             for source, log in enumerate(logs)
         ]
-        part = [row for rows, start, stop in zip(keyed, done, upto, strict=True) for row in rows[start:stop]]
-        for _, source, at in sorted(part):
+        by_event = by_event_of(upto if choice is None else choice)
+        part = in_turn(logs, done, ends, by_event) if by_event else by_append_time(logs, done, ends)
+        for source, at in part:
             log = logs[source]
             out.record(TOPICS[source], log.offsets[at], log.times_ms[at], log.values[at])
-        done = upto
+        done = ends
         if choice is not None and choice.tick_ms is not None:
             out.ring("tick", choice.tick_ms, ("", choice.number, "tick"))
     return out

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 
 from holdfast.core.engine.declared.sources import fingerprint
-from holdfast.core.engine.merge.choices import Choice
+from holdfast.core.engine.merge.choices import Choice, by_event_of
 from holdfast.errors import ConfigError, PipelineError
 from holdfast.pipeline.bronze.extent import Until, parse_until
 from holdfast.pipeline.folds.folding import FoldPlan, FoldSummary
@@ -25,6 +25,7 @@ from tests.pipeline.folds.test_merged import WIDTH, batches, lived
 from tests.support.scale import scaled
 
 SEEDS = range(scaled(12))
+BY_EVENT = sum(1 << source for source in range(WIDTH) if world.has_time(source))
 
 
 class Step(NamedTuple):
@@ -36,27 +37,17 @@ class Step(NamedTuple):
 
 
 def steps_of(logs: list[Log], recorded: list[Choice]) -> list[Step]:
-    """Return what was folded, in order, by sorting: no folder and no merger are asked."""
-    highest: list[list[int]] = []
-    for log in logs:
-        top, column = -1, []
-        for at_ms in log.times_ms:
-            top = max(top, at_ms)
-            column.append(top)
-        highest.append(column)
+    """Return what was folded, in order, by a plain loop: no folder and no merger are asked."""
     out, done = list[Step](), [0] * len(logs)
     for choice in (*recorded, None):
         upto = [
             len(log.offsets) if choice is None else log.before(choice.applied[at])
             for at, log in enumerate(logs)
         ]
+        by_event = BY_EVENT if choice is None else by_event_of(choice)
         out += [
-            Step(source, logs[source].offsets[at], at_ms)
-            for at_ms, source, at in sorted(
-                (highest[source][at], source, at)
-                for source in range(len(logs))
-                for at in range(done[source], upto[source])
-            )
+            Step(source, logs[source].offsets[at], max(logs[source].times_ms[: at + 1], default=-1))
+            for source, at in world.in_turn(logs, done, upto, by_event)
         ]
         done = upto
         if choice is not None:

@@ -211,7 +211,7 @@ class JoinApplication(Application):
                 [batch] if (batch := _batch(log[number], number, fold.inputs)) is not None else []
                 for log, fold in zip(logs, self.joined.folds, strict=True)
             ]
-            changes = folder.fold(replayed(folder.marker, batches, recorded))
+            changes = folder.fold(replayed(folder.marker, batches, recorded, order=folder.order))
             emits: list[bytes] = []
             if changes is not None:
                 store.apply(changes.puts)

@@ -160,8 +160,9 @@ class MergingIntake:
         """Merge from the state's position on what has come in this epoch."""
         self._drop_stale()
         self._epoch = self._host.epoch
-        marker = self._part.owner.merging.marker
-        self._merger = Merger(marker, map(decode_choice, self._part.owner.recorded))
+        owner = self._part.owner
+        marker = owner.merging.marker
+        self._merger = Merger(marker, map(decode_choice, owner.recorded), owner.merging.order)
         for queue, applied in zip(self._queues, marker.applied, strict=True):
             queue.following, queue.silent = applied + 1, False
 

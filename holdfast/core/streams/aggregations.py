@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypedDict, TypeVar, Unpack
+from typing import Any, Literal, NamedTuple, TypedDict, TypeVar, Unpack
 
 import msgspec
 
@@ -13,10 +13,11 @@ from holdfast.core.engine.declared.durations import duration_ms
 from holdfast.core.engine.declared.partitioners import by_key
 from holdfast.core.engine.declared.processor import DecoderInput, Emit, Emits, EmitsFrom, OnError, Processor
 from holdfast.core.engine.declared.sources import Readable
+from holdfast.core.engine.event_times import TimeWithin, limit_of
 from holdfast.core.engine.state.rows import Rows
 from holdfast.core.streams.emitting import Updates, check_topics, updates
 from holdfast.core.streams.reading import reading
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, DecodeError
 
 E = TypeVar("E")
 V = TypeVar("V")
@@ -356,6 +357,43 @@ def _rank(ranked: Ranked) -> tuple[int, str]:
     return -ranked.score, ranked.item
 
 
+class _Arrived(NamedTuple):
+    """A record as `dedupe` decodes it."""
+
+    id: str
+    record: Emit
+    event: Any
+
+
+def _time_of_arrived(time: Callable[[Any], int]) -> TimeWithin:
+    """Return what reads the event time of an arrived record, with the limit that *time* has."""
+    read: Callable[[Any], int] = getattr(time, "read", time)
+    limit_ms, holds = limit_of(time)
+
+    def of(arrived: _Arrived) -> int:
+        if arrived.event is None:
+            raise DecodeError("a record without a value tells no event time, by which ids are forgotten")
+        return read(arrived.event)
+
+    return TimeWithin(of, limit_ms, holds=holds)
+
+
+def _once_in(ttl_ms: int, time: Callable[[Any], int]) -> Callable[[Rows[int], _Arrived, int], Emits]:
+    """Return the fold that passes on the first record of each id, by the events' own times."""
+    read: Callable[[Any], int] = getattr(time, "read", time)
+
+    def fold(rows: Rows[int], arrived: _Arrived, at_ms: int) -> Emits:
+        time_ms, passed_ms = read(arrived.event), rows.get(arrived.id)
+        if passed_ms is not None and abs(time_ms - passed_ms) < ttl_ms:
+            return None
+        if passed_ms is None or time_ms > passed_ms:
+            rows[arrived.id] = time_ms
+            rows.wake_at(arrived.id, time_ms + ttl_ms, clock="event")
+        return (arrived.record,)
+
+    return fold
+
+
 def dedupe(
     *,
     name: str,
@@ -363,6 +401,7 @@ def dedupe(
     to: str,
     key: Callable[[E], str],
     ttl: str | int,
+    clock: Literal["append", "event"] = "append",
     decode: Callable[..., E] | None = None,
     version: int = 1,
     inputs: tuple[DecoderInput, ...] = ("value",),
@@ -377,36 +416,51 @@ def dedupe(
     (a duration such as "1h", or ms) after the append time of the record passed on, by timers; a repeat does
     not prolong that. Rows are those append times.
 
+    With *clock* "event" it is the event time that counts, which the source's `time=` tells: a repeat is one
+    whose time is less than *ttl* from that of the record passed on, whenever it is read. An id is forgotten
+    once event time has come *ttl* past it: behind a step, that of all origins. So a backlog behind a step
+    gives what was given live, as long as the records of one id are of one origin and in order there. Rows are
+    event times then, so a table that has begun needs a higher version. A record without a value tells no
+    time, and is refused.
+
     Repeats are found within a partition: records of one id must be in one.
     """
-    topic, reads, inputs, _ = reading(f"processor {name}", source, decode, inputs)
+    whose = f"processor {name}"
+    topic, reads, inputs, read = reading(whose, source, decode, inputs)
     _check(name, decode=(reads, *inputs), key=(key, "event"))
-    check_topics(f"processor {name}", (topic,), to)
-    ttl_ms = duration_ms(ttl, f"processor {name}: ttl")
+    check_topics(whose, (topic,), to)
+    ttl_ms = duration_ms(ttl, f"{whose}: ttl")
     columns = len(inputs)
 
-    def decoded(*given: Any) -> tuple[str, Emit]:
+    def decoded(*given: Any) -> _Arrived:
         record_key, value, headers = given[columns:]
-        return key(reads(*given[:columns])), Emit(to, record_key, value, headers)
+        event = reads(*given[:columns])
+        return _Arrived(key(event), Emit(to, record_key, value, headers), event)
 
-    def fold(rows: Rows[int], arrived: tuple[str, Emit], at_ms: int) -> Emits:
-        of, record = arrived
-        if of in rows:
+    def fold(rows: Rows[int], arrived: _Arrived, at_ms: int) -> Emits:
+        if arrived.id in rows:
             return None
-        rows[of] = at_ms
-        rows.wake_at(of, at_ms + ttl_ms)
-        return (record,)
+        rows[arrived.id] = at_ms
+        rows.wake_at(arrived.id, at_ms + ttl_ms)
+        return (arrived.record,)
 
     def forget(rows: Rows[int], of: str, at_ms: int) -> None:
         del rows[of]
 
+    declared: dict[str, Any] = {"fold": fold, "on_wake": forget}
+    if clock == "event":
+        time = None if read is None else read.reads_time
+        if time is None:
+            raise ConfigError(f'{whose}: clock="event" needs source=Source(..., time=...), which tells it')
+        declared = {"fold": _once_in(ttl_ms, time), "on_event": forget, "time": _time_of_arrived(time)}
+    elif clock != "append":
+        raise ConfigError(f'{whose}: clock {clock!r:.100}; write "append" or "event"')
     return Processor(
         name=name,
         source=topic,
         decode=decoded,
-        fold=fold,
-        on_wake=forget,
         row=int,
+        **declared,
         version=version,
         inputs=(*inputs, "key", "value", "headers"),
         route=route,

@@ -95,9 +95,11 @@ class Step(Processor[Any, NoRow], Generic[T]):
 
     @property
     def _times(self) -> tuple[Callable[[Any], int] | None, ...]:
-        if self.on is not None:
-            return tuple(None if (read := each.reads_time) is None else _of_read(read) for each in self.on)
-        return (getattr(self.decode, "time", None),)
+        return (getattr(self.decode, "time", None),) if self.on is None else self.own_times
+
+    @property
+    def own_times(self) -> tuple[Callable[[Any], int] | None, ...]:
+        return tuple(None if (read := each.reads_time) is None else _of_read(read) for each in self.on or ())
 
     def origin_clock(self, stored: bytes | None = None) -> StepClock | None:
         """Return what follows the sources' watermarks; None where no event time is known."""

@@ -17,6 +17,7 @@ from holdfast.core.engine.declared.sources import FoldWith, Source
 from holdfast.core.engine.emits import Emit
 from holdfast.core.engine.merge.merging import replayed
 from holdfast.core.engine.merge.merging_folder import start_of
+from holdfast.core.engine.merge.ordering import MergeOrder
 from holdfast.core.engine.state.rows import Rows
 from holdfast.errors import ConfigError
 from holdfast.pipeline.comparing.compare import Comparison, compare
@@ -53,7 +54,10 @@ def order(partition: int) -> dict[tuple[str, int], int]:
     """Return the number of each record, and of each choice, in the order in which a partition is folded."""
     live, logs = worlds()[partition]
     stretches = replayed(
-        start_of(FIRST), [(batch for batch, _ in batches(log)) for log in logs], recorded_of(live)
+        start_of(FIRST),
+        [(batch for batch, _ in batches(log)) for log in logs],
+        recorded_of(live),
+        order=MergeOrder(FIRST),
     )
     places: list[tuple[str, int]] = []
     for stretch in stretches:

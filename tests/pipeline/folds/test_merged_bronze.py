@@ -292,4 +292,6 @@ def test_choices_do_not_expire(lake: Path, capsys: pytest.CaptureFixture[str]) -
         main(["pipeline", "expire", "--lake", str(lake), "--all-topics", "--before", "1000000000000"])
     assert (ended.value.code or 0) == 0
     assert CHOICES not in capsys.readouterr().out
-    assert replayed(lake, allow_holes=True).records == 0
+    # A log of which no record has an append time has nothing that is old.
+    timeless = sum(len(log.offsets) for _, logs in worlds() for log in logs if max(log.times_ms) < 0)
+    assert replayed(lake, allow_holes=True).records == timeless

@@ -605,6 +605,13 @@ class Processor(Generic[E, R]):
         )
 
     @property
+    def own_times(self) -> tuple[Callable[[Any], int] | None, ...]:
+        """Return of each source of `on` what reads the event time of what its serde decodes; None where
+        append time counts.
+        """
+        return tuple(source.reads_time for source in self.on or ())
+
+    @property
     def lineage(self) -> int:
         """Return what tells positions in internal topics of other versions apart; 0 where no source is
         internal.

@@ -9,13 +9,15 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import repeat
 from operator import length_hint
 from typing import Any, TypeVar
 
 from holdfast.core.engine.batches import Batch
 from holdfast.core.engine.declared.processor import Processor
-from holdfast.core.engine.declared.sources import SKIPPED, decoder_columns, event_time
-from holdfast.core.engine.emits import Emits
+from holdfast.core.engine.declared.sources import SKIPPED, EventTime, decoder_columns, event_time
+from holdfast.core.engine.emits import Emits, Headers
+from holdfast.core.engine.fold.event_clock import event_clock_of
 from holdfast.core.engine.fold.paced import Paced
 from holdfast.core.engine.fold.stepping import (
     LIMIT_BYTES,
@@ -34,8 +36,10 @@ from holdfast.core.engine.state.codec import (
     APPLIED,
     EVENT_MARKER_FORMAT,
     NOTHING_APPLIED,
+    ORIGIN_MARKER_FORMAT,
     EventMarker,
     Marker,
+    OriginMarker,
     encode_marker,
 )
 from holdfast.core.engine.state.handover import Handover
@@ -91,6 +95,7 @@ class Folder(SteppingFolder[R, Batch, Changes]):
         trace: Callable[[Transition[R]], None] | None = None,
         handover: Handover | None = None,
         recovery: Recovery | None = None,
+        origins: bytes | None = None,
     ) -> None:
         assert event_ms is not None or not processor.has_event_time or applied == NOTHING_APPLIED, (
             "a position has event time"
@@ -108,7 +113,13 @@ class Folder(SteppingFolder[R, Batch, Changes]):
         )
         self.applied, self._lineage = applied, processor.lineage
         self._takes, self._plain = tuple(processor.inputs), len(processor.inputs) == len(processor.columns)
-        self._call = self._timed(processor.fold, self._time) if processor.has_event_time else processor.fold
+        self.event_clock = event_clock_of(processor, origins)
+        self._headers_left: Iterator[Headers] = iter(())
+        """Of the next records to fold their headers, where event time passes by them."""
+        self._call = processor.fold
+        if processor.has_event_time:
+            fold = processor.fold if self.event_clock is None else unless_skipped(processor.fold)
+            self._call = self._timed(fold, self._time if self.event_clock is None else self._time_told)
         self._meets_marks = processor.meets_marks
         self._skips_marks = processor.meets_marks and not processor.takes_marks
         self._headers = processor.columns.index("headers") if processor.meets_marks else -1
@@ -118,6 +129,19 @@ class Folder(SteppingFolder[R, Batch, Changes]):
             return -NEVER
         told = event.event if event.__class__ is TracedEvent else event
         return event_time(self.processor.source, self.processor.time, told, stream_ms)
+
+    def _time_told(self, event: Any, stream_ms: int) -> int:
+        return self._heard_time(0, next(self._headers_left), event, self._time, stream_ms)
+
+    def _hear_by(self, batch: Batch) -> None:
+        """Have event time pass by the headers of the records of *batch*."""
+        has_headers = len(batch.columns) > self._headers
+        self._headers_left = iter(batch.columns[self._headers]) if has_headers else repeat(())
+
+    @property
+    def origins(self) -> bytes | None:
+        """Return the watermarks by which event time passes, as a marker holds them; None of no step's."""
+        return None if self.event_clock is None else self.event_clock.encode()
 
     def _columns(self, batch: Batch) -> tuple[Sequence[Any], ...]:
         if self._meets_marks:
@@ -187,9 +211,11 @@ class Folder(SteppingFolder[R, Batch, Changes]):
             return batch.records
         rows, fold, emit, now_ms = self.rows, self._call, self._emits.extend, self.stream_ms
         events: Iterator[Any] = map(self.processor.decode, *self._columns(batch))
+        if self.event_clock is not None:
+            self._hear_by(batch)
         if marks is not None:
             events = self._skipping(zip(*self._columns(batch), strict=True), marks)
-            fold = unless_skipped(fold)
+            fold = unless_skipped(fold) if self.event_clock is None else fold
         times = iter(list(batch.times_ms))
         waits = False
         for event, at_ms in zip(events, times, strict=True):
@@ -222,11 +248,16 @@ class Folder(SteppingFolder[R, Batch, Changes]):
             if clock is not None:
                 decode = partial(self.processor.told_by, clock, at_ms)
             told = partial(_decoded, decode, [column[at] for column in columns])
+            time: EventTime = self._time
+            if self.event_clock is not None:
+                self._hear_by(batch.slice(at, at + 1))
+                time = self._time_told
             if marks is not None and marks[at]:
-                yield from self._careful_record(rows, ("", offset), at_ms, _skipped, _nothing, _no_time)
+                time = _no_time if self.event_clock is None else time
+                yield from self._careful_record(rows, ("", offset), at_ms, _skipped, _nothing, time)
                 yield None
                 continue
-            yield from self._careful_record(rows, ("", offset), at_ms, told, fold, self._time)
+            yield from self._careful_record(rows, ("", offset), at_ms, told, fold, time)
             yield None
 
     def unchanged(self) -> Changes:
@@ -236,7 +267,10 @@ class Folder(SteppingFolder[R, Batch, Changes]):
         position = (applied, self.stream_ms, self.processor.version)
         if self._events is None:
             return Marker(*position, sources=self._lineage)
-        return EventMarker(*position, EVENT_MARKER_FORMAT, self._lineage, event_ms=self.event_ms)
+        if (origins := self.origins) is None:
+            return EventMarker(*position, EVENT_MARKER_FORMAT, self._lineage, event_ms=self.event_ms)
+        told = (*position, ORIGIN_MARKER_FORMAT, self._lineage)
+        return OriginMarker(*told, event_ms=self.event_ms, origins=origins)
 
     def _moved(self) -> None:
         assert self.changes is not None

@@ -17,11 +17,13 @@ from holdfast.core.engine.declared.emit_rules import EmitRules, require_emits
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.declared.sources import EventTime
 from holdfast.core.engine.declared.streams import Internal
-from holdfast.core.engine.emits import Emit, Emits
+from holdfast.core.engine.emits import Emit, Emits, Headers
 from holdfast.core.engine.fold.asides import Asides, close_asides, open_asides
+from holdfast.core.engine.fold.event_clock import EventClock
 from holdfast.core.engine.fold.paced import Paced
 from holdfast.core.engine.fold.table_parts import TablePart, table_parts
 from holdfast.core.engine.fold.user_frames import UserFrame, user_frames
+from holdfast.core.engine.origins import is_mark
 from holdfast.core.engine.state.codec import (
     EVENT,
     META,
@@ -232,6 +234,7 @@ class SteppingFolder(ABC, Generic[R, P, C]):
         self.rows: Rows[R] = self._parts[0].rows
         self._limit_bytes, self._trace, self._rules = limit_bytes, trace, EmitRules(processor, limit_bytes)
         self.clock = processor.origin_clock(store.get(WATERMARKS)) if processor.stateless else None
+        self.event_clock: EventClock | None = None
         self._emits: list[Emit] = []
         self._refused: list[Refused] = []
         self._open, self._enough = False, False
@@ -392,6 +395,8 @@ class SteppingFolder(ABC, Generic[R, P, C]):
         self._before_ms, self._before_event_ms = self.stream_ms, self.event_ms
         if self.clock is not None:
             self.clock.commit()
+        if self.event_clock is not None:
+            self.event_clock.commit()
         self.rows.commit()
         self._forget()
 
@@ -400,6 +405,8 @@ class SteppingFolder(ABC, Generic[R, P, C]):
         self.stream_ms, self.event_ms = self._before_ms, self._before_event_ms
         if self.clock is not None:
             self.clock.rollback()
+        if self.event_clock is not None:
+            self.event_clock.rollback()
         self.rows.rollback()
         self._forget()
 
@@ -512,6 +519,14 @@ class SteppingFolder(ABC, Generic[R, P, C]):
                 if fire(key, due_ms):
                     emits.extend(act(rows, key, due_ms) or ())
             yield emits
+
+    def _heard_time(self, source: int, headers: Headers, event: Any, time: EventTime, stream_ms: int) -> int:
+        """Return event time with a record, or mark, of a source behind steps."""
+        clock = self.event_clock
+        assert clock is not None
+        if is_mark(headers):
+            return clock.hear_mark(source, headers)
+        return clock.hear(source, headers, time(event, stream_ms))
 
     def _timed(self, fold: _Fold, time: EventTime) -> _Fold:
         """Return *fold* with event time let pass before it: where there is none, folds are called as they

@@ -2,15 +2,22 @@
 
 A worker folds the records of its sources in *canonical order*, which is a function of the logs:
 
-    (highest append time so far in the record's source partition, number of the source, offset)
+    (highest time so far in the record's source partition, number of the source, offset)
 
-The highest so far, because the clock of a new leader may go back. Two things are not in the logs: that a
-record was folded before another had shown up that should have come first (a *barrier*), and what the clock
-said (a *tick*). Each is a choice: a record of `{app}-{processor}-choices`, in the partition of the sources,
-in the Kafka transaction of what was folded behind it. So whoever folds the same logs again, and obeys the
-choices, folds the same sequence.
+The time is the event's own of a source that tells it (`Source(time=...)`), else the append time. The highest
+so far, because the clock of a new leader may go back, and events are out of order; where a source tells event
+times, only what lies behind the last choice counts. So the next record is always the one of the least time
+among the first of all sources.
 
-Choices are numbered from 0 without a gap, whatever the version of the processor that made them. Both formats
+Two things are not in the logs: that a record was folded before another had shown up that should have come
+first (a *barrier*), and what the clock said (a *tick*). Each is a choice: a record of
+`{app}-{processor}-choices`, in the partition of the sources, in the Kafka transaction of what was folded
+behind it. So whoever folds the same logs again, and obeys the choices, folds the same sequence.
+
+A choice says by which times the records before it were ordered, since the choice before: those of formats 1
+and 2 by append time alone, as all were before event times counted. Behind the last choice the marker says it.
+
+Choices are numbered from 0 without a gap, whatever the version of the processor that made them. All formats
 are arrays of MessagePack; all integers are signed 64 bit.
 
 A processor that reads globals has one kind of choice more, and a marker that tells their positions: each of a
@@ -27,7 +34,15 @@ from msgspec import Meta
 
 from holdfast.core.engine.declared.global_tables import LIMIT_GLOBALS
 from holdfast.core.engine.declared.sources import LIMIT_SOURCES
-from holdfast.core.engine.state.codec import EVENT_MARKER_FORMAT, FORMAT, NOTHING_APPLIED, EventMarker, Marker
+from holdfast.core.engine.state.codec import (
+    EVENT_MARKER_FORMAT,
+    FORMAT,
+    NOTHING_APPLIED,
+    ORIGIN_MARKER_FORMAT,
+    EventMarker,
+    Marker,
+    OriginMarker,
+)
 from holdfast.core.engine.state.global_rows import Vector
 from holdfast.core.engine.state.timers import NEVER
 from holdfast.core.untrusted import UNFIT
@@ -35,10 +50,13 @@ from holdfast.errors import ChangelogError, ChoicesError
 
 CHOICE_FORMAT = 1
 GLOBALS_CHOICE_FORMAT = 2
+ORDERED_CHOICE_FORMAT = 3
+ORDERED_GLOBALS_CHOICE_FORMAT = 4
 MARKER_FORMAT = 2
 GLOBALS_MARKER_FORMAT = 3
 TIMED_MARKER_FORMAT = 5
 TIMED_GLOBALS_MARKER_FORMAT = 6
+ORDERED_MARKER_FORMAT = 7
 SOURCE_BITS = 3
 SOURCE_MASK = (1 << SOURCE_BITS) - 1
 assert SOURCE_MASK + 1 == LIMIT_SOURCES
@@ -49,6 +67,7 @@ _Vectors = Annotated[
     tuple[tuple[Annotated[int, Meta(ge=-1)], ...], ...], Meta(min_length=1, max_length=LIMIT_GLOBALS)
 ]
 _Times = Annotated[tuple[int, ...], Meta(min_length=1, max_length=LIMIT_SOURCES)]
+_ByEvent = Annotated[int, Meta(gt=0, lt=1 << LIMIT_SOURCES)]
 
 
 class Choice(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -71,6 +90,20 @@ class GlobalsChoice(Choice, frozen=True, array_like=True, kw_only=True):
     """
 
     globals: _Vectors
+
+
+class OrderedChoice(Choice, frozen=True, array_like=True, kw_only=True):
+    """A choice before which records were ordered by their own times: those of the sources whose bits are set
+    in *by_event*, bit 0 for the first; those of the others by append time.
+    """
+
+    by_event: _ByEvent
+
+
+class OrderedGlobalsChoice(GlobalsChoice, frozen=True, array_like=True, kw_only=True):
+    """A choice of globals before which records were ordered as before an `OrderedChoice`."""
+
+    by_event: _ByEvent
 
 
 class VectorMarker(msgspec.Struct, frozen=True, array_like=True):
@@ -98,7 +131,7 @@ class VectorMarker(msgspec.Struct, frozen=True, array_like=True):
         """Return the canonical key of the last record folded: none that lies below can follow it without a
         choice.
         """
-        return LOWEST if self.last < 0 else canonical(self.reached_ms[self.last], self.last)
+        return LOWEST if self.last < 0 else canonical(ordered_of(self)[self.last], self.last)
 
 
 class GlobalsMarker(VectorMarker, frozen=True, array_like=True, kw_only=True):
@@ -123,16 +156,75 @@ class TimedGlobalsMarker(GlobalsMarker, frozen=True, array_like=True, kw_only=Tr
     event_ms: int
 
 
+class OrderedMarker(VectorMarker, frozen=True, array_like=True, kw_only=True):
+    """The position of a processor whose records, since the last choice, were ordered by the own times of the
+    sources in *by_event*; *ordered_ms* are the highest of each since then, -1 before any.
+
+    *globals* and *event_ms* are those of the other markers: () and None of a processor that has none.
+    *origins* are the watermarks by which event time passes behind steps, see `EventClock`; a marker that has
+    them is of this format even where *by_event* is 0, and *ordered_ms* are append times then.
+    """
+
+    by_event: Annotated[int, Meta(ge=0, lt=1 << LIMIT_SOURCES)]
+    ordered_ms: _Times
+    globals: Annotated[
+        tuple[tuple[Annotated[int, Meta(ge=-1)], ...], ...], Meta(max_length=LIMIT_GLOBALS)
+    ] = ()
+    event_ms: int | None = None
+    origins: bytes | None = None
+
+
 def globals_of(marker: VectorMarker) -> tuple[Vector, ...]:
     """Return the positions of the globals that are read, in their order; none of a processor that reads
     none.
     """
-    return marker.globals if isinstance(marker, GlobalsMarker) else ()
+    return marker.globals if isinstance(marker, GlobalsMarker | OrderedMarker) else ()
+
+
+def by_event_of(recorded: VectorMarker | Choice) -> int:
+    """Return the bits of the sources by whose event times the records before were ordered, since the choice
+    before; 0 where all were by append time.
+    """
+    if isinstance(recorded, OrderedMarker | OrderedChoice | OrderedGlobalsChoice):
+        return recorded.by_event
+    return 0
+
+
+def ordered_of(marker: VectorMarker) -> tuple[int, ...]:
+    """Return of each source the highest of the times that records are ordered by; see `OrderedMarker`."""
+    return marker.ordered_ms if isinstance(marker, OrderedMarker) else marker.reached_ms
+
+
+def origins_in(position: Marker | VectorMarker) -> bytes | None:
+    """Return the watermarks by which event time passes behind steps; None where none was met."""
+    return position.origins if isinstance(position, OriginMarker | OrderedMarker) else None
+
+
+def choice_of(
+    number: int,
+    sources: int,
+    applied: Sequence[int],
+    *,
+    tick_ms: int | None = None,
+    vectors: tuple[Vector, ...] | None = None,
+    by_event: int = 0,
+) -> Choice:
+    """Return a choice of the format that says what it has to: of globals where there are *vectors*."""
+    told: dict[str, Any] = {"number": number, "sources": sources, "applied": tuple(applied)}
+    if vectors is None:
+        if not by_event:
+            return Choice(**told, tick_ms=tick_ms)
+        return OrderedChoice(**told, format=ORDERED_CHOICE_FORMAT, tick_ms=tick_ms, by_event=by_event)
+    if not by_event:
+        return GlobalsChoice(**told, format=GLOBALS_CHOICE_FORMAT, globals=vectors)
+    return OrderedGlobalsChoice(
+        **told, format=ORDERED_GLOBALS_CHOICE_FORMAT, globals=vectors, by_event=by_event
+    )
 
 
 def event_ms_of(position: Marker | VectorMarker) -> int | None:
     """Return the event time of a position, -NEVER (-2**62) before any; None of a processor that has none."""
-    if isinstance(position, EventMarker | TimedMarker | TimedGlobalsMarker):
+    if isinstance(position, EventMarker | TimedMarker | TimedGlobalsMarker | OrderedMarker):
         return position.event_ms
     return None
 
@@ -168,12 +260,17 @@ def beginning(
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_choice = msgspec.msgpack.Decoder(Choice).decode
-_decode_globals_choice = msgspec.msgpack.Decoder(GlobalsChoice).decode
+_decode_further: dict[int, Callable[[bytes], Choice]] = {
+    GLOBALS_CHOICE_FORMAT: msgspec.msgpack.Decoder(GlobalsChoice).decode,
+    ORDERED_CHOICE_FORMAT: msgspec.msgpack.Decoder(OrderedChoice).decode,
+    ORDERED_GLOBALS_CHOICE_FORMAT: msgspec.msgpack.Decoder(OrderedGlobalsChoice).decode,
+}
 _decode_marker: dict[int, Callable[[bytes], VectorMarker]] = {
     MARKER_FORMAT: msgspec.msgpack.Decoder(VectorMarker).decode,
     GLOBALS_MARKER_FORMAT: msgspec.msgpack.Decoder(GlobalsMarker).decode,
     TIMED_MARKER_FORMAT: msgspec.msgpack.Decoder(TimedMarker).decode,
     TIMED_GLOBALS_MARKER_FORMAT: msgspec.msgpack.Decoder(TimedGlobalsMarker).decode,
+    ORDERED_MARKER_FORMAT: msgspec.msgpack.Decoder(OrderedMarker).decode,
 }
 _decode_any = msgspec.msgpack.Decoder(list[Any]).decode
 
@@ -189,8 +286,8 @@ def decode_choice(value: bytes | None) -> Choice:
         raise ChoicesError("choice without a value: nobody may delete choices, they are part of the log")
     try:
         choice = _decode_choice(value)
-        if choice.format == GLOBALS_CHOICE_FORMAT:
-            return _decode_globals_choice(value)
+        if (decode := _decode_further.get(choice.format)) is not None:
+            return decode(value)
     except UNFIT as error:
         _check_format(value)
         raise ChoicesError(
@@ -207,14 +304,14 @@ def _check_format(value: bytes) -> None:
         told = _decode_any(value)[0]
     except (*UNFIT, IndexError):
         return
-    if type(told) is int and told > GLOBALS_CHOICE_FORMAT:
+    if type(told) is int and told > ORDERED_GLOBALS_CHOICE_FORMAT:
         raise _newer(told)
 
 
 def _newer(told: int) -> ChoicesError:
     return ChoicesError(
-        f"choice of format {told}, this version reads {CHOICE_FORMAT} and {GLOBALS_CHOICE_FORMAT}: upgrade"
-        " the workers"
+        f"choice of format {told}, this version reads {CHOICE_FORMAT} to {ORDERED_GLOBALS_CHOICE_FORMAT}:"
+        " upgrade the workers"
     )
 
 
@@ -236,17 +333,18 @@ def decode_vector_marker(value: bytes) -> VectorMarker:
         raise ChangelogError(
             f"position marker is malformed ({error}): this topic is not a changelog of holdfast"
         ) from error
-    if kind in (FORMAT[0], EVENT_MARKER_FORMAT):
+    if kind in (FORMAT[0], EVENT_MARKER_FORMAT, ORIGIN_MARKER_FORMAT):
         raise ChangelogError(
             "position marker of a processor with one source, this one is declared with on=: raise its version"
         )
     if marker is None:
         raise ChangelogError(
             f"position marker of format {kind!r:.80}, this version reads {MARKER_FORMAT},"
-            f" {GLOBALS_MARKER_FORMAT}, {TIMED_MARKER_FORMAT} and {TIMED_GLOBALS_MARKER_FORMAT} here: upgrade"
-            " the workers"
+            f" {GLOBALS_MARKER_FORMAT} and {TIMED_MARKER_FORMAT} to {ORDERED_MARKER_FORMAT} here: upgrade the"
+            " workers"
         )
-    if len(marker.applied) != len(marker.reached_ms) or marker.last >= len(marker.applied):
+    lengths = {len(marker.applied), len(marker.reached_ms), len(ordered_of(marker))}
+    if len(lengths) > 1 or marker.last >= len(marker.applied):
         raise ChangelogError(
             f"position marker is malformed ({len(marker.applied)} offsets, {len(marker.reached_ms)} times, "
             f"last source {marker.last}): this topic is not a changelog of holdfast"

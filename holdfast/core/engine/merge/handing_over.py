@@ -11,19 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holdfast.core.engine.merge.choices import Choice, GlobalsChoice, VectorMarker
+from holdfast.core.engine.merge.choices import Choice, GlobalsChoice, VectorMarker, choice_of
 from holdfast.core.engine.state.codec import NOTHING_APPLIED
 from holdfast.core.engine.state.handover import HANDOVER_FORMAT, Handover
 from holdfast.errors import ChoicesError
 
 
 def barrier_at(
-    stood: Handover, position: VectorMarker, recorded: Sequence[Choice]
+    stood: Handover, position: VectorMarker, recorded: Sequence[Choice], by_event: int
 ) -> tuple[Handover, Choice | None]:
     """Return up to where the next version is silent when the one before *stood* there, and the barrier that
     it has to record, None where every version comes through that place anyway.
 
-    *position* is where the next version is, and *recorded* are all choices from there on. Raises ChoicesError
+    *position* is where the next version is, and *recorded* are all choices from there on. *by_event* are the
+    sources by whose event times the one before ordered its records since the last choice. Raises ChoicesError
     where some are missing.
     """
     ends = position.choices + len(recorded)
@@ -42,7 +43,7 @@ def barrier_at(
     last = recorded[-1].applied if recorded else position.applied
     if stood.applied == last or set(stood.applied) == {NOTHING_APPLIED}:
         return stood, None
-    return _behind(stood), Choice(number=ends, sources=position.sources, applied=stood.applied)
+    return _behind(stood), choice_of(ends, position.sources, stood.applied, by_event=by_event)
 
 
 def _behind(stood: Handover) -> Handover:

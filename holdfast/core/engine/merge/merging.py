@@ -13,18 +13,21 @@ from itertools import accumulate, islice
 
 from holdfast.core.engine.batches import Batch
 from holdfast.core.engine.merge.choices import (
-    GLOBALS_CHOICE_FORMAT,
     LOWEST,
     SOURCE_BITS,
     SOURCE_MASK,
     Choice,
     GlobalsChoice,
     VectorMarker,
+    by_event_of,
     canonical,
+    choice_of,
     globals_of,
+    ordered_of,
 )
+from holdfast.core.engine.merge.ordering import NO_TIME, MergeOrder, OwnTimes
 from holdfast.core.engine.state.global_rows import Vector, covers
-from holdfast.errors import ChoicesError
+from holdfast.errors import ChoicesError, Later
 
 _HIGHEST = 1 << 63 + SOURCE_BITS
 """Above every canonical key: append times are of 64 bits, whatever clocks they are of."""
@@ -32,22 +35,27 @@ _HIGHEST = 1 << 63 + SOURCE_BITS
 
 @dataclass(frozen=True, slots=True)
 class Portion:
-    """Consecutive records of one source; *reached_ms* is of each the highest append time up to it."""
+    """Consecutive records of one source; *reached_ms* is of each the highest append time up to it, and
+    *ordered_ms* the highest of the times that it was ordered by, where these are others.
+    """
 
     batch: Batch
     reached_ms: Sequence[int]
+    ordered_ms: Sequence[int] | None = None
 
     def slice(self, start: int, stop: int) -> Portion:
-        return Portion(self.batch.slice(start, stop), self.reached_ms[start:stop])
+        ordered_ms = None if self.ordered_ms is None else self.ordered_ms[start:stop]
+        return Portion(self.batch.slice(start, stop), self.reached_ms[start:stop], ordered_ms)
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
     """Records of several sources in the order in which they are folded, or one choice.
 
-    *order* has the source of each record, and *reached_ms* how late that source has become with it, which
-    ascends; of a source they are those of its portion. With a *choice* there are no records; *decided* tells
-    that it is a new one, to be recorded with what is folded.
+    *order* has the source of each record, and *reached_ms* the highest append time so far, which ascends.
+    They were ordered by the event times of the sources in *by_event*; where that is 0, by append time, and
+    then *reached_ms* are those of the portions. With a *choice* there are no records; *decided* tells that it
+    is a new one, to be recorded with what is folded.
     """
 
     portions: tuple[Portion | None, ...]
@@ -55,6 +63,7 @@ class Stretch:
     reached_ms: Sequence[int] = ()
     choice: Choice | None = None
     decided: bool = False
+    by_event: int = 0
     _counted: dict[int, list[int]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
@@ -75,25 +84,66 @@ class Stretch:
             portion.slice(first, last) if portion and last > first else None
             for portion, first, last in zip(self.portions, firsts, lasts, strict=True)
         ]
-        return Stretch(tuple(portions), order, self.reached_ms[start:stop])
+        return Stretch(tuple(portions), order, self.reached_ms[start:stop], by_event=self.by_event)
 
 
 class _Fetched:
     """What has been fetched of one source and is not settled, with a cursor in it."""
 
-    __slots__ = ("_at", "_keys", "_portions", "_start", "applied", "number", "offset_next", "reached_ms")
+    __slots__ = (
+        "_at",
+        "_keys",
+        "_order",
+        "_own",
+        "_portions",
+        "_run",
+        "_start",
+        "applied",
+        "by_event",
+        "number",
+        "offset_next",
+        "ordered_ms",
+        "reached_ms",
+    )
 
-    def __init__(self, number: int, applied: int, reached_ms: int) -> None:
+    def __init__(self, number: int, applied: int, reached_ms: int, order: MergeOrder | None) -> None:
         self.number, self.applied, self.reached_ms = number, applied, reached_ms
         self.offset_next = applied + 1
         self._portions: deque[Portion] = deque()
         self._keys: deque[list[int]] = deque()
         self._at = self._start = 0  # the cursor: which portion, and where in it
+        self._order, self.by_event, self.ordered_ms = order, 0, NO_TIME
+        self._own: deque[OwnTimes | None] = deque()
+        """Of each portion the times that its records are ordered by, once they are read."""
+        self._run: tuple[int, list[int]] | None = None
+        """From where on keys are known of the portion at the cursor, ordered by event time; and the keys."""
+
+    def order_by(self, by_event: int) -> None:
+        """Have records ordered by the times of the sources in *by_event* from the cursor on."""
+        self.by_event, self._own = by_event, deque([None] * len(self._portions))
+        self.restart()
+
+    def restart(self) -> None:
+        """Have what was ordered before count no more: a choice lies between."""
+        self.ordered_ms, self._run = NO_TIME, None
 
     @property
     def reach(self) -> int:
         """Return a key above which later records of this source will lie, or equal to theirs."""
-        return canonical(self.reached_ms, self.number)
+        return canonical(self._ordered_reach() if self.by_event else self.reached_ms, self.number)
+
+    def _ordered_reach(self) -> int:
+        if self._at == len(self._portions):
+            return self.ordered_ms
+        keys = self._running()
+        reach = keys[-1] >> SOURCE_BITS if len(keys) > self._start else self.ordered_ms
+        for at in range(self._at, len(self._portions)):
+            own = self._times(at)
+            if at > self._at:
+                reach = max(reach, own.highest)
+            if own.failure is not None:
+                break
+        return reach
 
     @property
     def pending(self) -> int:
@@ -107,8 +157,37 @@ class _Fetched:
             number = self.number
             self._portions.append(Portion(fresh, reached))
             self._keys.append([at_ms << SOURCE_BITS | number for at_ms in reached])
+            self._own.append(None)
             self.offset_next, self.reached_ms = fresh.offsets[-1] + 1, reached[-1]
         self.offset_next = max(self.offset_next, offset_next or 0)
+
+    def _times(self, at: int) -> OwnTimes:
+        own = self._own[at]
+        if own is None:
+            assert self._order is not None, "who orders by event time knows how to read it"
+            own = self._own[at] = self._order.times(self.number, self._portions[at].batch, self.by_event)
+        return own
+
+    def _running(self) -> list[int]:
+        """Return the keys of the portion at the cursor, which are known from there on."""
+        if self._run is None:
+            start, number = self._start, self.number
+            times = self._times(self._at).times[start:]
+            reached = _reached(times, self.ordered_ms) if times else ()
+            self._run = start, [*[LOWEST] * start, *[at_ms << SOURCE_BITS | number for at_ms in reached]]
+        return self._run[1]
+
+    def failure(self, offset_last: int | None) -> Later | None:
+        """Return what the record at the cursor's end of what is known must wait for, if it lies up to
+        *offset_last*; None where nothing does.
+        """
+        if not self.by_event or self._at == len(self._portions):
+            return None
+        own = self._times(self._at)
+        if own.failure is None:
+            return None
+        offset = self._portions[self._at].batch.offsets[len(own.times)]
+        return own.failure if offset_last is None or offset <= offset_last else None
 
     def ready(self, offset_last: int | None) -> tuple[list[int], int, int, bool]:
         """Return keys of the portion at the cursor with start and stop of what may be taken of it up to
@@ -117,8 +196,12 @@ class _Fetched:
         if self._at == len(self._portions):
             return [], 0, 0, False
         keys, offsets = self._keys[self._at], self._portions[self._at].batch.offsets
-        stop = len(keys) if offset_last is None else bisect_right(offsets, offset_last)
-        more = stop == len(keys) and self._at + 1 < len(self._portions)
+        if self.by_event:
+            keys = self._running()
+        stop = len(keys)
+        if offset_last is not None:
+            stop = min(stop, bisect_right(offsets, offset_last))
+        more = stop == len(offsets) and self._at + 1 < len(self._portions)
         return keys, self._start, max(self._start, stop), more
 
     def take(self, stop: int) -> Portion | None:
@@ -126,19 +209,27 @@ class _Fetched:
         if self._at == len(self._portions) or stop == self._start:
             return None
         portion, start = self._portions[self._at], self._start
-        taken = portion if stop - start == len(portion.reached_ms) else portion.slice(start, stop)
+        is_whole = stop - start == len(portion.reached_ms)
+        taken = portion if is_whole else portion.slice(start, stop)
+        if self.by_event:
+            ordered_ms = [key >> SOURCE_BITS for key in self._running()[start:stop]]
+            taken, self.ordered_ms = Portion(taken.batch, taken.reached_ms, ordered_ms), ordered_ms[-1]
         self._start, self.applied = stop, taken.batch.offsets[-1]
         if stop == len(portion.reached_ms):
-            self._at, self._start = self._at + 1, 0
+            self._at, self._start, self._run = self._at + 1, 0, None
         return taken
 
-    def settle(self, applied: int) -> None:
-        """Drop what lies up to *applied*, and put the cursor behind it."""
+    def settle(self, applied: int, ordered_ms: int) -> None:
+        """Drop what lies up to *applied*, and put the cursor behind it; ask again for what had to wait."""
         while self._portions and self._portions[0].batch.offsets[-1] <= applied:
             self._portions.popleft()
             self._keys.popleft()
+            self._own.popleft()
         self.applied, self._at = applied, 0
         self._start = bisect_right(self._portions[0].batch.offsets, applied) if self._portions else 0
+        self.ordered_ms, self._run = ordered_ms, None
+        if self.by_event:
+            self._own = deque(None if own is None or own.failure else own for own in self._own)
 
 
 def _reached(times_ms: Sequence[int], before_ms: int) -> list[int]:
@@ -165,11 +256,17 @@ class Merger:
     *recorded* are the choices that are known to be written, in order; those that *marker* has behind it are
     passed over. They are obeyed before any is made. They may be an iterator, and are kept only until they are
     settled.
+
+    *order* says by which times records are merged; without it, by append time. Between choices that are
+    recorded it is as these say. Where what is folded since the last choice was ordered otherwise, a barrier
+    comes first.
     """
 
-    def __init__(self, marker: VectorMarker, recorded: Iterable[Choice] = ()) -> None:
+    def __init__(
+        self, marker: VectorMarker, recorded: Iterable[Choice] = (), order: MergeOrder | None = None
+    ) -> None:
         self._sources = [
-            _Fetched(number, applied, reached_ms)
+            _Fetched(number, applied, reached_ms, order)
             for number, (applied, reached_ms) in enumerate(
                 zip(marker.applied, marker.reached_ms, strict=True)
             )
@@ -178,6 +275,8 @@ class Merger:
         self._recorded, self._pulled = iter(recorded), deque[Choice]()
         self._wanted_tick_ms: int | None = None
         self._wanted_globals: tuple[Vector, ...] | None = None
+        self._readable, self._wanted = (0, 0) if order is None else (order.readable, order.by_event)
+        self._by_event, self._has_taken = 0, False
         self.settle(marker)
 
     def offer(self, source: int, batch: Batch, offset_next: int | None = None) -> None:
@@ -207,8 +306,13 @@ class Merger:
         """Go on from *marker*, where the state is: what lies before it is dropped, what was taken behind it
         is taken again.
         """
-        for source, applied in zip(self._sources, marker.applied, strict=True):
-            source.settle(applied)
+        by_event = by_event_of(marker) & self._readable
+        if marker.last >= 0 and by_event != self._by_event:
+            self._order_by(by_event)
+        ordered = ordered_of(marker) if by_event else (NO_TIME,) * len(self._sources)
+        for source, applied, ordered_ms in zip(self._sources, marker.applied, ordered, strict=True):
+            source.settle(applied, ordered_ms)
+        self._has_taken = False
         self._last_key, self._number, self._tick_ms = marker.last_key, marker.choices, marker.tick_ms
         while self._pulled and self._pulled[0].number < marker.choices:
             self._pulled.popleft()
@@ -223,12 +327,19 @@ class Merger:
         sources' records were fetched let a record be overtaken only within one ms, or where the clocks of
         brokers differ.
 
-        Raises ChoicesError when a recorded choice is missing or does not fit the state.
+        Raises ChoicesError when a recorded choice is missing or does not fit the state, and Later where what
+        comes first must wait for something before its time can be read: then nothing was taken since
+        `settle`.
         """
         choice = self._next_recorded()
-        held = self._held(choice, ends)
+        self._agree(choice)
+        held, limits = self._held(choice, ends), None if choice is None else choice.applied
+        failures = self._failures(limits) if self._by_event else {}
+        held += [source for source in self._sources if source.number in failures and source not in held]
         bound = min((source.reach for source in held), default=_HIGHEST)
-        stretch = self._merged(bound, None if choice is None else choice.applied)
+        stretch = self._merged(bound, limits)
+        if stretch is None and failures and not self._has_taken:
+            raise next(iter(failures.values()))
         if stretch is not None or choice is None or held:
             return stretch
         return self._chosen(choice, decided=False)
@@ -253,9 +364,34 @@ class Merger:
     def forget_taken(self) -> None:
         """Settle at the end of what was taken, for a reader that never goes back."""
         for source in self._sources:
-            source.settle(source.applied)
+            source.settle(source.applied, source.ordered_ms)
+        self._has_taken = False
         while self._pulled and self._pulled[0].number < self._number:
             self._pulled.popleft()
+
+    # -- by which times
+
+    def _agree(self, choice: Choice | None) -> None:
+        """Order what comes next as it was when *choice* was made: without one, as is wanted. That waits for a
+        choice, where what is folded since the last was ordered otherwise.
+        """
+        wanted = self._wanted if choice is None else by_event_of(choice) & self._readable
+        if wanted == self._by_event:
+            return
+        if self._last_key == LOWEST:
+            self._order_by(wanted)
+        elif choice is not None:
+            raise _otherwise(f"choice {choice.number} was made of records that were ordered by other times")
+
+    def _order_by(self, by_event: int) -> None:
+        self._by_event = by_event
+        for source in self._sources:
+            source.order_by(by_event)
+
+    def _failures(self, limits: Sequence[int] | None) -> dict[int, Later]:
+        """Return the sources of which a record must wait, and what for."""
+        found = [(each, each.failure(limits[each.number] if limits else None)) for each in self._sources]
+        return {source.number: failure for source, failure in found if failure is not None}
 
     # -- what is held back
 
@@ -268,7 +404,7 @@ class Merger:
                 if source.offset_next <= last
             ]
         if ends is None:
-            return self._sources
+            return [*self._sources]
         return [
             source
             for source, end in zip(self._sources, ends, strict=True)
@@ -293,17 +429,21 @@ class Merger:
             return None
         if limits is None and self._wanted_globals is not None and (seen := self._seen()) is not None:
             return seen
+        if limits is None and self._by_event != self._wanted:
+            return self._decide(None)
         merged.sort()  # finds the sorted runs and merges them
         if merged[0] < self._last_key:
             if limits is not None:
                 raise _otherwise(f"choice {self._number} stands behind records that lie below what is folded")
             return self._decide(None)
-        self._last_key = merged[-1]
-        return Stretch(
-            tuple(source.take(stop) for source, stop in zip(self._sources, stops, strict=True)),
-            bytes([key & SOURCE_MASK for key in merged]),
-            [key >> SOURCE_BITS for key in merged],
-        )
+        self._last_key, self._has_taken = merged[-1], True
+        portions = tuple(source.take(stop) for source, stop in zip(self._sources, stops, strict=True))
+        order = bytes([key & SOURCE_MASK for key in merged])
+        if not self._by_event:
+            return Stretch(portions, order, [key >> SOURCE_BITS for key in merged])
+        times = [iter(() if portion is None else portion.reached_ms) for portion in portions]
+        reached_ms = [*accumulate(map(next, map(times.__getitem__, order)), max)]
+        return Stretch(portions, order, reached_ms, by_event=self._by_event)
 
     # -- choices
 
@@ -316,19 +456,17 @@ class Merger:
         vectors, self._wanted_globals = self._wanted_globals, None
         if vectors is None or vectors == self._globals:
             return None
-        applied = tuple(source.applied for source in self._sources)
-        choice = GlobalsChoice(
-            format=GLOBALS_CHOICE_FORMAT,
-            number=self._number,
-            sources=self._fingerprint,
-            applied=applied,
-            globals=vectors,
-        )
-        return self._chosen(choice, decided=True)
+        return self._decide(None, vectors)
 
-    def _decide(self, tick_ms: int | None) -> Stretch:
-        applied = tuple(source.applied for source in self._sources)
-        choice = Choice(number=self._number, sources=self._fingerprint, applied=applied, tick_ms=tick_ms)
+    def _decide(self, tick_ms: int | None, vectors: tuple[Vector, ...] | None = None) -> Stretch:
+        choice = choice_of(
+            self._number,
+            self._fingerprint,
+            [source.applied for source in self._sources],
+            tick_ms=tick_ms,
+            vectors=vectors,
+            by_event=self._by_event,
+        )
         return self._chosen(choice, decided=True)
 
     def _chosen(self, choice: Choice, *, decided: bool) -> Stretch:
@@ -336,9 +474,10 @@ class Merger:
             self._go_on(choice)
         if not decided:
             self._wanted_globals = None
-        self._last_key, self._number = LOWEST, choice.number + 1
+        self._last_key, self._number, self._has_taken = LOWEST, choice.number + 1, True
         for source, last in zip(self._sources, choice.applied, strict=True):
             source.applied = max(source.applied, last)  # the record may be gone: compacted, or skipped since
+            source.restart()
         if choice.tick_ms is not None:
             self._tick_ms = choice.tick_ms
         return Stretch((None,) * len(self._sources), choice=choice, decided=decided)
@@ -399,16 +538,17 @@ def replayed(
     recorded: Iterable[Choice] = (),
     ends: Sequence[int] | None = None,
     *,
+    order: MergeOrder | None = None,
     open_end: bool = False,
 ) -> Iterator[Stretch]:
     """Yield what follows *marker* in the order in which it was folded, from the log of each source and the
     recorded choices: at most a batch of each source is held at a time.
 
     A log whose batches end has ended. *ends* tells how far each was read, where that is further than its last
-    record. When the logs end before the last choice, the order of what is left is not known: with *open_end*
-    that is the end, else raises ChoicesError.
+    record, and *order* by which times they are merged, as for a `Merger`. When the logs end before the last
+    choice, the order of what is left is not known: with *open_end* that is the end, else raises ChoicesError.
     """
-    merger, pending = Merger(marker, recorded), [iter(log) for log in logs]
+    merger, pending = Merger(marker, recorded, order), [iter(log) for log in logs]
     waited: list[int | None] = [None] * len(pending)
     while True:
         while (stretch := merger.take(waited)) is not None:

@@ -18,6 +18,7 @@ from holdfast.core.engine.batches import Batch
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.declared.sources import SKIPPED, SourceFold
 from holdfast.core.engine.emits import Emit, Emits, Headers
+from holdfast.core.engine.fold.event_clock import event_clock_of
 from holdfast.core.engine.fold.folding import unless_skipped
 from holdfast.core.engine.fold.paced import Paced
 from holdfast.core.engine.fold.stepping import (
@@ -29,18 +30,24 @@ from holdfast.core.engine.fold.stepping import (
     Written,
 )
 from holdfast.core.engine.merge.choices import (
+    ORDERED_MARKER_FORMAT,
     Choice,
     GlobalsChoice,
     GlobalsMarker,
+    OrderedMarker,
     TimedGlobalsMarker,
     TimedMarker,
     VectorMarker,
     beginning,
+    by_event_of,
     encode_vector_marker,
     event_ms_of,
     globals_of,
+    ordered_of,
+    origins_in,
 )
 from holdfast.core.engine.merge.merging import Portion, Stretch
+from holdfast.core.engine.merge.ordering import NO_TIME, MergeOrder
 from holdfast.core.engine.origins import Mark
 from holdfast.core.engine.state.codec import APPLIED, TICK
 from holdfast.core.engine.state.global_rows import GlobalTables, GlobalViews
@@ -115,7 +122,7 @@ class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
         if (
             self.marker.sources != start.sources
             or len(self.marker.applied) != len(start.applied)
-            or self.marker.format != start.format
+            or _holds(self.marker) != _holds(start)
         ):
             raise ChangelogError(
                 f"table {processor.table} was folded from other sources than {', '.join(processor.topics)},"
@@ -138,9 +145,15 @@ class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
             recovery,
         )
         self._folds = processor.folds
+        self.order = MergeOrder(processor, lambda: self.refused_before)
+        """By which times its records are merged: for the `Merger` that it is given stretches of."""
+        self._format = start.format
         self._plain = tuple(map(self._one_fold, self._folds))
+        self.event_clock = event_clock_of(processor, origins_in(self.marker))
+        self._headers_left: list[Iterator[Headers]] = [iter(()) for _ in self._folds]
+        """Of each source the headers of the next records to fold, where event time passes by them."""
         self._calls = tuple(
-            self._timed(fold, partial(_event_ms, each)) if processor.has_event_time else fold
+            self._timed(fold, partial(self._time_of, each)) if processor.has_event_time else fold
             for each, fold in zip(self._folds, self._plain, strict=True)
         )
         self._globals = globals_of(self.marker)
@@ -149,6 +162,17 @@ class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
             self._tables = GlobalTables(processor.reads, views, self.rows.failures, self._globals)
             self.rows.globals = self._tables
         self._forget()
+
+    def _time_of(self, of: SourceFold, event: Any, stream_ms: int) -> int:
+        time = partial(_event_ms, of)
+        if self.event_clock is None:
+            return time(event, stream_ms)
+        return self._heard_time(of.number, next(self._headers_left[of.number]), event, time, stream_ms)
+
+    def _hear_by(self, of: SourceFold, batch: Batch) -> None:
+        """Have event time pass by the headers of the records of *batch*, where the source is a step's."""
+        at = of.inputs.index("headers") if of.meets_marks else len(batch.columns)
+        self._headers_left[of.number] = iter(batch.columns[at]) if at < len(batch.columns) else repeat(())
 
     def _one_fold(self, of: SourceFold) -> Callable[..., Emits]:
         """Return the fold of a source as it is called: for steps, with the headers of origins."""
@@ -179,6 +203,8 @@ class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
         super()._forget()
         marker = self.marker
         self._applied, self._reached, self._last = list(marker.applied), list(marker.reached_ms), marker.last
+        self._by_event = by_event_of(marker)
+        self._ordered = [*(ordered_of(marker) if self._by_event else repeat(NO_TIME, len(marker.applied)))]
         self._tick_ms, self._number = marker.tick_ms, marker.choices
         self._choices: list[Choice] = []
         if self._tables is not None:
@@ -191,6 +217,8 @@ class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
     def _moved(self) -> None:
         assert self.changes is not None
         self.marker = self.changes.marker
+        if self.order.unread:
+            self.order.forget(dict(zip(self.processor.topics, self.marker.applied, strict=True)))
 
     def _finished(
         self, taken: list[Stretch], records: int, puts: list[tuple[bytes, bytes | None]]
@@ -200,7 +228,7 @@ class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
             tuple(self._applied),
             self.stream_ms,
             self.processor.version,
-            before.format,
+            self._format,
             tuple(self._reached),
             self._last,
             self._tick_ms,
@@ -208,7 +236,18 @@ class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
             before.sources,
         )
         marker: VectorMarker
-        if self._tables is None and self._events is None:
+        origins = None if self.event_clock is None else self.event_clock.encode()
+        if self._by_event or origins is not None:
+            told = (*position[:3], ORDERED_MARKER_FORMAT, *position[4:])
+            marker = OrderedMarker(
+                *told,
+                by_event=self._by_event,
+                ordered_ms=tuple(self._ordered if self._by_event else self._reached),
+                globals=() if self._tables is None else self._globals,
+                event_ms=None if self._events is None else self.event_ms,
+                origins=origins,
+            )
+        elif self._tables is None and self._events is None:
             marker = VectorMarker(*position)
         elif self._events is None:
             marker = GlobalsMarker(*position, globals=self._globals)
@@ -272,6 +311,8 @@ class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
             if batch.choice.tick_ms is not None:
                 self._rest, self._rest_before = self._ticking(batch.choice.tick_ms), False
             return 0
+        if self.order.unread:
+            self.order.check_read(batch.portions)
         rows, emit, before_ms = self.rows, self._emits.extend, self.stream_ms
         times = _stream_times(batch.reached_ms, before_ms)
         # Each record is read and folded by the next call of its source. They share the times, of which each
@@ -300,14 +341,16 @@ class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
                 return 0
         for source, portion in enumerate(batch.portions):
             if portion is not None:
-                self._reach(source, portion.batch.offsets[-1], portion.reached_ms[-1])
-        self._last = batch.order[-1]
+                self._reach(source, portion, -1)
+        self._last, self._by_event = batch.order[-1], batch.by_event
         return folded
 
     def _folding(self, source: int, portion: Portion, times: Iterator[int]) -> Iterator[Emits]:
         """Fold the records of *portion*, each when it is taken, at the next of *times*; yield what each
         emits.
         """
+        if self.event_clock is not None:
+            self._hear_by(self._folds[source], portion.batch)
         events, *asked = self._folds[source].told(portion.batch, quickly=True)
         return map(self._calls[source], repeat(self.rows), events, times, *asked)
 
@@ -336,14 +379,25 @@ class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
             at, each, portion = done[source], self._folds[source], batch.portions[source]
             assert portion is not None
             done[source] += 1
-            offset, reached_ms = portion.batch.offsets[at], portion.reached_ms[at]
-            place = str(each.source.topic), offset
-            told = partial(_told, each, portion.batch.slice(at, at + 1))
-            time = partial(_event_ms, each)
-            yield from self._careful_record(rows, place, reached_ms, told, self._plain[source], time)
-            self._reach(source, offset, reached_ms)
-            self._last = source
+            place = str(each.source.topic), portion.batch.offsets[at]
+            told = partial(self._told_once, place, each, portion.batch.slice(at, at + 1))
+            time = partial(self._time_of, each)
+            if self.event_clock is not None:
+                self._hear_by(each, portion.batch.slice(at, at + 1))
+            yield from self._careful_record(
+                rows, place, portion.reached_ms[at], told, self._plain[source], time
+            )
+            self._reach(source, portion, at)
+            self._last, self._by_event = source, batch.by_event
             yield None
+
+    def _told_once(self, place: tuple[str, int], fold: SourceFold, record: Batch) -> list[Any]:
+        """Return what *fold* is told of the one record of a batch; raise what was met when its time was
+        read, if that may be otherwise by now.
+        """
+        if (error := self.order.unread.get(place)) is not None:
+            raise error
+        return [next(iter(each)) for each in fold.told(record)]
 
     def _tick_carefully(self, rows: JournaledRows[R], choice: Choice) -> Iterator[object]:
         assert choice.tick_ms is not None
@@ -358,15 +412,19 @@ class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
 
     # -- the position
 
-    def _reach(self, source: int, offset: int, reached_ms: int) -> None:
+    def _reach(self, source: int, portion: Portion, at: int) -> None:
+        offset = portion.batch.offsets[at]
         assert offset > self._applied[source], "a stretch follows the position: settle the merger at it"
-        self._applied[source], self._reached[source] = offset, reached_ms
+        self._applied[source], self._reached[source] = offset, portion.reached_ms[at]
+        if portion.ordered_ms is not None:
+            self._ordered[source] = portion.ordered_ms[at]
 
     def _obey(self, choice: Choice, *, decided: bool) -> None:
         assert choice.number == self._number, "a choice follows the position: settle the merger at it"
         # What it names may be gone from its source: compacted, or skipped since.
         self._applied = [max(each) for each in zip(self._applied, choice.applied, strict=True)]
         self._number, self._last = choice.number + 1, -1
+        self._ordered = [NO_TIME] * len(self._ordered)
         if choice.tick_ms is not None:
             self._tick_ms = choice.tick_ms
         if isinstance(choice, GlobalsChoice) and self._tables is not None:
@@ -388,9 +446,9 @@ def _stream_times(reached_ms: Sequence[int], stream_ms: int) -> Sequence[int]:
     return [max(stream_ms, each) for each in reached_ms]
 
 
-def _told(fold: SourceFold, record: Batch) -> list[Any]:
-    """Return what *fold* is told of the one record of a batch."""
-    return [next(iter(each)) for each in fold.told(record)]
+def _holds(marker: VectorMarker) -> tuple[int, bool]:
+    """Return what tells positions of other declarations apart: how many globals, and whether event time."""
+    return len(globals_of(marker)), event_ms_of(marker) is not None
 
 
 def _no_record() -> Emits:

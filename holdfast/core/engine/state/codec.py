@@ -33,6 +33,8 @@ APPLIED = META + b"applied"
 FORMAT = b"\x01"
 EVENT_MARKER_FORMAT = 4
 """Of the marker of a processor of one source with event time."""
+ORIGIN_MARKER_FORMAT = 8
+"""Of that of one behind a step, once it has met the header of an origin."""
 
 _DUE = Struct(">q")
 
@@ -237,11 +239,20 @@ class EventMarker(Marker, frozen=True, array_like=True, kw_only=True):
     event_ms: int
 
 
+class OriginMarker(EventMarker, frozen=True, array_like=True, kw_only=True):
+    """The position of a processor with event time behind a step: *origins* are the watermarks by which that
+    passes, see `EventClock`.
+    """
+
+    origins: bytes
+
+
 NOTHING_APPLIED = -1
 
 _encode_marker = msgspec.msgpack.Encoder().encode
 _decode_marker = msgspec.msgpack.Decoder(Marker).decode
 _decode_event_marker = msgspec.msgpack.Decoder(EventMarker).decode
+_decode_origin_marker = msgspec.msgpack.Decoder(OriginMarker).decode
 
 
 def encode_marker(marker: Marker) -> bytes:
@@ -259,14 +270,16 @@ def decode_marker(value: bytes) -> Marker:
         marker = _decode_marker(value)
         if marker.format == EVENT_MARKER_FORMAT:
             return _decode_event_marker(value)
+        if marker.format == ORIGIN_MARKER_FORMAT:
+            return _decode_origin_marker(value)
     except UNFIT as error:
         raise ChangelogError(
             f"position marker is malformed ({error}): this topic is not a changelog of holdfast"
         ) from error
     if marker.format != FORMAT[0]:
         raise ChangelogError(
-            f"position marker of format {marker.format}, this version reads {FORMAT[0]} and"
-            f" {EVENT_MARKER_FORMAT} here: upgrade the workers"
+            f"position marker of format {marker.format}, this version reads {FORMAT[0]},"
+            f" {EVENT_MARKER_FORMAT} and {ORIGIN_MARKER_FORMAT} here: upgrade the workers"
         )
     return marker
 

@@ -114,16 +114,12 @@ def held_type(whose: str, source: Source[Any]) -> Any:
     return Union[some] if type(None) in get_args(of) else of  # noqa: UP007  made of a tuple
 
 
-def time_of(source: Source[Any], event: Any, timestamp: int) -> int:
-    """Return an event's time in ms; without `time=`, and for a tombstone, it is *timestamp*.
+def time_and_move(source: Source[Any], event: Any, timestamp: int) -> tuple[int, bool]:
+    """Return an event's time in ms, and whether that moves the watermark; without `time=`, and for a
+    tombstone, the time is *timestamp*.
 
     FutureTimeError for a time that is too far ahead of *timestamp*, unless the source holds such records.
     """
-    return time_and_move(source, event, timestamp)[0]
-
-
-def time_and_move(source: Source[Any], event: Any, timestamp: int) -> tuple[int, bool]:
-    """Return what `time_of` does, and whether that moves the watermark."""
     tell = source.reads_time
     if tell is None or event is None:
         return checked_time(timestamp), True

@@ -10,8 +10,9 @@ from holdfast.core.engine.declared.durations import duration_ms
 from holdfast.core.engine.declared.partitioners import by_key
 from holdfast.core.engine.declared.processor import EmitsFrom, OnError, Processor
 from holdfast.core.engine.declared.sources import Asked, FoldWith, Readable, Source
-from holdfast.core.engine.declared.streams import Stream
-from holdfast.core.engine.emits import Emits
+from holdfast.core.engine.declared.streams import Internal, Stream
+from holdfast.core.engine.emits import Emits, Headers
+from holdfast.core.engine.origins import Mark, plain
 from holdfast.core.engine.state.rows import Rows
 from holdfast.core.streams.joins.joining import (
     Route,
@@ -22,9 +23,15 @@ from holdfast.core.streams.joins.joining import (
     held_type,
     joined_sources,
     key_of,
-    time_of,
+    time_and_move,
 )
-from holdfast.core.streams.joins.table_history import TableHistory, history_routed, history_type
+from holdfast.core.streams.joins.table_history import (
+    STREAM_SIDE,
+    TABLE,
+    TableHistory,
+    history_routed,
+    history_type,
+)
 from holdfast.core.streams.reading import warn_of_append_time
 from holdfast.errors import ConfigError
 
@@ -43,8 +50,9 @@ class JoinStreamTable(Processor[Any, Any], Generic[S, V, J]):
     a row, or "left", which joins them with None. Records of *stream* without a value are passed over. One
     without a key is refused, but joined with None if *how* is "left".
 
-    The row is the one that is there when the record is folded: of records of one ms, those of the table are
-    folded first.
+    The row is the one that is there when the record is folded. Of two topics, the next record is the one of
+    the least time among the first of both, which is the event's own where its source tells it; of one ms,
+    those of the table are folded first.
 
     **Versioned.** With *history* (a duration such as "1d", or ms) the row is the one *as of the record's
     event time*, which the sources' `time` tells; without `time=` it is the append time. A tombstone tells no
@@ -128,7 +136,8 @@ class JoinStreamTable(Processor[Any, Any], Generic[S, V, J]):
             check_key(whose, events)
         elif (why := why_uncallable(by, ("event",))) is not None:
             raise ConfigError(f"{whose}: by {why}")
-        held, past = held_type(whose, states), _history(whose, states, history)
+        by_origin = _is_by_origin(states), _is_by_origin(events)
+        held, past = held_type(whose, states), _history(whose, states, history, by_origin)
         if past is not None:
             warn_of_append_time(whose, events, states)
         if late is not None and past is None:
@@ -136,11 +145,16 @@ class JoinStreamTable(Processor[Any, Any], Generic[S, V, J]):
         check_late(whose, late, to, (events.topic, states.topic))
 
         asked: tuple[Asked, ...] = ("key",) if past is None else ("key", "partition", "timestamp")
-        joined = FoldWith(_joining(events, join, to, how=how, by=by, past=past), asked)
+        told = past is not None and by_origin[STREAM_SIDE]
+        joined = FoldWith(
+            _joining(events, join, to, how=how, by=by, past=past),
+            (*asked, "headers") if told else asked,
+            marks=told,
+        )
         super().__init__(
             name=name,
-            on={states: _keeping(past, late, asked), events: joined},
-            row=held if past is None else history_type(held),
+            on={states: _keeping(past, late, asked, by_origin[TABLE]), events: joined},
+            row=held if past is None else history_type(held, by_origin),
             version=version,
             route=route if past is None else history_routed(route),
             emits=(to,) if late is None else (to, late),
@@ -150,10 +164,16 @@ class JoinStreamTable(Processor[Any, Any], Generic[S, V, J]):
         )
 
 
-def _history(whose: str, table: Source[Any], history: str | int | None) -> TableHistory | None:
-    return (
-        None if history is None else TableHistory(table.reads_time, duration_ms(history, f"{whose}: history"))
-    )
+def _is_by_origin(source: Source[Any]) -> bool:
+    return isinstance(source.topic, Internal) and source.reads_time is not None
+
+
+def _history(
+    whose: str, table: Source[Any], history: str | int | None, by_origin: tuple[bool, bool]
+) -> TableHistory | None:
+    if history is None:
+        return None
+    return TableHistory(table.reads_time, duration_ms(history, f"{whose}: history"), by_origin)
 
 
 def _joining(
@@ -170,25 +190,37 @@ def _joining(
     """
 
     def enrich(
-        rows: Rows[Any], event: Any, at_ms: int, key: Any, partition: int = -1, timestamp: int = -1
+        rows: Rows[Any],
+        event: Any,
+        at_ms: int,
+        key: Any,
+        partition: int = -1,
+        timestamp: int = -1,
+        headers: Headers = (),
     ) -> Emits:
         if event is None:
+            return None
+        if event.__class__ is Mark:
+            assert past is not None
+            past.mark(rows, STREAM_SIDE, event, partition)
             return None
         wanted = key if by is None else by(event)
         row = None
         if wanted is not None or how == "inner":
             of = key_of(wanted)
-            row = (
-                rows.get(of)
-                if past is None
-                else past.as_of(rows, of, time_of(stream, event, timestamp), partition)
-            )
+            if past is None:
+                row = rows.get(of)
+            else:
+                time_ms, moves = time_and_move(stream, event, timestamp)
+                row = past.asked(rows, of, time_ms, partition, headers, moves=moves)
         return None if row is None and how == "inner" else (to.emit(key, join(event, row)),)
 
     return enrich
 
 
-def _keeping(past: TableHistory | None, late: Stream[Any] | None, asked: tuple[Asked, ...]) -> FoldWith:
+def _keeping(
+    past: TableHistory | None, late: Stream[Any] | None, asked: tuple[Asked, ...], by_origin: bool
+) -> FoldWith:
     """Return the fold of the table: it sets rows, with a *past* one for each version, and sends to *late*
     what came too late.
     """
@@ -196,13 +228,23 @@ def _keeping(past: TableHistory | None, late: Stream[Any] | None, asked: tuple[A
         return FoldWith(_keep, ("key",))
 
     def keep(
-        rows: Rows[Any], value: Any, at_ms: int, key: Any, partition: int, timestamp: int, *more: Any
+        rows: Rows[Any],
+        value: Any,
+        at_ms: int,
+        key: Any,
+        partition: int,
+        timestamp: int,
+        headers: Headers = (),
     ) -> Emits:
-        if past.keep(rows, key_of(key), value, timestamp, partition) or late is None:
+        if value.__class__ is Mark:
+            past.mark(rows, TABLE, value, partition)
             return None
-        return (late.emit(key, value, headers=more[0]),)
+        if past.keep(rows, key_of(key), value, timestamp, partition, headers) or late is None:
+            return None
+        return (late.emit(key, value, headers=plain(headers)),)
 
-    return FoldWith(keep, asked if late is None else (*asked, "headers"))
+    has_headers = late is not None or by_origin
+    return FoldWith(keep, (*asked, "headers") if has_headers else asked, marks=by_origin)
 
 
 def _keep(rows: Rows[Any], value: Any, at_ms: int, key: Any) -> None:

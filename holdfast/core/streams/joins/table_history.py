@@ -4,6 +4,7 @@
     00 was/3/ada@0001700000000000    an older one, by the time from which it was the row
     00 stream/3                      table time of partition 3, and how many of its records were late
     00 due/0001700003600000/d/ada    when the oldest version of "ada" may be dropped
+    00 origin/3/0/5                  behind a step, the watermark of an origin of the table (0) or stream (1)
 
 00 is the character U+0000; the number is the length of the key, so that no key's versions lie among
 another's.
@@ -18,15 +19,20 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from holdfast.core.engine.emits import Headers
 from holdfast.core.engine.event_times import check_ahead, limit_of
+from holdfast.core.engine.origins import NAMELESS, UNHEARD, Mark, RecordOrigin, told_of
 from holdfast.core.engine.state.rows import NEVER, Rows
 from holdfast.core.streams.windowing.due import DROP, add_due, take_due
+from holdfast.core.streams.windowing.origins import RowsOfOrigins, origins_of
 from holdfast.core.streams.windowing.rows import (
     DIGITS,
     DUE,
+    ORIGINS,
     RESERVED,
     STREAM,
     DueRow,
+    OriginRow,
     StreamRow,
     checked_time,
     stream_key,
@@ -51,14 +57,70 @@ class Version(msgspec.Struct, Generic[V], frozen=True, array_like=True, tag="v")
     older: bool = False
 
 
+TABLE, STREAM_SIDE = 0, 1
+"""The numbers of the two sources."""
+
+
 class TableHistory:
-    """What rows were, for as long before table time as is wanted."""
+    """What rows were, for as long before table time as is wanted.
 
-    __slots__ = ("_ahead_ms", "_history_ms", "_holds", "_time")
+    *by_origin* says of table and stream whether they are behind steps that know event time. Then what is late
+    is so by its own origin's watermark, and table time is the least watermark of the origins of both, so that
+    a version is kept for every record of the stream that may ask for it.
+    """
 
-    def __init__(self, time: Callable[[Any], int] | None, history_ms: int) -> None:
+    __slots__ = ("_ahead_ms", "_by_origin", "_history_ms", "_holds", "_time")
+
+    def __init__(
+        self,
+        time: Callable[[Any], int] | None,
+        history_ms: int,
+        by_origin: tuple[bool, bool] = (False, False),
+    ) -> None:
         self._ahead_ms, self._holds = limit_of(time)
         self._time, self._history_ms = getattr(time, "read", time), history_ms
+        self._by_origin = by_origin
+
+    def _origins(self, rows: Rows[Any], partition: int) -> tuple[RowsOfOrigins, RowsOfOrigins] | None:
+        """Return the origins of table and stream, None where none is behind a step."""
+        if True not in self._by_origin:
+            return None
+        return origins_of(rows, partition, TABLE), origins_of(rows, partition, STREAM_SIDE)
+
+    def mark(self, rows: Rows[Any], side: int, mark: Mark, partition: int) -> None:
+        """Take in a mark of table or stream, and drop what nobody may ask for any more."""
+        both = self._origins(rows, partition)
+        assert both is not None, "who is given marks is behind a step"
+        stream: StreamRow = rows.get(stream_key(partition), _START)
+        _begin(rows, both, stream)
+        both[side].mark(rows, mark)
+        self._pass(rows, partition, stream, self._table_ms(both, stream))
+
+    def asked(
+        self, rows: Rows[Any], key: str, at_ms: int, partition: int, headers: Headers, *, moves: bool = True
+    ) -> Any:
+        """Take in a record of the stream, and return the value of *key* at its time; None where there was
+        none, or it is too long ago by the watermark of the record's origin before it.
+        """
+        both = self._origins(rows, partition) if self._by_origin[STREAM_SIDE] else None
+        told = None if both is None else told_of(headers)
+        if both is None or (told is None and not _is_named(both)):
+            return self.as_of(rows, key, at_ms, partition)
+        stream: StreamRow = rows.get(stream_key(partition), _START)
+        _begin(rows, both, stream)
+        origin, own_ms, after_ms = _told(both[STREAM_SIDE], told, at_ms if moves else UNHEARD)
+        is_late = at_ms < own_ms - self._history_ms
+        found = None if is_late else self.as_of(rows, key, at_ms, partition)
+        _hear(rows, both[STREAM_SIDE], origin, max(own_ms, after_ms))
+        self._pass(rows, partition, stream, self._table_ms(both, stream))
+        return found
+
+    def _table_ms(self, both: tuple[RowsOfOrigins, RowsOfOrigins], stream: StreamRow) -> int:
+        """Return table time: the least watermark of the origins of table and stream that will say more."""
+        table_ms, asks = both[TABLE].watermarks.least_ms, both[STREAM_SIDE]
+        if self._by_origin[STREAM_SIDE] and not asks.watermarks.has_ended:
+            table_ms = min(table_ms, asks.watermarks.least_ms)
+        return max(table_ms, stream.stream_ms)
 
     def as_of(self, rows: Rows[Any], key: str, at_ms: int, partition: int) -> Any:
         """Return the value of *key* at *at_ms*; None where there was none, or it is too long ago to tell."""
@@ -73,36 +135,76 @@ class TableHistory:
         at = bisect_right(times, at_ms)
         return rows[_older_name(key, times[at - 1])].value if at else None
 
-    def keep(self, rows: Rows[Any], key: str, value: Any, timestamp: int, partition: int) -> bool:
+    def keep(
+        self,
+        rows: Rows[Any],
+        key: str,
+        value: Any,
+        timestamp: int,
+        partition: int,
+        headers: Headers = (),
+    ) -> bool:
         """Take in a record of the table; return False for a late one, which changes nothing but their
         count.
         """
         name = stream_key(partition)
         stream: StreamRow = rows.get(name, _START)
+        both, own_ms, told = self._origins(rows, partition), stream.stream_ms, None
+        if both is not None:
+            told = told_of(headers) if self._by_origin[TABLE] else None
+            if told is not None:
+                _begin(rows, both, stream)
+            if not _is_named(both):
+                both = None
+            else:
+                _, own_ms, _ = _told(both[TABLE], told, UNHEARD)
         if value is None and self._time is not None:
             # It tells no time of its own, and its append time may be long after what a log is read of.
-            from_ms, moves = stream.stream_ms, True
+            from_ms, moves = own_ms, True
             if from_ms < 0:
                 return True
         else:
             from_ms, moves = checked_time(timestamp if self._time is None else self._time(value)), True
             if from_ms > timestamp:
                 moves = check_ahead("", from_ms, timestamp, self._ahead_ms, holds=self._holds)
-        if from_ms < stream.stream_ms - self._history_ms:
-            rows[name] = msgspec.structs.replace(stream, late=stream.late + 1)
-            return False
-        stream_ms, next_ms = max(stream.stream_ms, from_ms if moves else -1), stream.next_ms
+        is_late = from_ms < own_ms - self._history_ms
+        is_kept = not is_late and from_ms >= stream.stream_ms - self._history_ms
+        table_ms = max(stream.stream_ms, from_ms if moves and is_kept else -1)
+        if both is not None:
+            origin, own_ms, after_ms = _told(both[TABLE], told, from_ms if moves else UNHEARD)
+            _hear(rows, both[TABLE], origin, max(own_ms, after_ms))
+            if not is_kept:
+                both[TABLE].count(rows, origin, after_idle=not is_late)
+            table_ms = self._table_ms(both, stream)
+        if not is_kept:
+            stream = msgspec.structs.replace(stream, late=stream.late + 1)
+            rows[name] = stream
+            if both is None:
+                return False
+        self._pass(rows, partition, stream, table_ms, (key, Version(from_ms, value)) if is_kept else None)
+        return is_kept
+
+    def _pass(
+        self,
+        rows: Rows[Any],
+        partition: int,
+        stream: StreamRow,
+        stream_ms: int,
+        put: tuple[str, Version[Any]] | None = None,
+    ) -> None:
+        """Let table time come to *stream_ms*: drop what is due, and set a version."""
+        next_ms = stream.next_ms
         if next_ms <= stream_ms:
             # The rest is dropped at later records: nobody sees a version that is too old.
             due, following = take_due(rows, next_ms, stream_ms)
             next_ms = NEVER if following is None else following[0]
             for _, _, pruned in due:
                 next_ms = min(next_ms, self._prune(rows, pruned, stream_ms))
-        next_ms = min(next_ms, self._put(rows, key, Version(from_ms, value), stream_ms))
+        if put is not None:
+            next_ms = min(next_ms, self._put(rows, *put, stream_ms))
         after = StreamRow(stream_ms, next_ms, stream.late)
         if after != stream:
-            rows[name] = after
-        return True
+            rows[stream_key(partition)] = after
 
     def _put(self, rows: Rows[Any], key: str, new: Version[Any], stream_ms: int) -> int:
         """Set a version; return when the first may be dropped, NEVER where that is noted already."""
@@ -161,6 +263,34 @@ class TableHistory:
         due_ms += self._history_ms
         add_due(rows, (due_ms, DROP, key))
         return due_ms
+
+
+# -- origins
+
+
+def _begin(rows: Rows[Any], both: tuple[RowsOfOrigins, RowsOfOrigins], stream: StreamRow) -> None:
+    """Take in that a header or mark is met: from here on the table's own watermark is in a row of its
+    origins.
+    """
+    if not _is_named(both):
+        both[TABLE].begin(rows, stream.stream_ms)
+
+
+def _is_named(both: tuple[RowsOfOrigins, RowsOfOrigins]) -> bool:
+    """Return whether any record or mark with a header was met."""
+    return both[TABLE].is_named or both[STREAM_SIDE].is_named
+
+
+def _hear(rows: Rows[Any], origins: RowsOfOrigins, origin: int, watermark_ms: int) -> None:
+    if watermark_ms >= 0:
+        origins.hear(rows, origin, watermark_ms)
+
+
+def _told(origins: RowsOfOrigins, told: RecordOrigin | None, time_ms: int) -> RecordOrigin:
+    """Return the origin of a record with the watermarks before and after it: of one without a header, its
+    time moves that of NAMELESS.
+    """
+    return RecordOrigin(NAMELESS, origins.watermarks.of(NAMELESS), time_ms) if told is None else told
 
 
 # -- older versions
@@ -225,17 +355,18 @@ def _drop_older(rows: Rows[Any], key: str, dropped: list[int]) -> None:
 # -- as a table
 
 
-def history_type(held: Any) -> Any:
+def history_type(held: Any, by_origin: tuple[bool, bool] = (False, False)) -> Any:
     """Return the type of the rows of a table with history whose values are of type *held*."""
-    return Version[held] | StreamRow | DueRow
+    rows = Version[held] | StreamRow | DueRow
+    return rows | OriginRow if True in by_origin else rows
 
 
 def history_routed(route: Callable[[str, int], int | None] | None) -> Callable[[str, int], int | None]:
     """Return the route of a table with history, given that of the keys."""
 
     def of(name: str, partitions: int) -> int | None:
-        if name.startswith(STREAM):
-            return int(name.removeprefix(STREAM))
+        if name.startswith((STREAM, ORIGINS)):
+            return int(name.removeprefix(STREAM).removeprefix(ORIGINS).partition("/")[0])
         if route is None:
             return None
         if name.startswith(WAS):

@@ -306,7 +306,10 @@ def test_without_event_time_the_position_is_what_it_was() -> None:
     [
         (b"\x95\x07\x09\x01\x04\x00", "malformed"),
         (b"\x96\x07\x09\x01\x04\x00\xa1x", "malformed"),
-        (b"\x96\x07\x09\x01\x07\x00\x05", "format 7, this version reads 1 and 4 here: upgrade the workers"),
+        (
+            b"\x96\x07\x09\x01\x07\x00\x05",
+            "format 7, this version reads 1, 4 and 8 here: upgrade the workers",
+        ),
     ],
 )
 def test_what_is_no_marker_with_event_time_is_refused(value: bytes, why: str) -> None:

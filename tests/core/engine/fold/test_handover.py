@@ -18,7 +18,13 @@ from holdfast.core.engine.declared.processor import Emit, Processor
 from holdfast.core.engine.declared.serdes import Text
 from holdfast.core.engine.declared.streams import Internal
 from holdfast.core.engine.fold.folding import Folder
-from holdfast.core.engine.merge.choices import Choice, VectorMarker, decode_choice, encode_choice
+from holdfast.core.engine.merge.choices import (
+    Choice,
+    VectorMarker,
+    by_event_of,
+    decode_choice,
+    encode_choice,
+)
 from holdfast.core.engine.merge.handing_over import barrier_at
 from holdfast.core.engine.merge.merging import Merger
 from holdfast.core.engine.merge.merging_folder import MergedChanges, MergingFolder, start_of
@@ -131,7 +137,7 @@ class Successor(Worker):
         if self.noted is None or self.noted.covers(here.applied, here.choices):
             recorded = [decode_choice(value) for value in self.journal.choices[here.choices :]]
             learned, self.barrier = barrier_at(
-                Handover(HANDOVER_FORMAT, stood.applied, stood.choices), here, recorded
+                Handover(HANDOVER_FORMAT, stood.applied, stood.choices), here, recorded, by_event_of(stood)
             )
             if self.noted is None or not self.noted.covers(learned.applied, learned.choices):
                 self.handover = learned
@@ -143,7 +149,8 @@ class Successor(Worker):
             handover=self.handover,
         )
         mine = [] if self.barrier is None else [self.barrier]
-        self.merger = Merger(here, [*map(decode_choice, self.journal.choices), *mine])
+        recorded = [*map(decode_choice, self.journal.choices), *mine]
+        self.merger = Merger(here, recorded, self.folder.order)
 
     def commit(self, changes: MergedChanges) -> None:
         if self.barrier is not None:
@@ -185,7 +192,7 @@ def test_with_choices_both_versions_together_emit_what_one_alone_does(seed: int,
 
 def _barrier(choices: int, recorded: Sequence[Choice], stood: Handover) -> tuple[Handover, Choice | None]:
     start = start_of(processor_of(2))
-    return barrier_at(stood, msgspec.structs.replace(start, choices=choices), recorded)
+    return barrier_at(stood, msgspec.structs.replace(start, choices=choices), recorded, 0)
 
 
 def test_the_place_of_a_handover_is_recorded_where_nothing_else_brings_all_versions_through_it() -> None:

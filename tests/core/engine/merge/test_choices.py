@@ -13,13 +13,19 @@ from holdfast.core.engine.declared.sources import fingerprint
 from holdfast.core.engine.merge.choices import (
     LOWEST,
     Choice,
+    OrderedMarker,
     VectorMarker,
     beginning,
+    by_event_of,
     canonical,
+    choice_of,
     decode_choice,
     decode_vector_marker,
     encode_choice,
     encode_vector_marker,
+    event_ms_of,
+    globals_of,
+    ordered_of,
 )
 from holdfast.core.engine.state.codec import Marker, decode_marker, encode_marker
 from holdfast.errors import ChangelogError, ChoicesError
@@ -29,6 +35,9 @@ count = st.integers(0, (1 << 63) - 1)
 offsets = st.lists(st.integers(-1, 1 << 40), min_size=1, max_size=8).map(tuple)
 choices = st.builds(Choice, number=count, sources=int64, applied=offsets, tick_ms=st.none() | int64)
 MARKER = VectorMarker((4, -1), 17, 3, 2, (17, -1), 0, 9, 5, 7)
+ORDERED = OrderedMarker(
+    (4, -1), 17, 3, 7, (17, -1), 0, 9, 5, 7, by_event=3, ordered_ms=(12, -1), globals=((4,),), event_ms=12
+)
 
 
 def packed(value: Any) -> bytes:
@@ -39,6 +48,45 @@ def test_the_bytes_are_those_of_the_format() -> None:
     assert encode_choice(Choice(number=3, sources=7, applied=(5, -1))) == packed([1, 3, 7, [5, -1], None])
     assert encode_choice(Choice(number=3, sources=7, applied=(5,), tick_ms=9)) == packed([1, 3, 7, [5], 9])
     assert encode_vector_marker(MARKER) == packed([[4, -1], 17, 3, 2, [17, -1], 0, 9, 5, 7])
+
+
+def test_what_says_by_which_times_it_was_merged_has_formats_of_its_own() -> None:
+    """What is merged by append time alone has the bytes that it had before event times counted."""
+    told = (3, 7, (5, -1))
+    assert encode_choice(choice_of(*told)) == packed([1, 3, 7, [5, -1], None])
+    assert encode_choice(choice_of(*told, tick_ms=9)) == packed([1, 3, 7, [5, -1], 9])
+    assert encode_choice(choice_of(*told, vectors=((4,),))) == packed([2, 3, 7, [5, -1], None, [[4]]])
+    assert encode_choice(choice_of(*told, by_event=2)) == packed([3, 3, 7, [5, -1], None, 2])
+    assert encode_choice(choice_of(*told, tick_ms=9, by_event=3)) == packed([3, 3, 7, [5, -1], 9, 3])
+    reading = choice_of(*told, vectors=((4,),), by_event=1)
+    assert encode_choice(reading) == packed([4, 3, 7, [5, -1], None, [[4]], 1])
+    assert encode_vector_marker(ORDERED) == packed(
+        [[4, -1], 17, 3, 7, [17, -1], 0, 9, 5, 7, 3, [12, -1], [[4]], 12, None]
+    )
+
+
+@pytest.mark.parametrize(
+    ("choice", "by_event"),
+    [
+        (choice_of(3, 7, (5, -1)), 0),
+        (choice_of(3, 7, (5, -1), vectors=((4,),)), 0),
+        (choice_of(3, 7, (5, -1), tick_ms=8, by_event=2), 2),
+        (choice_of(3, 7, (5, -1), vectors=((4,), (1, -1)), by_event=3), 3),
+    ],
+)
+def test_choices_come_back_with_what_they_say(choice: Choice, by_event: int) -> None:
+    assert decode_choice(encode_choice(choice)) == choice
+    assert by_event_of(choice) == by_event
+
+
+def test_the_last_key_is_of_the_times_that_were_merged_by() -> None:
+    assert decode_vector_marker(encode_vector_marker(ORDERED)) == ORDERED
+    assert (by_event_of(MARKER), ordered_of(MARKER)) == (0, (17, -1))
+    assert (by_event_of(ORDERED), ordered_of(ORDERED)) == (3, (12, -1))
+    assert ORDERED.last_key == canonical(12, 0)
+    assert (globals_of(ORDERED), event_ms_of(ORDERED)) == (((4,),), 12)
+    bare = msgspec.structs.replace(ORDERED, globals=(), event_ms=None)
+    assert (globals_of(bare), event_ms_of(bare)) == ((), None)
 
 
 @given(choices)
@@ -64,8 +112,12 @@ def test_a_choice_of_two_sources_takes_little() -> None:
         (packed([1, 1, 7, [0] * 9, None]), "malformed"),
         (packed([1, 1, 7, [-2], None]), "malformed"),
         (packed([1, 1, 7, [5], "now"]), "malformed"),
-        (packed([3, 1, 7, [5], None]), "format 3, this version reads 1 and 2: upgrade"),
-        (packed([3, "of a later version"]), "format 3, this version reads 1 and 2: upgrade"),
+        (packed([5, 1, 7, [5], None]), "format 5, this version reads 1 to 4: upgrade"),
+        (packed([5, "of a later version"]), "format 5, this version reads 1 to 4: upgrade"),
+        (packed([3, 1, 7, [5], None]), "malformed"),
+        (packed([3, 1, 7, [5], None, 0]), "malformed"),
+        (packed([3, 1, 7, [5], None, 256]), "malformed"),
+        (packed([4, 1, 7, [5], None, 1]), "malformed"),
         (packed([2, 1, 7, [5], None]), "malformed"),
         (packed([2, 1, 7, [5], None, []]), "malformed"),
         (packed([2, 1, 7, [5], None, [[-2]]]), "malformed"),
@@ -96,7 +148,10 @@ def test_markers_come_back() -> None:
         (b"", "malformed"),
         (packed([[4], 17, 3]), "format None"),
         (packed([[4], 17, 3, 2]), "malformed"),
-        (packed([[4], 17, 3, 9]), "format 9, this version reads 2, 3, 5 and 6 here: upgrade"),
+        (packed([[4], 17, 3, 9]), "format 9, this version reads 2, 3 and 5 to 7 here: upgrade"),
+        (packed([[4], 17, 3, 7, [17], 0, 9, 5, 7]), "malformed"),
+        (packed([[4], 17, 3, 7, [17], 0, 9, 5, 7, 256, [1]]), "malformed"),
+        (packed([[4], 17, 3, 7, [17], 0, 9, 5, 7, 1, [1, 2]]), "1 offsets, 1 times"),
         (packed([[4], 17, 3, "2"]), "format '2'"),
         (packed([[4, 5], 17, 3, 2, [17], 0, 9, 5, 7]), "2 offsets, 1 times"),
         (packed([[4], 17, 3, 2, [17], 1, 9, 5, 7]), "last source 1"),
