@@ -85,30 +85,48 @@ def _written(rows: OutboxRows, problems: list[str], notes: list[str]) -> OutboxR
         writer = OutboxWriter(table=table.fullname, layout=rows.layout, notify=False)
         writer.write_many(database.connection(), [record])
     except OutboxDroppedError:
+        has_arrived = bool(_numbers(rows, topic))
         database.run("ROLLBACK TO SAVEPOINT holdfast_written").close()
-        problems.append(
-            f"a row written to {table.fullname} is dropped without an error: by a trigger, a rule or row"
-            " security"
-        )
+        problems.append(_rerouted(table.fullname) if has_arrived else _dropped(table.fullname))
         return None
     except (OutboxError, database.dialect.loaded_dbapi.Error) as error:
         database.run("ROLLBACK TO SAVEPOINT holdfast_written").close()
         words = " ".join(str(error).split())
         notes.append(f"this user may not, or cannot, write to {table.fullname}: {words}")
         return None
-    order = database.dialect.identifier_preparer.quote(rows.layout.order)
-    column = database.dialect.identifier_preparer.quote(rows.layout.topic)
-    name = f"{database.quoted(table)}"
-    given = {"topic": topic}
-    mark = ":topic" if database.name == "sqlite" else "%(topic)s"
-    found = database.rows(f"SELECT {order} FROM {name} WHERE {column} = {mark}", given)
+    found = _numbers(rows, topic)
     if len(found) != 1:
         problems.append(
             f"of a row written to {table.fullname} {len(found)} can be read again: a trigger, a rule or row"
             " security changes or hides it"
         )
         return None
-    return next(iter(rows.find([int(found[0][0])])), None)
+    return next(iter(rows.find(found)), None)
+
+
+def _numbers(rows: OutboxRows, topic: str) -> list[int]:
+    """Return the numbers of the rows of *topic* that can be read."""
+    database = rows.database
+    order = database.dialect.identifier_preparer.quote(rows.layout.order)
+    column = database.dialect.identifier_preparer.quote(rows.layout.topic)
+    mark = ":topic" if database.name == "sqlite" else "%(topic)s"
+    found = database.rows(
+        f"SELECT {order} FROM {database.quoted(rows.tables.outbox)} WHERE {column} = {mark}", {"topic": topic}
+    )
+    return [int(each[0]) for each in found]
+
+
+def _dropped(table: str) -> str:
+    return f"a row written to {table} is dropped without an error: by a trigger, a rule or row security"
+
+
+def _rerouted(table: str) -> str:
+    return (
+        f"a row written to {table} arrives, but the statement reports that it stored none: a trigger or rule"
+        " puts it into another table (partitions by inheritance). OutboxWriter cannot tell that from a row"
+        " that is lost, and refuses it. Declare the partitions (PARTITION BY), then Postgres itself puts rows"
+        " where they belong"
+    )
 
 
 def _differences(rows: OutboxRows, row: OutboxRow, clock: Clock) -> Iterator[str]:

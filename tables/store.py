@@ -88,6 +88,9 @@ class StoreStamp(msgspec.Struct, frozen=True, kw_only=True):
     format: int = STORE_FORMAT
 
 
+_decode_stamp = msgspec.msgpack.Decoder(StoreStamp).decode
+
+
 class LostState(msgspec.Struct, frozen=True, array_like=True):
     """The last position that a store knows of a state whose changelog is gone, and the ids of its sources,
     both as stored.
@@ -95,6 +98,9 @@ class LostState(msgspec.Struct, frozen=True, array_like=True):
 
     marker: bytes
     sources: bytes | None
+
+
+_decode_lost = msgspec.msgpack.Decoder(LostState).decode
 
 
 class PartitionStore:
@@ -188,7 +194,7 @@ class PartitionStore:
                 ) from error
             return f"it cannot be opened: {error}"
         try:
-            found = msgspec.msgpack.decode(self._db.get(_STAMP) or b"", type=StoreStamp)
+            found = _decode_stamp(self._db.get(_STAMP) or b"")
             marker, offset = self._db.get(APPLIED), self._db.get(_CHANGELOG)
             if found == self.stamp:
                 self.marker = self._positions.decode(marker) if marker else self._positions.start
@@ -199,7 +205,7 @@ class PartitionStore:
                 self.recovery = decode_recovery(self._db.get(RECOVERY))
                 self.read_from = int(self._db.get(_READ_FROM) or 0)
                 before = self._db.get(_BEFORE)
-                self.before = None if before is None else msgspec.msgpack.decode(before, type=LostState)
+                self.before = None if before is None else _decode_lost(before)
                 return None
             cause = f"it belongs to {found}"
             if marker and msgspec.structs.replace(found, changelog_id=self.stamp.changelog_id) == self.stamp:

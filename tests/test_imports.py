@@ -97,19 +97,30 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
     },
     "embedded": {
         "settings": frozenset(),
-        "security": frozenset({"settings"}),
+        "security": frozenset({"kept_room", "settings"}),
         "protocol": frozenset(),
         "configs": frozenset({"settings"}),
         "faults": frozenset(),
         "fetch_sessions": frozenset({"protocol"}),
+        "kept_room": frozenset(),
         "recurring": frozenset(),
         "logs": frozenset({"configs", "protocol"}),
         "storage": frozenset({"configs", "logs"}),
-        "topics": frozenset({"configs", "logs", "protocol", "settings", "storage"}),
+        "topics": frozenset({"configs", "kept_room", "logs", "protocol", "settings", "storage"}),
         "internal_log": frozenset({"protocol", "topics"}),
-        "groups": frozenset({"internal_log", "protocol", "recurring", "settings", "topics"}),
+        "groups": frozenset({"internal_log", "kept_room", "protocol", "recurring", "settings", "topics"}),
         "transactions": frozenset(
-            {"faults", "groups", "internal_log", "logs", "recurring", "settings", "storage", "topics"}
+            {
+                "faults",
+                "groups",
+                "internal_log",
+                "kept_room",
+                "logs",
+                "recurring",
+                "settings",
+                "storage",
+                "topics",
+            }
         ),
         "upkeep": frozenset({"configs", "logs", "recurring", "settings", "topics"}),
         "cluster": frozenset(
@@ -118,6 +129,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
                 "faults",
                 "fetch_sessions",
                 "groups",
+                "kept_room",
                 "logs",
                 "security",
                 "settings",
@@ -133,6 +145,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
                 "fetch_sessions",
                 "groups",
                 "internal_log",
+                "kept_room",
                 "logs",
                 "protocol",
                 "security",
@@ -171,6 +184,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "loop_turn": frozenset(),
         "frame_sender": frozenset(),
         "leader_requests": frozenset(),
+        "committed_text": frozenset(),
         "librdkafka_log": frozenset(),
         "clients": frozenset({"librdkafka_log"}),
         "coordinator_admin": frozenset({"clients", "codes"}),
@@ -514,6 +528,8 @@ def imported(tree: ast.Module) -> Iterator[tuple[str, int, bool]]:
                 yield from ((alias.name, node.lineno, inside) for alias in node.names)
             case ast.ImportFrom(level=0, module="holdfast"):
                 yield from ((f"holdfast.{alias.name}", node.lineno, inside) for alias in node.names)
+            case ast.ImportFrom(level=0, module="uuid", names=[ast.alias(name="UUID")]):
+                yield ("uuid.UUID", node.lineno, inside)
             case ast.ImportFrom():
                 yield ("." * node.level + (node.module or ""), node.lineno, inside)
             case ast.Call(
@@ -585,7 +601,7 @@ def _why_not(room: str, name: str, inside: bool) -> str | None:
         if allowed is None or other == room or other in allowed or name.removeprefix("holdfast.") in allowed:
             return None
         return f"{room} may import {', '.join(sorted(allowed)) or 'nothing'} of holdfast"
-    if room == "core" and top in IMPURE:
+    if room == "core" and top in IMPURE and name != "uuid.UUID":  # a type alone
         return "core is pure"
     if top in INSIDE_FUNCTIONS_ONLY.get(room, ()) and not inside:
         return "only inside functions: what imports this module must not need it"

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -70,6 +70,11 @@ class ProviderKeys(msgspec.Struct, frozen=True, kw_only=True):
     """The keys by which a provider signs."""
 
     keys: list[dict[str, Any]]
+
+
+_decode_provider = msgspec.json.Decoder(OpenIdProvider).decode
+_decode_tokens = msgspec.json.Decoder(GrantedTokens).decode
+_decode_keys = msgspec.json.Decoder(ProviderKeys).decode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,7 +265,7 @@ class OpenIdSignIn:
             basic = aiohttp.BasicAuth(quote_plus(self._client), quote_plus(secret))
         elif secret is not None:
             form["client_secret"] = secret
-        return await self._fetch("POST", provider.token_endpoint, GrantedTokens, data=form, auth=basic)
+        return await self._fetch("POST", provider.token_endpoint, _decode_tokens, data=form, auth=basic)
 
     # -- what the provider tells of itself
 
@@ -282,7 +287,7 @@ class OpenIdSignIn:
 
     async def _discovered(self) -> OpenIdProvider:
         address = f"{self._issuer.rstrip('/')}/.well-known/openid-configuration"
-        found = await self._fetch("GET", address, OpenIdProvider)
+        found = await self._fetch("GET", address, _decode_provider)
         if found.issuer != self._issuer:
             raise RequestDenied(
                 502, f"The provider calls itself {found.issuer[:LIMIT_TOLD]}: set console_oidc_issuer so."
@@ -294,18 +299,18 @@ class OpenIdSignIn:
     async def _signing_keys(self, provider: OpenIdProvider, fresh_s: float) -> ProviderKeys:
         now_s = self._clock.monotonic_s()
         if self._keys is None or now_s - self._keys[0] > fresh_s:
-            self._keys = now_s, await self._fetch("GET", provider.jwks_uri, ProviderKeys)
+            self._keys = now_s, await self._fetch("GET", provider.jwks_uri, _decode_keys)
         return self._keys[1]
 
-    async def _fetch(self, method: str, address: str, of: type[T], **more: Any) -> T:
-        """Return what the provider answers, as *of*; RequestDenied when it does not."""
+    async def _fetch(self, method: str, address: str, decode: Callable[[bytes], T], **more: Any) -> T:
+        """Return what the provider answers, as *decode* reads it; RequestDenied when it does not."""
         assert self._session is not None, "use `async with`"
         _require_private(address)
         try:
             async with self._session.request(method, address, allow_redirects=False, **more) as response:
                 body = await whole_body(response, LIMIT_BYTES)
                 if response.status == 200:
-                    return msgspec.json.decode(body, type=of)
+                    return decode(body)
         except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError, ValueError) as error:
             raise RequestDenied(
                 502,

@@ -52,6 +52,9 @@ class _State(msgspec.Struct, frozen=True):
     """The properties of Kafka that it was started with."""
 
 
+_decode_state = msgspec.json.Decoder(_State).decode
+
+
 class EmbeddedGuard(msgspec.Struct, frozen=True, kw_only=True):
     """How such a process is guarded: SASL over TLS for *users* (names and passwords), of which the first may
     do everything, and with *acls* the others what these rules allow.
@@ -102,6 +105,10 @@ class EmbeddedFault(msgspec.Struct, frozen=True, kw_only=True):
     member: str = ""
 
 
+_decode_start = msgspec.json.Decoder(EmbeddedStart, dec_hook=lambda kind, data: kind(data)).decode
+_decode_fault = msgspec.json.Decoder(EmbeddedFault).decode
+
+
 class EmbeddedStatus(NamedTuple):
     """One broker of it, as `holdfast dev status` shows it."""
 
@@ -125,7 +132,7 @@ class EmbeddedProcess:
         except FileNotFoundError:
             return None
         try:
-            return cls(folder, msgspec.json.decode(data, type=_State))
+            return cls(folder, _decode_state(data))
         except msgspec.DecodeError as error:
             raise DevBrokerError(
                 f"{folder / _STATE} cannot be read ({error}); remove it if no embedded Kafka runs"
@@ -301,7 +308,7 @@ def _obey_files(kafka: EmbeddedKafka, folder: Path) -> None:
     """Do what is asked, each once, and answer with what was wrong with it."""
     for asked in folder.glob(_ASKED.format("*")):
         try:
-            told = msgspec.json.decode(asked.read_bytes(), type=EmbeddedFault)
+            told = _decode_fault(asked.read_bytes())
             asked.unlink()
             obey(kafka, told)
             trouble = ""
@@ -314,9 +321,7 @@ def _obey_files(kafka: EmbeddedKafka, folder: Path) -> None:
 
 def serve(folder: Path, nodes: int, port: int) -> None:
     """Run one until SIGTERM, and tell in *folder* who it is."""
-    told = msgspec.json.decode(
-        sys.stdin.buffer.read(), type=EmbeddedStart, dec_hook=lambda kind, data: kind(data)
-    )
+    told = _decode_start(sys.stdin.buffer.read())
     try:
         options = {} if told.guard is None else told.guard.options(folder)
         options |= {"folder": told.folder, "fsync": told.fsync, "seed": told.seed}

@@ -16,6 +16,7 @@ from holdfast.core.kafka.topic_partition import Place
 from holdfast.embedded.faults import RequestedFaults
 from holdfast.embedded.fetch_sessions import FetchSessions
 from holdfast.embedded.groups.coordinator import EmbeddedGroups
+from holdfast.embedded.kept_room import KeptRoom
 from holdfast.embedded.logs.partition_log import PartitionLog
 from holdfast.embedded.security.settings import SecuritySettings
 from holdfast.embedded.settings import HOST, EmbeddedSettings
@@ -74,6 +75,7 @@ class EmbeddedCluster:
         self.transactions = EmbeddedTransactions(
             self.topics, self.groups, settings, self.now_ms, self.faults, self.storage
         )
+        self.kept = KeptRoom(settings.kept_max_bytes, self._kept_bytes)
         self._was_open = self._is_open = False
         self._thread: Executor | None = None
         """Does what takes long, once there was any."""
@@ -106,6 +108,16 @@ class EmbeddedCluster:
 
             self._thread = ThreadPoolExecutor(1, "embedded-kafka-records")
         return await asyncio.get_running_loop().run_in_executor(self._thread, do, *given)
+
+    def _kept_bytes(self) -> int:
+        rules = 0 if self.authorizer is None else self.authorizer.kept_bytes()
+        return (
+            self.groups.kept_bytes()
+            + self.transactions.kept_bytes()
+            + self.topics.kept_bytes()
+            + self.users.kept_bytes()
+            + rules
+        )
 
     def delete_topics(self, topics: Iterable[EmbeddedTopic]) -> None:
         """Delete *topics* and what is kept about them elsewhere: that first, so no later topic of such a name

@@ -12,6 +12,7 @@ from holdfast.embedded.protocol.codes import KafkaCode
 
 FIRST, FINAL = 0, -1
 NO_SESSION = 0
+LIMIT_NAME = 250
 LIMIT_PARTITIONS = 250_000
 """Of all sessions of a broker: those that were used least recently make place."""
 MAX_EPOCH = (1 << 31) - 1
@@ -38,12 +39,18 @@ class FetchSession:
         self.epoch = 1
         self.wanted: dict[FetchKey, Fetched] = {}
         self.sent: dict[FetchKey, SentBefore] = {}
+        self.weight = 0
+        """As many as its partitions, and more for names that are longer than any topic's."""
 
     def change(self, wanted: Iterable[tuple[FetchKey, Fetched]], forgotten: Iterable[FetchKey]) -> None:
         """Take what a request adds or changes, and what it does not want any more."""
-        self.wanted.update(wanted)
+        for key, told in wanted:
+            if key not in self.wanted:
+                self.weight += _weight(key)
+            self.wanted[key] = told
         for key in forgotten:
-            self.wanted.pop(key, None)
+            if self.wanted.pop(key, None) is not None:
+                self.weight -= _weight(key)
             self.sent.pop(key, None)
 
     def answered(self, key: FetchKey, sent: SentBefore, *, has_records: bool) -> None:
@@ -51,6 +58,10 @@ class FetchSession:
         self.sent[key] = sent
         if has_records and key in self.wanted:
             self.wanted[key] = self.wanted.pop(key)
+
+
+def _weight(key: FetchKey) -> int:
+    return 1 + len(key[0]) // LIMIT_NAME
 
 
 class FetchSessions:
@@ -65,16 +76,28 @@ class FetchSessions:
 
     def open(self, wanted: list[tuple[FetchKey, Fetched]], *, by_id: bool) -> FetchSession:
         """Return a new session."""
-        room = LIMIT_PARTITIONS - sum(len(each.wanted) for each in self._sessions.values()) - len(wanted)
-        while self._sessions and (len(self._sessions) >= self._limit or room < 0):
-            room += len(next(iter(self._sessions.values())).wanted)
+        while len(self._sessions) >= self._limit:
             del self._sessions[next(iter(self._sessions))]
         session_id = self._chance.randint(1, (1 << 31) - 1)
         while session_id in self._sessions:
             session_id = self._chance.randint(1, (1 << 31) - 1)
         session = self._sessions[session_id] = FetchSession(session_id, by_id=by_id)
-        session.change(wanted, ())
+        self.change(session, wanted, ())
         return session
+
+    def change(
+        self,
+        session: FetchSession,
+        wanted: Iterable[tuple[FetchKey, Fetched]],
+        forgotten: Iterable[FetchKey],
+    ) -> None:
+        """Change what a session fetches; those that were used least recently make place for that, at last it
+        does itself.
+        """
+        session.change(wanted, forgotten)
+        weight = sum(each.weight for each in self._sessions.values())
+        while weight > LIMIT_PARTITIONS:
+            weight -= self._sessions.pop(next(iter(self._sessions))).weight
 
     def close(self, session_id: int) -> None:
         self._sessions.pop(session_id, None)

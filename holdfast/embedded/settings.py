@@ -41,6 +41,10 @@ class EmbeddedSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_connections: int = 10_000
     connections_max_idle_ms: int = 600_000
     group_max_size: int = 2_000
+    kept_max_bytes: int = 134_217_728
+    """Of what clients said of groups, offsets, transactional ids, settings of topics, rules and users."""
+    max_partitions: int = 100_000
+    """Of all topics together."""
     fetch_sessions: int = 1_000
 
     @property

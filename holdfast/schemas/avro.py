@@ -13,10 +13,11 @@ from uuid import UUID
 import msgspec
 
 from holdfast.core.untrusted import UNFIT
+from holdfast.core.untrusted.equal_hashes import LIMIT_BYTES, keys_of
 from holdfast.core.value_types import is_model, unfit_type, without_none
 from holdfast.errors import ConfigError, DecodeError, FoldError
 from holdfast.schemas import avro_schemas
-from holdfast.schemas.avro_logical import install
+from holdfast.schemas.avro_logical import install, unmarked
 from holdfast.schemas.avro_resolution import plain
 from holdfast.schemas.avro_types import schema_of
 from holdfast.schemas.registry import SchemaRegistry, SchemaText
@@ -89,6 +90,9 @@ class Avro(SchemaSerde[T]):
         self._text = _text_of(made)
         self._own, self._named = _parsed_own(made)
         self._into = _info_of(inner)
+        for each in self._kinds.values() or (inner,):
+            _learn(each)
+        self._keys = None if self._into is None else keys_of(inner)
         install()
         self._written = _parsed_own(plain(self._own, writes=True))[0]
         if schema is not None:
@@ -118,10 +122,13 @@ class Avro(SchemaSerde[T]):
             tells_names=bool(self._kinds),
         )
         top = written.get("name", "") if isinstance(written, dict) else ""
+        keys = self._keys
 
         def value(payload: bytes) -> Any:
             found = read(payload)
             try:
+                if keys is not None and len(payload) > LIMIT_BYTES:
+                    keys.check(found)
                 return self._converted(found, top)
             except (msgspec.ValidationError, *UNFIT) as error:
                 raise DecodeError(str(error)) from None
@@ -143,7 +150,7 @@ class Avro(SchemaSerde[T]):
         except MemoryError:  # no record is to blame
             raise
         except Exception as error:
-            raise self._unwritten(value, str(error)) from error
+            raise self._unwritten(value, unmarked(str(error))) from error
         return file.getvalue()
 
     def _converted(self, found: Any, top: str) -> Any:
@@ -178,6 +185,14 @@ class Avro(SchemaSerde[T]):
 def _converted_to(kind: Any, found: Any) -> Any:
     """Return what fastavro found as *kind*; text is never taken for bytes in base 64."""
     return msgspec.convert(found, kind, builtin_types=(bytes,))
+
+
+def _learn(kind: Any) -> None:
+    """Have msgspec read a type's annotations now: where two threads do that at once, the process ends."""
+    try:
+        _converted_to(kind, None)
+    except (msgspec.ValidationError, TypeError, NameError):
+        pass  # None is none of it; or a type of which only values tell
 
 
 def _info_of(of: Any) -> msgspec.inspect.Type | None:

@@ -7,6 +7,7 @@ be converted here.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Context, Decimal
@@ -24,6 +25,8 @@ _EPOCH, _EPOCH_DAY = datetime(1970, 1, 1, tzinfo=UTC), date(1970, 1, 1).toordina
 _MICROSECOND = timedelta(microseconds=1)
 _DAY_US: Final = 86_400_000_000
 _EXACT: Final = Context(prec=LIMIT_DIGITS + 1, Emax=10**9, Emin=-(10**9))
+_SAYS: Final = ("logicalType", "precision", "scale")
+_MARKS: Final = re.compile(rf"'logicalType': '{MARK}', '{MARK}': <([^<>]*)>(?:, )?")
 _UNITS_US: Final = {"millis": 1_000, "micros": 1}
 LIMIT_INT: Final = 1 << 31
 
@@ -236,6 +239,31 @@ def _from_decimal(precision: int, scale: int, size: int | None, value: Any) -> A
 
 
 # -- for fastavro
+
+
+class Marked(partial[Any]):
+    """A conversion that fastavro finds in a schema, and shows in its errors as what the schema says there."""
+
+    says: str
+
+    @classmethod
+    def of(cls, convert: Convert, schema: Any) -> Marked:
+        made = cls(convert)
+        made.says = "".join(f"{name!r}: {schema[name]!r}, " for name in _SAYS if name in schema)
+        return made
+
+    def __repr__(self) -> str:
+        return f"<{self.says}>"
+
+
+def unmarked(text: str) -> str:
+    """Return the text of an error of fastavro with the schemas in it as they were before they were marked.
+
+    >>> mark = {"logicalType": MARK, MARK: Marked.of(_date, {"type": "int", "logicalType": "date"})}
+    >>> unmarked(f"not {mark | {'type': 'int'}}")
+    "not {'logicalType': 'date', 'type': 'int'}"
+    """
+    return _MARKS.sub(r"\1", text)
 
 
 def _read(value: Any, written: Any, read: Any = None) -> Any:

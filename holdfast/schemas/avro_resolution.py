@@ -12,7 +12,7 @@ from typing import Any, Final
 from msgspec import inspect
 
 from holdfast.errors import DecodeError
-from holdfast.schemas.avro_logical import MARK, Convert, checked_int, logical, reading, writing
+from holdfast.schemas.avro_logical import MARK, Convert, Marked, checked_int, logical, reading, writing
 
 Schema = Any
 Named = Mapping[str, Any]
@@ -52,7 +52,7 @@ class _Plain:
             return [self.of(each) for each in schema]
         if not isinstance(schema, dict):
             return (
-                {"type": "int", "logicalType": MARK, MARK: checked_int}
+                {"type": "int", "logicalType": MARK, MARK: Marked.of(checked_int, {})}
                 if self._writes and schema == "int"
                 else schema
             )
@@ -69,7 +69,7 @@ class _Plain:
                 return {**_bare(schema), "values": self.of(schema["values"])}
         if self._writes:
             if logical(schema) is not None:
-                return {**_bare(schema), "logicalType": MARK, MARK: writing(schema)}
+                return {**_bare(schema), "logicalType": MARK, MARK: Marked.of(writing(schema), schema)}
             if kind == "int":
                 return self.of("int")
         return _bare(schema) if kind in _NAMED else kind
@@ -118,7 +118,9 @@ class Resolution:
         convert = None if found is None else self._conversion(written, found, into, marked)
         if kind == "fixed":
             return self._of_fixed(written, convert)
-        return kind if convert is None else {"type": kind, "logicalType": MARK, MARK: convert}
+        if convert is None:
+            return kind
+        return {"type": kind, "logicalType": MARK, MARK: Marked.of(convert, written)}
 
     def _of_named(
         self, written: dict[str, Any], read: Schema | None, into: inspect.Type | None, kind: str
@@ -144,7 +146,7 @@ class Resolution:
 
     def _of_fixed(self, written: dict[str, Any], convert: Convert | None) -> Schema:
         name = self._name(written["name"])
-        marks = {} if convert is None else {"logicalType": MARK, MARK: convert}
+        marks = {} if convert is None else {"logicalType": MARK, MARK: Marked.of(convert, written)}
         return {"type": "fixed", "name": name, "size": written["size"], **marks}
 
     def _name(self, name: str) -> str:

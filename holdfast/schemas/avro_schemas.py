@@ -10,7 +10,8 @@ from typing import Any
 from msgspec import inspect
 
 from holdfast.errors import DecodeError
-from holdfast.schemas.avro_logical import install, logical
+from holdfast.schemas.avro_logical import install, logical, unmarked
+from holdfast.schemas.avro_reader import AvroReader
 from holdfast.schemas.avro_resolution import Resolution, fill_defaults, plain
 from holdfast.schemas.registry import SchemaRegistry, SchemaText
 
@@ -70,33 +71,39 @@ def reading(
     *into*; with *by_name* as *own* by Avro's rules. With *tells_names*, a record of a union of several is a
     pair of its name and its fields.
 
-    fastavro's compiled reader ends the process on nesting without end, so a schema that can nest so is read
-    by its other one. An array of what takes no bytes could have any length: such a schema is refused.
+    An array of what takes no bytes could have any length: such a schema is refused.
     """
+    from fastavro import schemaless_reader
+    from fastavro.read import SchemaResolutionError
     from fastavro.schema import parse_schema
 
     if _has_endless_array(schema, named):
         raise DecodeError("it has an array of items that take no bytes, which could have any length")
-    if is_recursive(schema, named):
-        from fastavro._read_py import schemaless_reader
-    else:
-        from fastavro import schemaless_reader
+    recursive = is_recursive(schema, named)
+    resolved = Resolution(named, owns, by_name=by_name).of(schema, own, into)
+    if not by_name or (schema, named) == (own, owns):
+        return AvroReader(resolved, tells_names=tells_names).read
 
     install()
-    reader = None
-    if by_name and (schema, named) != (own, owns):
-        reader = parse_schema(plain(own), named_schemas={})
-        fill_defaults(reader, own, owns)
-    schema = parse_schema(Resolution(named, owns, by_name=by_name).of(schema, own, into), named_schemas={})
+    if recursive:  # fastavro's compiled reader ends the process on nesting without end
+        from fastavro._read_py import schemaless_reader
+    reader = parse_schema(plain(own), named_schemas={})
+    fill_defaults(reader, own, owns)
+    check = AvroReader(resolved).read
+    written = parse_schema(resolved, named_schemas={})
 
     def read(payload: bytes) -> Any:
-        file = BytesIO(payload)
-        found = schemaless_reader(
-            file, schema, reader, return_record_name=tells_names, return_record_name_override=tells_names
-        )
-        if file.tell() != len(payload):
-            raise DecodeError(f"{len(payload) - file.tell()} bytes follow the value")
-        return found
+        check(payload)
+        try:
+            return schemaless_reader(
+                BytesIO(payload),
+                written,
+                reader,
+                return_record_name=tells_names,
+                return_record_name_override=tells_names,
+            )
+        except SchemaResolutionError as error:
+            raise DecodeError(unmarked(str(error))) from None
 
     return read
 

@@ -9,6 +9,7 @@ from typing import Any, TypeVar, overload
 import msgspec
 
 from holdfast.core.untrusted import UNFIT
+from holdfast.core.untrusted.equal_hashes import guarded, read_json
 from holdfast.core.value_types import (
     has_open_keys,
     is_model,
@@ -82,7 +83,7 @@ class JsonSchema(SchemaSerde[T]):
             elif (why := unfit_type(inner)) is not None:
                 raise TypeError(why)
             else:
-                self._decode = msgspec.json.Decoder(inner).decode
+                self._decode = guarded(msgspec.json.Decoder(inner).decode, inner, read_json)
                 self._encode = msgspec.json.Encoder(order="deterministic").encode
                 self._open_keys = has_open_keys(inner)
             made = _made_of(inner) if schema is None else _given(schema)

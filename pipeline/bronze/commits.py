@@ -20,6 +20,7 @@ from holdfast.pipeline.bronze.files import File, filesystem_of
 from holdfast.pipeline.bronze.lake import Landed, describe
 from holdfast.pipeline.bronze.sealed import check_seal
 
+_decode = msgspec.json.Decoder(Landed).decode
 HISTORY_LIMIT = 1000
 
 # Operations of Delta that change how rows are stored, never which rows there are. FSCK is none of them: it
@@ -79,7 +80,7 @@ def landed_in(commit: TableCommit) -> Landed | None:
         return None
     try:
         check_seal(commit.metadata)
-        found = msgspec.json.decode(commit.metadata, type=Landed)
+        found = _decode(commit.metadata)
         for told in (found.digests, found.added_digests):
             joined(told or {}, told or {})  # they are numbers
     except (msgspec.DecodeError, LakeError, ValueError) as error:

@@ -21,6 +21,7 @@ from holdfast.clock import system_clock
 from holdfast.config import Settings
 from holdfast.errors import BrokerError, HoldfastError
 from holdfast.kafka.codes import NO_GROUP, code_of
+from holdfast.kafka.committed_text import committed_text
 from holdfast.kafka.coordinator_admin import NEVER_S, CoordinatorAdmin
 from holdfast.pipeline.bronze.faults import LakeFault
 from holdfast.pipeline.bronze.lake import Landed, table_uri
@@ -30,6 +31,8 @@ logger = logging.getLogger(__name__)
 GROUP_PREFIX = "holdfast-landed-"
 ASK_S = 10.0
 """So long a landing or a check waits for the note."""
+ID_CHARACTERS = 22
+"""Of a topic's id. Whatever follows it in the metadata of a commit is not of it."""
 REST_S = 60.0
 """How long no note is tried after one that failed."""
 _CONNECT_S = 2.0
@@ -97,7 +100,7 @@ class LandedNotes:
         if answer is None:
             return {}
         return {
-            each.partition: LandedNote(each.offset, each.metadata or "")
+            each.partition: LandedNote(each.offset, committed_text(each)[:ID_CHARACTERS])
             for each in answer.topic_partitions
             if each.topic == topic and each.offset >= 0
         }

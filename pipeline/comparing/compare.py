@@ -30,6 +30,7 @@ from holdfast.pipeline.folds.results import decode_summary, summaries_of
 from holdfast.pipeline.folds.spilling import STATE_MEMORY_BYTES
 from holdfast.pipeline.replay import ReplayOptions, replay
 
+_decode_counts = msgspec.json.Decoder(PartedCounts).decode
 LIMIT_KEYS = 10_000
 """So many keys that differ are told of each partition; all are counted."""
 
@@ -139,8 +140,7 @@ def compare(
     source = None if processor.on is not None else str(processor.topics[0])
     keys = tuple(_key(row, source) for row in _of(replayed.results, PARTED).to_pylist())
     counts = {
-        row["partition"]: msgspec.json.decode(row["after"], type=PartedCounts)
-        for row in _of(replayed.results, COUNTED).to_pylist()
+        row["partition"]: _decode_counts(row["after"]) for row in _of(replayed.results, COUNTED).to_pylist()
     }
     return Comparison(
         processor=processor.name,

@@ -275,8 +275,11 @@ def encode_headers(headers: Headers) -> str:
     return msgspec.json.encode(headers).decode()
 
 
+_decode_headers = msgspec.json.Decoder(tuple[tuple[str, bytes | None], ...]).decode
+
+
 def decode_headers(text: str | None) -> Headers:
-    return () if text is None else msgspec.json.decode(text, type=tuple[tuple[str, bytes | None], ...])
+    return () if text is None else _decode_headers(text)
 
 
 def _named(name: str) -> bytes | None:

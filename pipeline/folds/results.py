@@ -28,6 +28,8 @@ from holdfast.pipeline.folds.folding import (
     readable,
 )
 
+_decode_summary = msgspec.json.Decoder(FoldSummary).decode
+
 
 def told_bases(bases: Mapping[int, TableBase]) -> tuple[str, ...]:
     """Return in words with what partitions began.
@@ -235,7 +237,7 @@ def emits_in(results: pa.RecordBatch) -> Iterator[tuple[int, bool, Emit]]:
 
 
 def decode_summary(text: str) -> FoldSummary:
-    return msgspec.json.decode(text, type=FoldSummary)
+    return _decode_summary(text)
 
 
 def present(batch: pa.RecordBatch, name: str, processor: Processor[Any, Any]) -> pa.RecordBatch:

@@ -50,7 +50,7 @@ from holdfast.pipeline.histories.fold_tables import (
 )
 from holdfast.pipeline.histories.landed_history import HistoryParts, landed_history
 from holdfast.pipeline.histories.output_table import HistoryOutput, OutputTable
-from holdfast.pipeline.histories.partition_fold import PART_DDL, FoldedPart, FoldWork
+from holdfast.pipeline.histories.partition_fold import PART_DDL, FoldedPart, FoldWork, decode_part
 from holdfast.pipeline.progress import begin
 from holdfast.pipeline.replay import ReplayEngine
 from holdfast.pipeline.spark.pickling import modules_of
@@ -431,7 +431,7 @@ class _TableFold:
             lambda sort: on_spark.fold_each(session, wanted, work.fold_named, PART_DDL),
             lambda results: results.collect(),
         )
-        return [msgspec.msgpack.decode(row["part"], type=FoldedPart) for row in rows]
+        return [decode_part(row["part"]) for row in rows]
 
     def _report(self, now: FoldCommit) -> None:
         self.report.partitions = dict(now.partitions)

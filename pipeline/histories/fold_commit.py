@@ -105,6 +105,9 @@ class FoldCommit(msgspec.Struct, frozen=True, kw_only=True):
         return {at: decode(b64decode(each.position)) for at, each in self.partitions.items()}
 
 
+_decode = msgspec.json.Decoder(FoldCommit).decode
+
+
 def told_position(processor: Processor[Any, Any], position: Position) -> str:
     return b64encode(stored_format(processor).encode(position)).decode()
 
@@ -123,7 +126,7 @@ def fold_in(commit: TableCommit) -> FoldCommit | None:
         return None
     try:
         check_seal(commit.metadata)
-        found = msgspec.json.decode(commit.metadata, type=FoldCommit)
+        found = _decode(commit.metadata)
     except (msgspec.DecodeError, LakeError) as error:
         raise LakeError(
             f"version {commit.version}: what the fold noted is malformed ({error}): --rebuild folds anew"

@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from typing import Literal
 
-import msgspec
 import pyarrow as pa
 
-from holdfast.pipeline.histories.partition_fold import PART_DDL, FoldedPart
+from holdfast.pipeline.histories.partition_fold import PART_DDL, FoldedPart, decode_part
 from holdfast.pipeline.progress import begin
 from holdfast.pipeline.replay import ReplayEngine, choose_engine
 from holdfast.pipeline.spark.session import SparkOptions, cores_of, import_pyspark, open_session
@@ -48,4 +47,4 @@ def parts_on_spark(
     ship(session)
     with explained(what):
         rows = fold_each(session, tasks, run, PART_DDL).collect()
-    return [msgspec.msgpack.decode(row["part"], type=FoldedPart) for row in rows]
+    return [decode_part(row["part"]) for row in rows]

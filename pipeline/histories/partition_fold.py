@@ -64,6 +64,9 @@ class FoldedPart(msgspec.Struct, frozen=True, kw_only=True):
     spilled: bool = False
 
 
+decode_part = msgspec.msgpack.Decoder(FoldedPart).decode
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoldWork:
     """What to fold of each partition: *parts*, on from what the files *states* hold and *before* says. Can be

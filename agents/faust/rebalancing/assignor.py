@@ -20,6 +20,7 @@ from faust.types import TP
 from faust.types.app import AppT
 
 from holdfast.agents.faust.rebalancing import telling
+from holdfast.agents.faust.rebalancing.namesakes import folded_differently, marked, namesakes
 from holdfast.agents.faust.rebalancing.sharing import are_alike, share_by_writer
 
 logger = logging.getLogger(__name__)
@@ -90,6 +91,7 @@ class ReturningAssignor(PartitionAssignor):
         # A leader that takes the changelogs of another version for ordinary topics leaves out its standbys,
         # and the member that finds them missing refuses the assignment and ends.
         self._table_manager = cast(Any, _KnownTables(app))
+        self._said: set[str] = set()
 
     def metadata(self, topics: set[str]) -> ConsumerProtocolMemberMetadata:
         found = self._metadata
@@ -131,6 +133,7 @@ class ReturningAssignor(PartitionAssignor):
         subscriptions = {member: each.subscription for member, each in member_metadata.items()}
         self._share_others(cluster, subscriptions, clients, found)
         groups = dict.fromkeys({topic for each in found.values() for topic in each.actives}, 0)
+        groups |= marked(folded_differently(tables.values()))
         return self._protocol_assignments(
             found,
             self._get_changelog_distribution(found),
@@ -229,6 +232,20 @@ class ReturningAssignor(PartitionAssignor):
                 assignment.version, assignment.assignment, self._compress(_readdressed(metadata, known, own))
             )
         super().on_assignment(assignment)
+        self._tell_namesakes(metadata)
+
+    def _tell_namesakes(self, told: ClientMetadata) -> None:
+        """Say once of each sign that another application has the same name."""
+        is_processors = cast(Changelogs, self._table_manager.changelog_topics).is_processors
+        hosts = {
+            url: set(filter(is_processors, topics)) for url, topics in told.changelog_distribution.items()
+        }
+        app, own_urls = str(cast(Any, self.app).conf.id), {told.url, str(self._url)}
+        hosts = {url: topics for url, topics in hosts.items() if url not in own_urls}
+        for line in namesakes(app, self._tables(), hosts, told.topic_groups):
+            if line not in self._said:
+                self._said.add(line)
+                logger.warning("%(line)s", {"line": line})
 
 
 def _readdressed(metadata: ClientMetadata, known: str, own: str) -> bytes:

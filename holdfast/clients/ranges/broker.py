@@ -15,12 +15,16 @@ from holdfast.kafka.reading.log_bounds import log_bounds
 SLACK_S = 1.0
 """A request ends by its own deadline; this is for the answer to reach us."""
 POLL_S = 0.02
-MADE_AGAIN = "create it, and start the members again: the group begins it at its first message"
+MADE_AGAIN = "create it: the group begins it at its first message"
 CORRECT_NAME = "create it, or correct its name"
 SAME_GROUP = (
     "create it with `holdfast --set ranges=true topics create --partitions N`, and start the members again; "
     "the group goes on where __consumer_offsets has it"
 )
+
+
+class TopicGoneError(TopicError):
+    """The topic of the messages is not there: a member that has begun waits until it is made again."""
 
 
 class RangeBroker:
@@ -40,7 +44,8 @@ class RangeBroker:
         except KafkaException as error:
             raise self.error("looking for topics", error) from None
         if listed.error is not None or not listed.partitions:
-            raise TopicError(f"topic {topic} does not exist at {self.settings.bootstrap_servers}: {cure}")
+            kind = TopicGoneError if cure == CORRECT_NAME else TopicError
+            raise kind(f"topic {topic} does not exist at {self.settings.bootstrap_servers}: {cure}")
         return len(listed.partitions)
 
     def mark(self, topic: str) -> int | None:
@@ -58,8 +63,11 @@ class RangeBroker:
         return log_bounds(consumer, place, self.timeout_s, clock=self.clock)
 
     def error(self, what: str, error: KafkaException, remedy: str = MADE_AGAIN) -> BrokerError | TopicError:
-        """Return the error that says what did not work; *remedy* is for a topic that is gone."""
+        """Return the error that says what did not work; *remedy* is for a topic that is gone, which is that
+        of the messages unless it is `SAME_GROUP`.
+        """
         said = f"{what} at {self.settings.bootstrap_servers}: {error.args[0].str()}"
         if code_of(error) in NO_TOPIC:
-            return TopicError(f"{said}; the topic was deleted: {remedy}")
+            kind = TopicError if remedy == SAME_GROUP else TopicGoneError
+            return kind(f"{said}; the topic was deleted: {remedy}")
         return BrokerError(f"{said}; check the broker")

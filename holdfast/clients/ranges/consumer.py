@@ -23,7 +23,7 @@ from typing import Self, TypeVar
 
 from confluent_kafka import Message
 
-from holdfast.clients.ranges.broker import RangeBroker
+from holdfast.clients.ranges.broker import RangeBroker, TopicGoneError
 from holdfast.clients.ranges.log import RangeLog
 from holdfast.clients.ranges.messages import RangeMessages
 from holdfast.clients.ranges.options import RangeOptions
@@ -41,6 +41,8 @@ T = TypeVar("T")
 KEEP_LEASES = 0.25
 MARGIN_LEASES = 0.1
 IDLE_S = 0.05
+GONE_S = 1.0
+"""How often a member looks for a topic that is not there."""
 JOIN_S = 10.0
 
 
@@ -163,6 +165,8 @@ class RangeConsumer:
         self._stopping, self._running = threading.Event(), False
         self._failure: Exception | None = None
         self._turn = 0
+        self._is_gone = False
+        """Whether it was said that there is no topic."""
         self.buried = 0
 
     async def __aenter__(self) -> Self:
@@ -209,12 +213,24 @@ class RangeConsumer:
                 raise TerminatedError("the range consumer is not running: use it inside `async with`")
             if self._failure is not None:
                 raise self._failure
-            found = None
-            with suppress(ClaimLostError):  # another has it: look again
+            found, wait_s = None, IDLE_S
+            try:
                 found = await self._do(self._next)
+                self._is_gone = False
+            except ClaimLostError:  # another has it: look again
+                pass
+            except TopicGoneError as gone:
+                self._tell_gone(gone)
+                wait_s = GONE_S
             if found is not None and found.is_held:
                 return found
-            await asyncio.sleep(IDLE_S)
+            await asyncio.sleep(wait_s)
+
+    def _tell_gone(self, gone: TopicGoneError) -> None:
+        """Say once that there is no topic; it may be deleted and about to be made again."""
+        if not self._is_gone:
+            self._is_gone = True
+            logger.warning("%(gone)s; until then this member waits", {"gone": gone})
 
     def holds(self, mine: _Mine) -> bool:
         """Return whether *mine* is safe to work on at this moment."""
@@ -236,6 +252,8 @@ class RangeConsumer:
         while not self._stopping.wait(KEEP_LEASES * self._lease_s):
             try:
                 self._thread.submit(self._keep_held).result()
+            except TopicGoneError:
+                continue  # as long as `anext` waits for it
             except Exception as error:  # noqa: BLE001  raised to the task that asks for the next block
                 if not self._stopping.is_set():
                     self._failure = error

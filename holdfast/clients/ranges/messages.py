@@ -16,6 +16,7 @@ from holdfast.core.kafka.unreadable import Unreadable
 from holdfast.errors import BrokerError, TopicError
 from holdfast.kafka.clients import make_reader, reader_options
 from holdfast.kafka.codes import COORDINATOR_MOVES, NO_TOPIC, code_of, is_end
+from holdfast.kafka.committed_text import committed_text
 from holdfast.kafka.librdkafka_log import Quiet, impatient
 from holdfast.kafka.reading.skipper import Skipper
 
@@ -91,7 +92,7 @@ class RangeMessages:
             try:
                 earliest, _ = self._bounds(partition)
                 kept = self._consumer.committed([place], broker.timeout_s)[0]
-                return earliest if is_of_another(kept.metadata, mark) else max(earliest, kept.offset)
+                return earliest if is_of_another(committed_text(kept), mark) else max(earliest, kept.offset)
             except KafkaException as error:
                 # A broker that has just started makes its topic of committed offsets when first asked for it.
                 if code_of(error) not in COORDINATOR_MOVES or broker.clock.monotonic_s() > until_s:

@@ -21,6 +21,7 @@ from holdfast.config import Settings
 from holdfast.errors import BrokerError, GroupError
 from holdfast.kafka.clients import make_reader
 from holdfast.kafka.codes import COORDINATOR_MOVES, HAS_MEMBERS, code_of, retriable
+from holdfast.kafka.committed_text import committed_text
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +69,7 @@ class CommittedOffsets:
         return {
             (place.topic, place.partition): place.offset
             for place in found
-            if place.offset >= 0 and not is_of_another(place.metadata, marks.get(place.topic))
+            if place.offset >= 0 and not is_of_another(committed_text(place), marks.get(place.topic))
         }
 
     def commit(

@@ -54,24 +54,31 @@ class TopicIdentities:
         self._admin = None
 
 
-_NOTED = re.compile(r"holdfast topic ([1-9][0-9]{0,9})")
+_NOTED = re.compile(r"holdfast topic ([1-9][0-9]{0,9})(;?)")
 
 
 def metadata_of(mark: int | None) -> str:
     """Return what is committed to Kafka beside an offset: which topic it is of.
 
     >>> metadata_of(1_234), metadata_of(None)
-    ('holdfast topic 1234', '')
+    ('holdfast topic 1234;', '')
     """
-    return "" if mark is None else f"holdfast topic {mark}"
+    return "" if mark is None else f"holdfast topic {mark};"
 
 
-def is_of_another(metadata: str | None, mark: int | None) -> bool:
-    """Return whether an offset that was committed with *metadata* is known to be of another topic than the
-    one with this *mark* (None: not known).
+def is_of_another(metadata: str, mark: int | None) -> bool:
+    """Return whether an offset that was committed with *metadata* (as `committed_text` returns it) is known
+    to be of another topic than the one with this *mark* (None: not known).
 
-    >>> [is_of_another("holdfast topic 7", mark) for mark in (7, 8, None)], is_of_another("", 8)
+    >>> [is_of_another("holdfast topic 7;5", mark) for mark in (7, 75, None)], is_of_another("", 8)
     ([False, True, False], False)
+
+    Earlier versions wrote no semicolon: digits that follow may belong to it or not.
+
+    >>> [is_of_another("holdfast topic 75", mark) for mark in (7, 75, 8)]
+    [False, False, True]
     """
-    noted = _NOTED.fullmatch(metadata or "")
-    return noted is not None and mark is not None and int(noted[1]) != mark
+    noted = _NOTED.match(metadata)
+    if noted is None or mark is None:
+        return False
+    return noted[1] != str(mark) if noted[2] else not noted[1].startswith(str(mark))

@@ -65,6 +65,9 @@ class ClusterState(msgspec.Struct, kw_only=True):
     detached: bool = False
 
 
+_decode = msgspec.json.Decoder(ClusterState).decode
+
+
 def load(folder: Path) -> ClusterState | None:
     """Return what *folder* remembers, or None when no cluster was ever made there."""
     path = folder / STATE_FILE
@@ -73,7 +76,7 @@ def load(folder: Path) -> ClusterState | None:
     except FileNotFoundError:
         return None
     try:
-        state = msgspec.json.decode(content, type=ClusterState)
+        state = _decode(content)
     except msgspec.DecodeError as error:
         raise DevBrokerError(
             f"{path} is not a state file of holdfast dev ({error}); remove the folder {folder} to start anew"

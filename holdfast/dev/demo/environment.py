@@ -60,6 +60,9 @@ class Running(msgspec.Struct, frozen=True, kw_only=True):
     birth: str
 
 
+_decode = msgspec.json.Decoder(list[Running]).decode
+
+
 class DemoEnvironment:
     """Everything the demo starts. Leaving the block ends it, whatever happened; with *keep* only a failure
     does.
@@ -298,7 +301,7 @@ def down(folder: Path) -> Sequence[str]:
     """End the demo that was kept in *folder*, remove the folder, and return the names of what ran."""
     folder = folder.absolute()
     try:
-        kept = msgspec.json.decode((folder / _STATE_FILE).read_bytes(), type=list[Running])
+        kept = _decode((folder / _STATE_FILE).read_bytes())
     except FileNotFoundError:
         raise DemoError(f"no demo was kept in {folder}; `holdfast demo --keep` starts one there") from None
     except msgspec.DecodeError as error:

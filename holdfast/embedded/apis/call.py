@@ -7,11 +7,17 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from holdfast.embedded.cluster import EmbeddedCluster
+from holdfast.embedded.kept_room import OVERHEAD_BYTES
 from holdfast.embedded.security.acl_rules import CLUSTER_NAME, AclOperation, AclResource
 from holdfast.embedded.security.authorizer import OPERATIONS
 from holdfast.embedded.security.tls import ANONYMOUS
 
 Fields: TypeAlias = dict[str, Any]
+
+
+COPIES = 4
+"""So often what a request says is kept at most: said, worked out, and as it was written."""
+NO_KEPT_ROOM = "What is kept of groups, offsets, ids, settings, rules and users has reached kept_max_bytes."
 
 
 class HangUp(Exception):
@@ -31,6 +37,12 @@ class Call:
     client_id: str = ""
     host: str = "/127.0.0.1"
     principal: str = ANONYMOUS
+    size: int = 0
+    """In bytes, as it came."""
+
+    def has_room(self) -> bool:
+        """Return whether what it says may be kept: other clients may have filled the room for that."""
+        return self.cluster.kept.take(COPIES * self.size + OVERHEAD_BYTES)
 
     def may(self, operation: AclOperation, resource: AclResource, name: str) -> bool:
         """Return whether who asks may do *operation* to a resource; everybody may on a broker without an

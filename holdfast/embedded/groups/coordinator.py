@@ -63,6 +63,10 @@ class EmbeddedGroups:
         """Return all groups."""
         return list(self._groups.values())
 
+    def kept_bytes(self) -> int:
+        """Return about how many bytes are kept of what clients said of groups."""
+        return sum(each.kept_bytes() for each in self._groups.values())
+
     def allows_session(self, session_ms: int) -> bool:
         """Return whether members of classic groups may be silent for *session_ms*."""
         return self._settings.allows_session(session_ms)

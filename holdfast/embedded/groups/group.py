@@ -6,9 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import msgspec
+
 from holdfast.core.kafka.topic_partition import Place, TopicPartition
+from holdfast.embedded.kept_room import OVERHEAD_BYTES
 from holdfast.models.consumer_group import ModernGroup
 from holdfast.models.group_coordinator.types import ClassicGroup, CoordinatorSettings, GroupState
+
+_encode = msgspec.msgpack.Encoder().encode
+_OFFSET_BYTES = 200
+"""What a committed offset costs, beside its topic and its metadata."""
 
 
 class CommittedOffset(NamedTuple):
@@ -129,6 +136,21 @@ class EmbeddedGroup:
         self.matched = {
             told.pattern: self.matched[told.pattern] for told in self.told.values() if told.pattern
         }
+
+    def kept_bytes(self) -> int:
+        """Return about how many bytes it holds of what clients said."""
+        modern = [self.modern, self.since, self.written]
+        said = [
+            self.group_id,
+            self.classic.members,
+            self.classic.pending,
+            self.homes,
+            self.told,
+            self.matched,
+        ]
+        places = len(self.offsets) + sum(map(len, self.pending.values()))
+        kept = [said, modern, self.offsets, list(self.pending.values())]
+        return OVERHEAD_BYTES + len(_encode(kept)) + _OFFSET_BYTES * places
 
     def unstable(self) -> set[Place]:
         """Return for what transactions without an outcome have offsets."""

@@ -52,8 +52,8 @@ OPERATIONS: Mapping[AclResource, tuple[AclOperation, ...]] = {
 """What can be done to a resource, where clients ask for what they may do (AclEntry.supportedOperations)."""
 LIMIT_RULES = 10_000
 """That clients may make; what the broker begins with counts too."""
-LIMIT_REMEMBERED = 10_000
-"""Decisions that are kept until a rule changes."""
+LIMIT_REMEMBERED, LIMIT_NAMES = 10_000, 1_000
+"""Decisions that are kept until a rule changes, where the names of principal and resource are no longer."""
 
 
 class EmbeddedAuthorizer:
@@ -80,6 +80,10 @@ class EmbeddedAuthorizer:
     def has_room(self, rule: AclRule) -> bool:
         """Return whether *rule* is there, or may be made by a client."""
         return rule in self._rules or len(self._rules) < LIMIT_RULES
+
+    def kept_bytes(self) -> int:
+        """Return about how many bytes the rules take."""
+        return sum(len(each.name) + len(each.principal) + len(each.host) for each in self._rules)
 
     def add(self, rule: AclRule) -> None:
         if rule in self._rules:
@@ -135,6 +139,8 @@ class EmbeddedAuthorizer:
     ) -> bool:
         """Return whether *principal* at *host* may do *operation* to the resource *name*."""
         asked = (principal, host, operation, resource, name)
+        if len(name) + len(principal) > LIMIT_NAMES:
+            return self._decide(*asked)
         if (decided := self._decided.get(asked)) is None:
             if len(self._decided) >= LIMIT_REMEMBERED:
                 self._decided.clear()

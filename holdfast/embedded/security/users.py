@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from random import Random
 
+from holdfast.embedded.kept_room import OVERHEAD_BYTES
 from holdfast.embedded.security import plain, scram
 from holdfast.embedded.security.plain import PLAIN, PlainExchange
 from holdfast.embedded.security.sasl import SaslExchange
@@ -32,6 +33,10 @@ class SaslUsers:
             }
             for mechanism in scram.MECHANISMS
         }
+
+    def kept_bytes(self) -> int:
+        """Return about how many bytes the credentials of SCRAM take."""
+        return sum(OVERHEAD_BYTES + len(user) for users in self.scram.values() for user in users)
 
     def begin(self, mechanism: str) -> SaslExchange:
         """Return a new exchange of tokens by one of `mechanisms`."""

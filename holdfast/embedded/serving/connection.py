@@ -403,7 +403,15 @@ class KafkaConnection(asyncio.Protocol):
         name, versions = _OFFERED[api]
         if self._gate is not None and not self._gate.expects(name):
             raise reader.error(f"{name} from a client that has not shown who it is", WireReason.API, 0)
-        call = Call(self._cluster, self._node_id, version, {}, client_id, principal=self._principal)
+        call = Call(
+            self._cluster,
+            self._node_id,
+            version,
+            {},
+            client_id,
+            principal=self._principal,
+            size=len(frame),
+        )
         if version not in versions:
             if name != API_VERSIONS:
                 raise reader.error(f"{name} has no version {version}", WireReason.API, 2)

@@ -48,13 +48,16 @@ class Catalog(msgspec.Struct, frozen=True, kw_only=True):
     leaving: list[str] = []
 
 
+_decode = msgspec.json.Decoder(Catalog).decode
+
+
 def read_catalog(folder: Path, nodes: int) -> Catalog | None:
     """Return what *folder* says, None where it has no such file; BrokerFolderError for what cannot be read,
     or is of a cluster of another size than *nodes*.
     """
     path = folder / NAME
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=Catalog)
+        found = _decode(path.read_bytes())
     except FileNotFoundError:
         return None
     except OSError as error:

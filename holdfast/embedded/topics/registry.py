@@ -8,6 +8,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 from holdfast.embedded.configs.topic import TopicConfigs, troubles
+from holdfast.embedded.kept_room import OVERHEAD_BYTES
 from holdfast.embedded.protocol.codes import KafkaCode
 from holdfast.embedded.settings import EmbeddedSettings
 from holdfast.embedded.storage.catalog import CatalogTopic
@@ -37,6 +38,11 @@ class TopicRefusal(NamedTuple):
 
     code: KafkaCode
     text: str | None
+
+
+NO_ROOM = TopicRefusal(
+    KafkaCode.POLICY_VIOLATION, "The topics have as many partitions as this broker has room for."
+)
 
 
 def name_trouble(name: str) -> str | None:
@@ -107,6 +113,16 @@ class TopicRegistry:
         """Return how many partitions each topic has."""
         return {name: len(topic.partitions) for name, topic in self._by_name.items()}
 
+    def kept_bytes(self) -> int:
+        """Return about how many bytes are kept of settings that clients made."""
+        return sum(
+            OVERHEAD_BYTES + sum(map(len, topic.configs.own.values())) for topic in self._by_name.values()
+        )
+
+    def room(self) -> int:
+        """Return how many partitions more there may be."""
+        return self._settings.max_partitions - sum(len(each.partitions) for each in self._by_name.values())
+
     # -- creating
 
     def create(
@@ -117,13 +133,15 @@ class TopicRegistry:
         """
         found: list[EmbeddedTopic | TopicRefusal] = []
         planned: list[tuple[EmbeddedTopic, list[list[int]]]] = []
+        room = self.room()
         for each in told:
-            plan = self._planned(each)
+            plan = self._planned(each, room)
             if isinstance(plan, TopicRefusal):
                 found.append(plan)
                 continue
             found.append(plan[0])
             planned.append(plan)
+            room -= len(plan[1])
             self._enter(plan[0])  # so that none of those after it collides with it
         storage = MemoryStorage() if only_check else self._storage
         if only_check:
@@ -141,7 +159,9 @@ class TopicRegistry:
         (made,) = self.create([{**usual, **told}])
         return made
 
-    def _planned(self, told: Mapping[str, Any]) -> tuple[EmbeddedTopic, list[list[int]]] | TopicRefusal:
+    def _planned(
+        self, told: Mapping[str, Any], room: int
+    ) -> tuple[EmbeddedTopic, list[list[int]]] | TopicRefusal:
         name = told["name"]
         if (trouble := name_trouble(name)) is not None:
             return TopicRefusal(KafkaCode.INVALID_TOPIC_EXCEPTION, f"Topic name is invalid: {trouble}")
@@ -156,6 +176,8 @@ class TopicRegistry:
         replicas = self._placed(told)
         if isinstance(replicas, TopicRefusal):
             return replicas
+        if len(replicas) > room:
+            return NO_ROOM
         return self._named(name, self._chance.randbytes(16), configs), replicas
 
     def _named(self, name: str, topic_id: bytes, configs: Mapping[str, str]) -> EmbeddedTopic:

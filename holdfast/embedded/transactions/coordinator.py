@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import msgspec
+
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.core.kafka.transaction_state import (
     ID_BLOCK,
@@ -25,6 +27,7 @@ from holdfast.core.kafka.transaction_state import (
 from holdfast.embedded.faults import RequestedFaults
 from holdfast.embedded.groups.coordinator import EmbeddedGroups
 from holdfast.embedded.internal_log import OFFSETS, TRANSACTIONS, Note, home_of, write_notes
+from holdfast.embedded.kept_room import OVERHEAD_BYTES
 from holdfast.embedded.logs.kept_rows import KeptRows
 from holdfast.embedded.recurring import Recurring, set_apart
 from holdfast.embedded.settings import EmbeddedSettings
@@ -33,6 +36,7 @@ from holdfast.embedded.topics.registry import TopicRegistry
 from holdfast.embedded.transactions.loading import read_transactions
 from holdfast.models.transaction_coordinator import coordinate, transaction_of
 
+_encode = msgspec.msgpack.Encoder().encode
 _EXPIRY_S = 3_600.0
 _SETTLED = PREPARED | {TransactionState.ONGOING}
 """What must be on the disk before anything else is written of it: a batch of a transaction that nobody knows
@@ -72,6 +76,10 @@ class EmbeddedTransactions:
         for key, row in self.rows.scan("t/"):
             assert isinstance(row, Transaction)
             yield key.removeprefix("t/"), row
+
+    def kept_bytes(self) -> int:
+        """Return about how many bytes are kept of transactional ids."""
+        return sum(OVERHEAD_BYTES + len(_encode([name, known])) for name, known in self.every())
 
     def do(self, command: CoordinatorCommand) -> CoordinatorReply:
         """Apply *command*, log what changed, and write the markers of what was decided."""

@@ -30,6 +30,7 @@ from holdfast.config import Settings
 from holdfast.errors import BrokerError, ConfigError, TopicError
 from holdfast.kafka.clients import make_reader
 from holdfast.kafka.codes import NO_TOPIC, code_of
+from holdfast.kafka.committed_text import committed_text
 from holdfast.kafka.coordinator_admin import NEVER_S, CoordinatorAdmin
 from holdfast.kafka.librdkafka_log import Quiet, impatient
 
@@ -278,7 +279,7 @@ class OffsetFetcher:
         committed = {
             (each.topic, each.partition): each.offset
             for each in book
-            if each.offset >= 0 and not is_of_another(each.metadata, before.get(each.topic))
+            if each.offset >= 0 and not is_of_another(committed_text(each), before.get(each.topic))
         }
         first, last = (
             self._checked(

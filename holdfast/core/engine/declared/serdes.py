@@ -10,6 +10,8 @@ import msgspec
 
 from holdfast.core.engine.emits import Headers
 from holdfast.core.untrusted import UNFIT
+from holdfast.core.untrusted.equal_hashes import guarded, read_json
+from holdfast.core.untrusted.msgpack_pairs import read_msgpack
 from holdfast.core.value_types import (
     class_of,
     has_open_keys,
@@ -113,6 +115,7 @@ class _Typed(Generic[T]):
     _codec: Any
     _decode: Callable[[Any], Any]
     _encode: Callable[[Any], bytes]
+    _read: Callable[[bytes], Any]
 
     def __init__(self, of: Any) -> None:
         self.of = of
@@ -124,7 +127,7 @@ class _Typed(Generic[T]):
             elif (why := unfit_type(of)) is not None:
                 raise ConfigError(f"{self._name}({getattr(of, '__name__', of)}): {why}")
             else:
-                self._decode = self._codec.Decoder(of).decode
+                self._decode = guarded(self._codec.Decoder(of).decode, of, self._read)
                 self._encode = self._codec.Encoder(order="deterministic").encode
                 self._open_keys, self._tombstones = has_open_keys(of), takes_none(of)
         except (TypeError, ValueError) as error:
@@ -140,7 +143,7 @@ class _Typed(Generic[T]):
     def decode(self, value: bytes | None) -> T:
         """Return the value in these bytes; raises DecodeError when it is not of the declared type."""
         try:
-            decoded: T = self._decode(value)
+            decoded: T = self._decode(value)  # type: ignore[arg-type]  # TypeError for None
         except UNFIT as error:
             raise DecodeError(f"not {self}: {error}") from error
         except TypeError as error:
@@ -187,7 +190,7 @@ class Json(_Typed[T]):
     True
     """
 
-    _name, _codec = "Json", msgspec.json
+    _name, _codec, _read = "Json", msgspec.json, staticmethod(read_json)
 
     @overload
     def __init__(self, of: type[T]) -> None: ...
@@ -204,7 +207,7 @@ class Msgpack(_Typed[T]):
     7
     """
 
-    _name, _codec = "Msgpack", msgspec.msgpack
+    _name, _codec, _read = "Msgpack", msgspec.msgpack, staticmethod(read_msgpack)
 
     def _model_codec(self, model: Any) -> tuple[Callable[[bytes], Any], Callable[[Any], bytes]]:
         return packed_reader(model_reader(model)), packed_writer(model_writer(model))

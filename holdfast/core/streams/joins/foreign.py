@@ -50,6 +50,9 @@ class ForeignAnswer(msgspec.Struct, frozen=True, array_like=True):
     value: bytes | None
 
 
+_decode_answer = msgspec.msgpack.Decoder(ForeignAnswer).decode
+
+
 class ForeignRow(msgspec.Struct, Generic[R], frozen=True, array_like=True, tag="r"):
     """A row of the right table."""
 
@@ -302,7 +305,7 @@ def _answered(
     name: str, to: Stream[Any], answers: Internal[ForeignAnswer], version: int, route: Route | None
 ) -> Processor[Any, AnsweredRow]:
     """Return what sends on the answers for the latest record of each left row."""
-    decode = msgspec.msgpack.Decoder(ForeignAnswer).decode
+    decode = _decode_answer
 
     def fold(rows: Rows[AnsweredRow], told: tuple[str, ForeignAnswer], at_ms: int) -> Emits:
         of, answer = told

@@ -30,10 +30,13 @@ class Recorded(msgspec.Struct, frozen=True):
     value: str
 
 
+_decode = msgspec.json.Decoder(Recorded).decode
+
+
 def records() -> Sequence[Recorded]:
     """Return the capture in the order of its files: partition by partition, offsets ascending."""
     content = resources.files("holdfast.dev.demo.processes").joinpath("marshal-a.ndjson").read_bytes()
-    return [msgspec.json.decode(line, type=Recorded) for line in content.splitlines()]
+    return [_decode(line) for line in content.splitlines()]
 
 
 def load(settings: Settings, recorded: Sequence[Recorded]) -> None:

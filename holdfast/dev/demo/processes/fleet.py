@@ -222,7 +222,7 @@ class Fleet:
     def restored(cls, saved: bytes) -> Fleet:
         """Return the fleet that `saved` wrote; raises ConfigError for anything else."""
         try:
-            state = msgspec.json.decode(saved, type=_Saved)
+            state = _decode(saved)
             fleet = cls(state.plan, state.counts)
             clients = [client for members in fleet._members for client in members]
             for client, instance_id in zip(clients, state.instances, strict=True):
@@ -304,6 +304,9 @@ class _Saved(msgspec.Struct, frozen=True, kw_only=True):
     late: list[tuple[int, str, str]]
     tick: int
     random: list[int]
+
+
+_decode = msgspec.json.Decoder(_Saved).decode
 
 
 class LiveFleet:

@@ -33,6 +33,9 @@ class DemoOrder(msgspec.Struct, frozen=True):
     cents: int
 
 
+_decode = msgspec.json.Decoder(DemoOrder).decode
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
     """One record of the destination topic. *stamp* is None where no harvester has numbered it."""
@@ -150,5 +153,5 @@ def _decoded(message: Message) -> Published:
     assert partition is not None
     assert offset is not None
     headers: Any = tuple(message.headers() or ())
-    order = msgspec.json.decode(message.value() or b"", type=DemoOrder)
+    order = _decode(message.value() or b"")
     return Published(partition=partition, offset=offset, order=order, stamp=read_stamp(headers))

@@ -63,6 +63,8 @@ def join_group(call: Call) -> Fields | Awaitable[Fields]:
         code = elsewhere(call, OFFSETS, fields["group_id"])
     if code is not None:
         return _not_joined(call, code)
+    if not call.has_room():
+        return _not_joined(call, GroupCode.GROUP_MAX_SIZE_REACHED)
     group = groups.get(fields["group_id"])
     if group is not None and group.modern is not None and not group.is_empty:
         return _not_joined(call, KafkaCode.INCONSISTENT_GROUP_PROTOCOL)
@@ -156,6 +158,10 @@ def sync_group(call: Call) -> Fields | Awaitable[Fields]:
     group = call.cluster.groups.get(fields["group_id"])
     if group is None or group.modern is not None:
         return {"error_code": KafkaCode.UNKNOWN_MEMBER_ID}
+    if _is_beyond_a_record(call, group):
+        return {"error_code": KafkaCode.UNKNOWN_SERVER_ERROR}
+    if fields["assignments"] and not call.has_room():
+        return {"error_code": GroupCode.GROUP_MAX_SIZE_REACHED}
     request = SyncGroup(
         request=call.cluster.groups.number(),
         member_id=fields["member_id"],
@@ -167,6 +173,17 @@ def sync_group(call: Call) -> Fields | Awaitable[Fields]:
     )
     reply = call.cluster.groups.take(group, request)
     return _synced(group, reply) if isinstance(reply, GroupReply) else _synced_later(group, reply)
+
+
+def _is_beyond_a_record(call: Call, group: EmbeddedGroup) -> bool:
+    """Return whether a generation with the assignments of a leader is larger than a record may be: Kafka does
+    not write it either, and answers so.
+    """
+    assigned = sum(len(each["assignment"]) for each in call.fields["assignments"])
+    if not assigned:
+        return False
+    subscribed = sum(len(each.subscription(group.classic.protocol)) for each in group.classic.members)
+    return assigned + subscribed > call.cluster.settings.message_max_bytes
 
 
 async def _synced_later(group: EmbeddedGroup, waiting: asyncio.Future[GroupReply]) -> Fields:

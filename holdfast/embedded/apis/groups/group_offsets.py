@@ -114,7 +114,9 @@ def offset_commit(call: Call) -> Fields:
     if not call.may_group(AclOperation.READ, group_id):
         return {"topics": refused(asked, KafkaCode.GROUP_AUTHORIZATION_FAILED)}
     code: int | None = None
-    if places := places_in(asked):
+    if (places := places_in(asked)) and not call.has_room():
+        code = KafkaCode.INVALID_COMMIT_OFFSET_SIZE
+    elif places:
         member = fields["generation_id_or_member_epoch"], fields["member_id"], fields["group_instance_id"]
         code = elsewhere(call, OFFSETS, group_id) or commit_trouble(call, places, member)
     topics, taken = commits(call, asked, code or KafkaCode.NONE)

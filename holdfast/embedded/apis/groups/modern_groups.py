@@ -9,7 +9,7 @@ import msgspec
 
 from holdfast.core.groups.codes import GroupCode
 from holdfast.core.kafka.topic_partition import TopicPartition
-from holdfast.embedded.apis.call import Call, Fields
+from holdfast.embedded.apis.call import NO_KEPT_ROOM, Call, Fields
 from holdfast.embedded.apis.coordinators import elsewhere
 from holdfast.embedded.apis.describing import NOT_ASKED
 from holdfast.embedded.apis.patterns import PatternTrouble, name_pattern
@@ -62,6 +62,9 @@ def consumer_group_heartbeat(call: Call) -> Fields:
     if group.modern is None and not group.is_empty:
         text = f"Group {group_id} is not a consumer group."
         return {"error_code": KafkaCode.GROUP_ID_NOT_FOUND, "error_message": text}
+    if fields["member_epoch"] >= JOIN_EPOCH and not call.has_room():
+        groups.forget_new(group_id)
+        return {"error_code": GroupCode.GROUP_MAX_SIZE_REACHED, "error_message": NO_KEPT_ROOM}
     if (trouble := _crowded(call, group)) is not None:
         return {"error_code": GroupCode.GROUP_MAX_SIZE_REACHED, "error_message": trouble}
     return _beaten(call, group)

@@ -70,7 +70,7 @@ def _session(call: Call) -> FetchSession | KafkaCode | None:
         return sessions.open(wanted, by_id=by_id) if epoch == FIRST and wanted and call.version >= 7 else None
     session = sessions.use(session_id, epoch, by_id=by_id)
     if isinstance(session, FetchSession):
-        session.change(_partitions(call, "topics"), _forgotten(call))
+        sessions.change(session, _partitions(call, "topics"), _forgotten(call))
     return session
 
 

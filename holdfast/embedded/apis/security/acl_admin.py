@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from holdfast.core.kafka.wire import WireReason
-from holdfast.embedded.apis.call import Call, Fields
+from holdfast.embedded.apis.call import NO_KEPT_ROOM, Call, Fields
 from holdfast.embedded.protocol.codes import KafkaCode
 from holdfast.embedded.security.acl_rules import (
     CLUSTER_NAME,
@@ -84,6 +84,8 @@ def _refused(call: Call, api: str) -> Fields | None:
 def create_acls(call: Call) -> Fields:
     """Answer CreateAcls."""
     refused = _refused(call, "CreateAcls")
+    if refused is None and not call.has_room():
+        refused = {"error_code": KafkaCode.POLICY_VIOLATION, "error_message": NO_KEPT_ROOM}
     return {"results": [refused or _created(call, each) for each in call.fields["creations"]]}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import NamedTuple
 
-from holdfast.embedded.apis.call import Call, Fields
+from holdfast.embedded.apis.call import NO_KEPT_ROOM, Call, Fields
 from holdfast.embedded.protocol.codes import KafkaCode
 from holdfast.embedded.security.acl_rules import AclOperation
 from holdfast.embedded.security.scram import (
@@ -65,6 +65,9 @@ def alter_user_scram_credentials(call: Call) -> Fields:
         text = "Request AlterUserScramCredentials needs ALTER permission."
         forbidden = _Wrong(KafkaCode.CLUSTER_AUTHORIZATION_FAILED, text)
         return {"results": [_answer(user, forbidden) for user in counts]}
+    if call.fields["upsertions"] and not call.has_room():
+        full = _Wrong(KafkaCode.POLICY_VIOLATION, NO_KEPT_ROOM)
+        return {"results": [_answer(user, full) for user in counts]}
     wrong: dict[str, _Wrong | None] = {}
     for told in asked:
         user = told["name"]

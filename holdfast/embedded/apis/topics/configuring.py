@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from holdfast.embedded.apis.call import Call, Fields
+from holdfast.embedded.apis.call import NO_KEPT_ROOM, Call, Fields
 from holdfast.embedded.configs.broker import broker_settings
 from holdfast.embedded.configs.topic import IN_SYNC, SETTINGS, ConfigKind, ConfigSource, troubles
 from holdfast.embedded.protocol.codes import (
@@ -171,6 +171,9 @@ def incremental_alter_configs(call: Call) -> Fields:
 
 def _answered(call: Call, found: list[_Told | _Change]) -> Fields:
     """Have the changes that may be made be made, all at once, and answer the others."""
+    if not call.has_room():
+        full = _Told(KafkaCode.POLICY_VIOLATION, NO_KEPT_ROOM)
+        found = [full if isinstance(each, _Change) else each for each in found]
     if not call.fields["validate_only"]:
         call.cluster.topics.configure({each.topic: each.after for each in found if isinstance(each, _Change)})
     return {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from holdfast.embedded.apis.call import Call, Fields
+from holdfast.embedded.apis.call import NO_KEPT_ROOM, Call, Fields
 from holdfast.embedded.apis.describing import may_create
 from holdfast.embedded.apis.topics.configuring import topic_config
 from holdfast.embedded.configs.topic import SETTINGS
@@ -13,7 +13,7 @@ from holdfast.embedded.protocol.codes import FORBIDDEN_TOPIC, NO_PARTITION, Kafk
 from holdfast.embedded.protocol.table import NO_UUID
 from holdfast.embedded.security.acl_rules import AclOperation
 from holdfast.embedded.topics.partition import EmbeddedTopic
-from holdfast.embedded.topics.registry import TopicRefusal
+from holdfast.embedded.topics.registry import NO_ROOM, TopicRefusal
 
 _FORBIDDEN_CREATION = TopicRefusal(KafkaCode.TOPIC_AUTHORIZATION_FAILED, "Authorization failed.")
 _FORBIDDEN = TopicRefusal(KafkaCode.TOPIC_AUTHORIZATION_FAILED, FORBIDDEN_TOPIC)
@@ -65,6 +65,8 @@ def _uncreatable(call: Call, name: str, count: int) -> TopicRefusal | None:
 
 def _too_much(call: Call) -> TopicRefusal | None:
     """Return why a request is refused as a whole: it asks for more than is written at once."""
+    if not call.has_room():
+        return TopicRefusal(KafkaCode.POLICY_VIOLATION, NO_KEPT_ROOM)
     default, topics = call.cluster.settings.num_partitions, call.fields["topics"]
     asked = [len(each["assignments"]) or each["num_partitions"] for each in topics]
     counts = [default if each == -1 else each for each in asked if each == -1 or each > 0]
@@ -151,6 +153,8 @@ def _grown(call: Call, told: Fields, *, has_room: bool) -> TopicRefusal | None:
         return TopicRefusal(KafkaCode.INVALID_PARTITIONS, text)
     if not has_room:
         return _NO_ROOM
+    if count - before > call.cluster.topics.room():
+        return NO_ROOM
     placed = None if assignments is None else [each["broker_ids"] for each in assignments]
     if placed is not None and len(placed) != count - before:
         text = (

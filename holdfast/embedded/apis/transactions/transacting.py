@@ -59,6 +59,8 @@ def init_producer_id(call: Call) -> Fields:
         return _no_producer(KafkaCode.INVALID_TRANSACTION_TIMEOUT)
     if name and (code := elsewhere(call, TRANSACTIONS, name)) is not None:
         return _no_producer(code)
+    if name and not call.has_room():
+        return _no_producer(KafkaCode.POLICY_VIOLATION)
     expected = told if told[0] != -1 else None
     command = InitProducerId(
         transactional_id=name, timeout_ms=fields["transaction_timeout_ms"], expected=expected
@@ -118,6 +120,8 @@ def _added(call: Call, told: Fields) -> list[Fields]:
         codes = dict.fromkeys(places, KafkaCode.OPERATION_NOT_ATTEMPTED)
         codes |= dict.fromkeys(unknown, KafkaCode.UNKNOWN_TOPIC_OR_PARTITION)
         codes |= dict.fromkeys(forbidden, KafkaCode.TOPIC_AUTHORIZATION_FAILED)
+    elif not told["verify_only"] and not call.has_room():
+        codes = dict.fromkeys(places, KafkaCode.POLICY_VIOLATION)
     elif told["verify_only"]:
         codes = {each: _verified(call, told, each) for each in places}
     else:
@@ -231,6 +235,8 @@ def txn_offset_commit(call: Call) -> Fields:
     producer = fields["producer_id"], fields["producer_epoch"]
     places = places_in(asked)
     code = _offsets_trouble(call, places, producer) if places else KafkaCode.NONE
+    if places and not code and not call.has_room():
+        code = KafkaCode.INVALID_COMMIT_OFFSET_SIZE
     topics, taken = commits(call, asked, code)
     if taken and not groups.commit_later(groups.opened(group_id), taken, producer):
         topics, _ = commits(call, asked, KafkaCode.INVALID_PRODUCER_EPOCH)
