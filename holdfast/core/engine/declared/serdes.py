@@ -143,7 +143,7 @@ class _Typed(Generic[T]):
     def decode(self, value: bytes | None) -> T:
         """Return the value in these bytes; raises DecodeError when it is not of the declared type."""
         try:
-            decoded: T = self._decode(value)  # type: ignore[arg-type]  # TypeError for None
+            decoded: T = self._decode(value)
         except UNFIT as error:
             raise DecodeError(f"not {self}: {error}") from error
         except TypeError as error:
