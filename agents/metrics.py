@@ -380,6 +380,12 @@ class _Page(Collector):
             " join back; +Inf for one that has said nothing",
             labels=("table", "partition", "topic", "origin"),
         )
+        late = CounterMetricFamily(
+            "holdfast_late_records",
+            "Records that windows or a join have found late since the table began: late by their own origin"
+            " (cause own), or only because others went on while that had let go (after_idle)",
+            labels=("table", "partition", "cause"),
+        )
         rows = GaugeMetricFamily("holdfast_rows", "Keys in the store, estimated", labels=labels)
         partial = GaugeMetricFamily(
             "holdfast_partial",
@@ -402,6 +408,9 @@ class _Page(Collector):
                 standing.add_metric(place, int(replica.stalled is not None))
                 for topic, origin, lag_s in replica.held_back:
                     held_back.add_metric((*place, topic, origin), lag_s)
+                if (found := replica.late) is not None:
+                    late.add_metric((*place, "own"), found[0])
+                    late.add_metric((*place, "after_idle"), found[1])
             applied.add_metric(labelled, replica.applied)
             stream.add_metric(
                 labelled, replica.stream_ms if replica.stream_ms < 0 else replica.stream_ms / 1000
@@ -413,7 +422,7 @@ class _Page(Collector):
                     lag.add_metric(place, behind(replica))
                 if (age_ms := age_bound_ms(replica, self._now_ms)) is not None:
                     age.add_metric(place, age_ms / 1000)
-        yield from (serving, standing, applied, stream, held_back, rows, partial, lag, age)
+        yield from (serving, standing, applied, stream, held_back, late, rows, partial, lag, age)
 
 
 def source_positions(replica: Replica) -> Iterator[tuple[str, int, int]]:

@@ -107,6 +107,13 @@ class Replica(Protocol):
         ...
 
     @property
+    def late(self) -> tuple[int, int] | None:
+        """Return how many records were late, and how many only since their origin had let go; None of a table
+        that is not of windows or an interval join.
+        """
+        ...
+
+    @property
     def source_end(self) -> int:
         """Return the next offset to be written at the source, as last heard from the broker; UNKNOWN (-1)
         before that. Of several sources, the sum.

@@ -1,4 +1,4 @@
-"""Marks: what a step's transaction tells those partitions of its topics that get no record of it."""
+"""Marks: what a transaction tells those partitions of a processor's topics that get no record of it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 from holdfast.clock import Clock, system_clock
 from holdfast.core.engine.declared.processor import Processor
-from holdfast.core.engine.fold.stepping import StepReached
-from holdfast.core.engine.origins import ALONE, UNHEARD, Mark, mark_headers, told_of
+from holdfast.core.engine.origins import ALONE, UNHEARD, Mark, StepReached, mark_headers, told_of
 from holdfast.kafka.transactions.transactional_producer import Written
 
 MARK_EVERY_S, MARKS_PER_S = 0.1, 64
@@ -38,7 +37,7 @@ class StepMarks:
     def __init__(
         self, processor: Processor[Any, Any], partition: int, *, clock: Clock = system_clock
     ) -> None:
-        self.topics = tuple(map(str, processor.emits))
+        self.topics = processor.told_topics
         self.sources = processor.topics
         self._partition, self.in_place, self._clock = partition, processor.in_place, clock
         self._said: dict[tuple[str, int], _Said] = {}

@@ -14,7 +14,6 @@ from msgspec.structs import replace as replace_fields
 from holdfast.core.engine.commit_notes import TableSent, shortened
 from holdfast.core.engine.declared.processor import Emit
 from holdfast.core.engine.fold.folding import Changes, Folder
-from holdfast.core.engine.fold.stepping import StepReached
 from holdfast.core.engine.merge.choices import (
     Choice,
     VectorMarker,
@@ -33,6 +32,7 @@ from holdfast.core.engine.merge.positions import (
     counted,
     offsets_of,
 )
+from holdfast.core.engine.origins import StepReached
 from holdfast.core.engine.state.codec import APPLIED, NOTHING_APPLIED
 from holdfast.core.engine.state.evolution import ROW_TYPES, decode_row_types, encode_row_types, evolved
 from holdfast.core.engine.state.handover import HANDOVER, HANDOVER_FORMAT, Handover, encode_handover
@@ -40,7 +40,8 @@ from holdfast.core.engine.state.lost_heads import LOST_HEADS, LostHeads, encode_
 from holdfast.core.engine.state.passing_refusals import REFUSALS, refusal_note
 from holdfast.core.engine.state.recovery import RECOVERY, Recovery, encode_recovery
 from holdfast.core.engine.state.source_ids import SOURCE_IDS, SourceIds, decode_source_ids, encode_source_ids
-from holdfast.core.streams.windowing.origins import RowsOfOrigins
+from holdfast.core.streams.windowing.origins import RowsOfOrigins, origins_of
+from holdfast.core.streams.windowing.rows import stream_key
 from holdfast.errors import ChangelogError, ChoicesError, ConfigError, OutOfRangeError, TopicError
 from holdfast.tables.changelog import ChangelogPart, ChangelogWriter
 from holdfast.tables.marks import StepMarks
@@ -80,7 +81,9 @@ class PartitionOwner:
         self.views: WorkerGlobals | None = None
         """The global tables that its folds read, if any; set before `activate`."""
         self.marks: StepMarks | None = None
-        """Of a step that is folded: what the partitions of its topics know of its watermark."""
+        """Of a processor that tells origins: what the partitions of its topics know of its watermark."""
+        self._reached: tuple[tuple[Mapping[str, int], frozenset[int]], StepReached | None] | None = None
+        """The progress last computed for `reached_with`, and the offsets and sources that it belongs to."""
 
     @property
     def fenced_in(self) -> bool:
@@ -165,7 +168,7 @@ class PartitionOwner:
         self._compare_types()
         self._check_migrated()
         marker, cache_rows = self._state.store.marker, self._state.environment.cache_rows
-        if self._state.processor.stateless and self._state.processor.origin_clock() is not None:
+        if self._state.processor.told_topics:
             self.marks = StepMarks(self._state.processor, self._state.partition)
         handover = (
             (self._handover or self._state.store.handover) if self._state.processor.hands_over else None
@@ -260,6 +263,22 @@ class PartitionOwner:
         return folder
 
     @property
+    def late(self) -> tuple[int, int] | None:
+        """Return how many records windows or a join have found late in all: by their own origin, and only
+        because others continued while it let go; None of other tables.
+        """
+        folder, state = self._folder, self._state
+        if folder is None or not state.processor.passing:
+            return None
+        row = folder.rows.get(stream_key(state.partition))
+        if row is None:
+            return 0, 0
+        after_idle: int | None = getattr(row, "late_after_idle", None)
+        if after_idle is None:
+            after_idle = origins_of(folder.rows, state.partition).late_after_idle
+        return row.late - after_idle, after_idle
+
+    @property
     def held_back(self) -> list[tuple[str, str, float]]:
         """Return of each source of its owner's windows or joins that holds stream time back the topic, the
         origin, and by how many seconds, infinite for one that has said nothing: as of the transaction that is
@@ -297,21 +316,21 @@ class PartitionOwner:
 
     def _marks_of(self, changes: AnyChanges) -> StepMarks | None:
         marks, folder = self.marks, self._folder
-        if marks is None or changes.reached is None or folder is None or folder.clock is None:
+        if marks is None or changes.reached is None or folder is None:
             return None
         marks.at_end = frozenset()
         marks.begin(changes.reached)
         return marks
 
     async def mark_idle(self, at_end: frozenset[int], timeout_s: float) -> None:
-        """Tell all partitions of a step's topics how far it has come where the sources *at_end* stay at the
+        """Write to all partitions of its topics how far it has come where the sources *at_end* stay at the
         ends of their logs: with all of them, that it holds no stream time back.
 
         Raises FencedError, BrokerError, UndeliverableError. Not while a transaction is under way.
         """
         assert self._writer is not None, "fence first"
         marks, reached = self.marks, self.reached_with(at_end)
-        assert marks is not None, "of a step"
+        assert marks is not None, "of a processor that tells origins"
         marks.at_end = at_end
         if reached is not None and not marks.has_told(reached):
             marks.begin(reached)
@@ -319,16 +338,17 @@ class PartitionOwner:
             marks.committed()
 
     def reached_with(self, at_end: frozenset[int]) -> StepReached | None:
-        """Return how far a step has come where the sources *at_end* hold nothing back; None of one that knows
+        """Return how far it has come where the sources *at_end* hold nothing back; None of a step that knows
         no event time.
         """
-        clock = None if self._folder is None else self._folder.clock
-        assert clock is not None, "of a step that is folded"
-        if not clock.speaks:
-            return None
-        return StepReached(
-            clock.watermark_with(at_end), len(at_end) == len(self._state.processor.topics) or clock.has_ended
-        )
+        clock = self.folder.clock
+        if clock is not None:
+            return clock.reached_with(at_end) if clock.speaks else None
+        key = self._state.offsets, at_end
+        if self._reached is None or self._reached[0] != key:
+            state = self._state
+            self._reached = key, state.processor.reached_in(self.folder.rows, state.partition, at_end)
+        return self._reached[1]
 
     def _choices(self, changes: MergedChanges) -> Iterator[Emit]:
         topic = self._state.choices_topic

@@ -113,6 +113,10 @@ class Partition(CommittedState):
         return self.owner.held_back
 
     @property
+    def late(self) -> tuple[int, int] | None:
+        return self.owner.late
+
+    @property
     def changelog_end(self) -> int:
         """Return where the changelog ended when it was last read here; UNKNOWN before that."""
         return self.replay.changelog_end

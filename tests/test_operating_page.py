@@ -108,7 +108,10 @@ def families(page: str) -> list[Metric]:
     return [family for family in text_string_to_metric_families(page) if family.name.startswith(OURS)]
 
 
-OF_STEPS = {"holdfast_watermark_lag_seconds": {"origin", "partition", "table", "topic"}}
+OF_STEPS = {
+    "holdfast_watermark_lag_seconds": {"origin", "partition", "table", "topic"},
+    "holdfast_late_records": {"cause", "partition", "table"},
+}
 """Metrics of windows and joins behind steps, which the fleet of this test has not, with their labels."""
 
 

@@ -51,6 +51,10 @@ class MemoryReplica:
         return []
 
     @property
+    def late(self) -> tuple[int, int] | None:
+        return None
+
+    @property
     def role(self) -> str:
         return "earlier" if self.is_earlier else "active" if self.active else "standby"
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.emits import Emit
-from holdfast.core.engine.fold.stepping import StepReached
-from holdfast.core.engine.origins import ALONE, UNHEARD, Mark, mark_headers
+from holdfast.core.engine.origins import ALONE, UNHEARD, Mark, StepReached, mark_headers
 from holdfast.testing.logs import TopicRecord
 
 _NOTHING = StepReached(UNHEARD, False)
@@ -21,7 +20,7 @@ class KitMarks:
 
     def __init__(self, processors: Iterable[Processor[Any, Any]], partitions: int) -> None:
         self._partitions = partitions
-        self._steps = [each for each in processors if each.stateless and each.origin_clock() is not None]
+        self._steps = [each for each in processors if each.told_topics]
         self._reached: dict[tuple[str, int], StepReached] = {}
         self._told: dict[tuple[str, int, int], StepReached] = {}
         """What partition, the last, of a topic was told of an origin."""
@@ -37,10 +36,18 @@ class KitMarks:
                 self._told[place] = StepReached(reached.watermark_ms, False)
         return self._marks(step, origin, reached)
 
-    def settled(self, step: Processor[Any, Any]) -> list[Emit]:
-        """Return the marks by which all partitions of *step* that are at the ends of their logs let go."""
+    def settled(
+        self, step: Processor[Any, Any], reached_in: Callable[[int], StepReached | None]
+    ) -> list[Emit]:
+        """Return the marks by which all partitions of *step* that are at the ends of their logs let go;
+        *reached_in* tells how far one has come of what keeps rows.
+        """
         found: list[Emit] = []
         for origin in range(self._partitions):
+            if not step.stateless:
+                if (told := reached_in(origin)) is not None:
+                    found += self._marks(step, origin, told)
+                continue
             reached = self._reached.get((step.name, origin))
             if reached is None:
                 clock = step.origin_clock()
@@ -58,7 +65,7 @@ class KitMarks:
         targets = [origin] if step.in_place else range(self._partitions)
         count = ALONE if step.in_place else self._partitions
         marks: list[Emit] = []
-        for topic in map(str, step.emits):
+        for topic in step.told_topics:
             for target in targets:
                 if self._told.get((topic, origin, target)) != reached:
                     self._told[topic, origin, target] = reached

@@ -9,7 +9,6 @@ from random import Random
 from typing import Any, TypeAlias
 
 from holdfast.core.engine.declared.processor import Processor
-from holdfast.core.engine.declared.streams import Internal
 from holdfast.testing.logs import TopicRecord
 
 Pace: TypeAlias = Sequence[Sequence[TopicRecord]]
@@ -28,9 +27,7 @@ def final_topics(processors: Mapping[str, Processor[Any, Any]]) -> tuple[str, ..
 
     def follows(topic: str) -> bool:
         writer = writers.get(topic)
-        if writer is None or not isinstance(topic, Internal):
-            return writer is None
-        return writer.origin_clock() is not None and all(map(follows, _sources(writer)))
+        return writer is None or (topic in writer.told_topics and all(map(follows, _sources(writer))))
 
     found = [
         str(topic)

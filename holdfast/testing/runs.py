@@ -18,6 +18,7 @@ from holdfast.core.engine.merge.choices import Choice
 from holdfast.core.engine.merge.global_copies import GlobalReplay
 from holdfast.core.engine.merge.merging import Merger, Stretch, replayed
 from holdfast.core.engine.merge.merging_folder import MergingFolder, start_of
+from holdfast.core.engine.origins import StepReached
 from holdfast.core.engine.state.codec import (
     EVENT,
     TICK,
@@ -69,6 +70,8 @@ class PartitionRun(ABC):
     Both fold each record; `replay` folds the whole log again. Where two differ, the fold looked at something
     that is not in the log, and ImpureFoldError says at which record.
     """
+
+    _folder: SteppingFolder[Any, Any, Any]
 
     def __init__(self, processor: Processor[Any, Any], partition: int) -> None:
         self.processor, self.partition = processor, partition
@@ -148,6 +151,10 @@ class PartitionRun(ABC):
         if digest(outcome.store.everything()) != digest(live.store.everything()):
             differs = self._rows_told(live.store.everything(), outcome.store.everything())
             raise self._impure(f"{where} {_TOLD['puts']}", differs)
+
+    def reached(self, at_end: frozenset[int]) -> StepReached | None:
+        """Return how far it has come, at the ends of the logs *at_end*, of what keeps rows."""
+        return self.processor.reached_in(self._folder.rows, self.partition, at_end)
 
     @abstractmethod
     def _both(self, record: TopicRecord) -> tuple[Written, Written]:

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from types import TracebackType
 from typing import Any, Self
@@ -29,7 +30,7 @@ from holdfast.core.engine.event_times import no_limits
 from holdfast.core.engine.fold.stepping import Refused, Written
 from holdfast.core.engine.fold.user_frames import user_frames
 from holdfast.core.engine.merge.choices import Choice
-from holdfast.core.engine.origins import is_mark, plain
+from holdfast.core.engine.origins import StepReached, is_mark, plain
 from holdfast.core.streams.windowing.rows import WindowResult, windows_of
 from holdfast.errors import Later, PaceError, StoppedError, TopologyError
 from holdfast.testing.globals import KitGlobals
@@ -290,9 +291,17 @@ class Topology:
         """
         if self._stretches[-1]:
             self._stretches.append([])
-        for step in self._marks.steps:
-            marks = self._marks.settled(step)
-            self._fold_all(*(self._logs.emit(each, self._now_ms, into=None) for each in marks))
+        while True:
+            told = 0
+            for step in self._marks.steps:
+                marks = self._marks.settled(step, partial(self._reached_in, step))
+                self._fold_all(*(self._logs.emit(each, self._now_ms, into=None) for each in marks))
+                told += len(marks)
+            if not told:
+                return
+
+    def _reached_in(self, processor: Processor[Any, Any], partition: int) -> StepReached | None:
+        return self._run(processor.name, partition).reached(frozenset(range(len(processor.topics))))
 
     def tick(self, to: int) -> None:
         """Have the clock of every worker say that it is *to*, in ms, and fold all that follows: timers of the

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast import Json, Source
-from holdfast.core.engine.fold.stepping import StepReached
-from holdfast.core.engine.origins import Mark, is_mark, mark_of, record_header
+from holdfast.core.engine.origins import Mark, StepReached, is_mark, mark_of, record_header
 from holdfast.kafka.transactions.transactional_producer import Written
 from holdfast.streams import Filter, Rekey
 from holdfast.tables.marks import StepMarks

@@ -1,5 +1,5 @@
-"""Which source partitions of steps stay at the ends of their logs: their readers are told, so that nothing
-waits for them.
+"""Which source partitions stay at the ends of their logs, of steps and of windows and joins that feed others:
+readers of those are told, so that nothing waits for them.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from holdfast.agents.partitions.held.holdings import Holdings
 from holdfast.agents.partitions.types import Held
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
+from holdfast.core.engine.declared.chains import spoken_topics
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.kafka.fetching.source_fetcher import SourceFetcher
@@ -37,16 +38,20 @@ class IdleOrigins:
     ) -> None:
         self._idle_s, self._clock = settings.origin_idle_ms / 1000, clock
         self._gate, self._holdings, self._feed = gate, holdings, feed
-        self._steps = frozenset(
-            name for name, each in processors.items() if each.stateless and each.origin_clock() is not None
-        )
+        self._idle_of = {
+            name: [self._idle_s if idle_ms is None else idle_ms / 1000 for idle_ms in each.idle_ms]
+            for name, each in processors.items()
+            if each.told_topics
+        }
+        """Of what tells of origins, how long each source is at its end before it lets go."""
+        self._spoken = spoken_topics(processors.values())
         self._since: dict[tuple[Held, int], tuple[int, float]] = {}
         """Of each source of a partition the next offset at which it is at its end, and since when."""
         self._looked_s = 0.0
 
     async def run(self) -> None:
         """Look now and then until cancelled; return at once where no step tells of origins."""
-        while self._steps:
+        while self._idle_of:
             await asyncio.sleep(LOOK_EVERY_S)
             self.look()
 
@@ -61,19 +66,20 @@ class IdleOrigins:
         ends, since = self._feed.ends(), dict[tuple[Held, int], tuple[int, float]]()
         for held, owned in self._holdings.owned.items():
             part = owned.part
-            if held[0] not in self._steps or part.owner.marks is None or not part.owner.fenced_in:
+            if held[0] not in self._idle_of or part.owner.marks is None or not part.owner.fenced_in:
                 continue
-            at_end: list[int] = []
+            quiet: list[int] = []
             for number, (place, following) in enumerate(_following(part.places, part.offsets)):
                 if following < ends.get(place, following + 1):
                     continue
                 key = held, number
                 was = self._since.get(key)
                 since[key] = was if was is not None and was[0] == following else (following, now_s)
-                if now_s - since[key][1] >= self._idle_s:
-                    at_end.append(number)
-            if at_end:
-                owned.runner.mark_idle(frozenset(at_end), gate.epoch)
+                if now_s - since[key][1] >= self._idle_of[held[0]][number]:
+                    quiet.append(number)
+            if quiet:  # what is behind a step waits for its word: that it is quiet may be for a slow worker
+                at_end = frozenset(each for each in quiet if part.places[each][0] not in self._spoken)
+                owned.runner.mark_idle(at_end, gate.epoch)
         self._since = since
 
 

@@ -59,6 +59,15 @@ class Mark(NamedTuple):
     origins: int
 
 
+class StepReached(NamedTuple):
+    """The watermark of a partition that tells it to readers of what it sends, and whether it is at the end of
+    its log and lets go.
+    """
+
+    watermark_ms: int
+    has_ended: bool
+
+
 def is_mark(headers: Headers) -> bool:
     """Return whether a record with *headers* is a mark, which no fold of users sees."""
     return bool(headers) and headers[0][0] == MARK
@@ -204,6 +213,11 @@ class OriginWatermarks:
         if self._least is None:
             self._least = self._found()
         return self._least
+
+    @property
+    def is_named(self) -> bool:
+        """Return whether any origin is heard that has told its number."""
+        return len(self.marks) > (NAMELESS in self.marks)
 
     @property
     def has_ended(self) -> bool:
@@ -399,11 +413,19 @@ class StepClock:
         least_ms = self._of[0].least_ms if len(self._of) == 1 else min(each.least_ms for each in self._of)
         self.watermark_ms = max(self.watermark_ms, least_ms)
 
-    def watermark_with(self, at_end: frozenset[int]) -> int:
-        """Return the watermark where sources *at_end* are at the ends of their logs and let go."""
-        held = [each.least_ms for at, each in enumerate(self._of) if at not in at_end]
+    def reached_with(self, at_end: frozenset[int]) -> StepReached:
+        """Return how far it has come where sources *at_end* stay at the ends of their logs.
+
+        That a topic in which origins are told gets nothing more says nothing of these: its writer may be
+        slow, or gone for a while. Such a source lets go when all of its origins have told that they do.
+        """
+        held = [
+            each.least_ms
+            for at, each in enumerate(self._of)
+            if not (each.has_ended if each.is_named else at in at_end)
+        ]
         least_ms = min(held) if held else max(each.least_ms for each in self._of)
-        return max(self.watermark_ms, least_ms)
+        return StepReached(max(self.watermark_ms, least_ms), not held)
 
     @property
     def has_ended(self) -> bool:

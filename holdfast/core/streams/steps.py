@@ -31,7 +31,7 @@ from holdfast.core.engine.declared.sources import (
     Time,
     require_source,
 )
-from holdfast.core.engine.declared.streams import Internal, Stream
+from holdfast.core.engine.declared.streams import Internal, Stream, tells_origins
 from holdfast.core.engine.emits import Emit, Emits, Headers
 from holdfast.core.engine.event_times import TimeWithin, limit_of, unlimited
 from holdfast.core.engine.origins import UNHEARD, StepClock, is_mark, mark_of
@@ -86,12 +86,16 @@ class Step(Processor[Any, NoRow], Generic[T]):
 
     @property
     def _tells(self) -> bool:
-        """Return whether its records tell of their origins: all of it is between processors of one
-        application, and event time is known.
+        """Return whether its records tell of their origins: the topics that it sends to have them, and event
+        time is known.
         """
-        if not all(isinstance(topic, Internal) for topic in self.emits):
+        if not all(map(tells_origins, self.emits)):
             return False
-        return any(time is not None for time in self._times) or bool(self.internal)
+        return any(time is not None for time in self._times) or any(map(tells_origins, self._sources))
+
+    @property
+    def told_topics(self) -> tuple[str, ...]:
+        return tuple(map(str, self.emits)) if self._tells else ()
 
     @property
     def _times(self) -> tuple[Callable[[Any], int] | None, ...]:
@@ -173,7 +177,7 @@ class Map(Step[T], Generic[S, T]):
         if (serde is None) == (to is None):
             raise ConfigError(f"{whose}: give serde= for an internal topic, or to=Stream(topic, serde)")
         sent = Internal(name, serde, read.key, version=version) if serde else _stream(whose, to)
-        out: Stream[T] = sent.written_by(name, time)
+        out: Stream[T] = sent.written_by(name, time, mixed=tells_origins(read.topic))
         encode, topic, stays = out.serde.encode, str(out), to is None
 
         def fold(rows: Rows[NoRow], record: Record, at_ms: int) -> Emits:
@@ -342,7 +346,7 @@ class Merge(Step[T]):
         read = [_checked(name, each)[1] for each in sources]
         for each in read:
             _check_alike(whose, each, read[0].serde, f"{str(read[0].topic)!r}")
-        out, stays = _same(whose, name, read[0], to, version), to is None
+        out, stays = _same(whose, name, read[0], to, version, mixed=True), to is None
         topic = str(out)
 
         def fold(
@@ -355,14 +359,16 @@ class Merge(Step[T]):
         ) -> Emits:
             return (Emit(topic, key, value.value, headers, partition if stays else None),)
 
-        asked = FoldWith(fold, ("key", "headers", "partition"), marks=isinstance(out, Internal))
+        asked = FoldWith(fold, ("key", "headers", "partition"), marks=tells_origins(out))
         self._declare(
             name=name,
             version=version,
             on_error=on_error,
             emits_from=emits_from,
             on={
-                RawSource(each.topic, _as_is(each.serde), each.time, Bytes(), each.retention): asked
+                RawSource(
+                    each.topic, _as_is(each.serde), each.time, Bytes(), each.retention, idle=each.idle
+                ): asked
                 for each in read
             },
             emits=(out,),
@@ -457,7 +463,7 @@ class Rekey(Step[T], Generic[S, T]):
                     f"{whose}: with pairs= give serde= for an internal topic, or to=Stream(...)"
                 )
             sent = _stream(whose, to) if serde is None else Internal(name, serde, key, version=version)
-            out = sent.written_by(name, time)
+            out = sent.written_by(name, time, mixed=tells_origins(read.topic))
             assert pairs is not None
             fold = _pairs(out, pairs)
         self._declare(
@@ -616,6 +622,8 @@ def _same(
     version: int,
     suffix: str = "",
     key: Serde[Any] | None = None,
+    *,
+    mixed: bool = False,
 ) -> Stream[T]:
     """Return where records go on as they are, with the source's event time; ConfigError when other values
     are declared to lie there.
@@ -627,7 +635,8 @@ def _same(
         out = _stream(whose, to)
         _check_alike(whose, source, out.serde, repr(str(to)))
     # The step holds event times against its source's limit: behind it there is none.
-    return out.written_by(name, "append" if source.by_append else unlimited(source.reads_time))
+    time: Any = "append" if source.by_append else unlimited(source.reads_time)
+    return out.written_by(name, time, mixed=mixed or tells_origins(source.topic))
 
 
 def _check_alike(whose: str, source: Source[Any], serde: Serde[Any], where: str) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from holdfast import Json, Source
 from holdfast.agents.partitions.upkeep.idle_origins import IdleOrigins
+from holdfast.core.engine.declared.chains import spoken_topics
 from holdfast.streams import Rekey
 
 STEP: Rekey[int, int] = Rekey(
@@ -29,14 +30,18 @@ class World:
         self.gate = SimpleNamespace(open=True, epoch=1)
         self.feed = SimpleNamespace(ends=lambda: self.ends, broker_down=False)
         owned = {("step", 0): SimpleNamespace(part=self.part, runner=runner)}
-        settings: Any = SimpleNamespace(origin_idle_ms=1_000)
-        parts: Any = {
+        self._parts: Any = {
             "gate": self.gate,
             "holdings": SimpleNamespace(owned=owned),
             "feed": self.feed,
             "clock": SimpleNamespace(monotonic_s=lambda: self.now_s),
         }
-        self.origins = IdleOrigins(settings, {"step": STEP}, **parts)
+        self.origins = self.looking({"step": STEP})
+
+    def looking(self, processors: dict[str, Any]) -> IdleOrigins:
+        """Return what looks at the partition of the processor "step"."""
+        settings: Any = SimpleNamespace(origin_idle_ms=1_000)
+        return IdleOrigins(settings, processors, **self._parts)
 
     def looks(self, seconds: float) -> bool:
         """Look every 0.1 s for so long; return whether it was told to let go at the last look."""
@@ -81,3 +86,26 @@ def test_nobody_lets_go_whose_end_is_not_known(world: World, what: str) -> None:
         case "frozen":
             world.now_s += 60
     assert not world.looks(0.9)
+
+
+def test_what_reads_a_step_waits_for_the_word_of_its_origins() -> None:
+    again: Rekey[int, int] = Rekey(name="again", source=STEP, by=str)
+    untold: Rekey[int, int] = Rekey(name="untold", source=Source("plain", Json(int)), by=str)
+    behind: Rekey[int, int] = Rekey(
+        name="behind", source=Source(untold.to, Json(int), time=lambda number: number), by=str
+    )
+    assert spoken_topics([again, STEP, untold, behind]) == {"again.v1", "step.v1", "behind.v1"}
+    world = World()
+    world.origins = world.looking({"step": again, "before": STEP})
+    world.part.places, world.part.offsets = [("step.v1", 0)], {"step.v1": 4}
+    world.ends = {("step.v1", 0): 5}
+    world.looks(2.0)
+    assert world.told == [frozenset()], "that it gets nothing says nothing of the sources"
+
+
+def test_a_source_says_how_long_its_partitions_stay_at_the_end() -> None:
+    world = World()
+    slow = Source("numbers", Json(int), time=lambda number: number, idle="5s")
+    world.origins = world.looking({"step": Rekey(name="step", source=slow, by=str)})
+    assert not world.looks(4.9)
+    assert world.looks(0.3)

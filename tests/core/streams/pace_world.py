@@ -17,7 +17,7 @@ from holdfast.core.engine.declared.partitioners import of_key
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.emits import Headers
 from holdfast.core.engine.fold.folding import Folder
-from holdfast.core.engine.fold.stepping import StepReached
+from holdfast.core.engine.origins import StepReached
 from holdfast.core.engine.state.memory_store import DictStore
 from holdfast.kafka.transactions.transactional_producer import Written
 from holdfast.tables.marks import StepMarks
@@ -68,7 +68,7 @@ class Owner:
     def begin(self) -> None:
         """Take it up from what is durable: all else is forgotten."""
         self.folder = Folder(self.processor, self.store, applied=self.applied, stream_ms=self.stream_ms)
-        if self.processor.stateless:
+        if self.processor.told_topics:
             self.marks = StepMarks(self.processor, self.partition, clock=self.clock)  # type: ignore[arg-type]
 
     def turn(self, log: Log, out: list[Log], origins: int) -> None:
@@ -83,7 +83,7 @@ class Owner:
             self.folder = None  # it dies with the transaction
             return
         assert not changes.refused
-        if self.processor.stateless:
+        if self.processor.told_topics:
             self._send(changes.emits, changes.reached, out, origins)
         self.store.apply(changes.puts)
         self.folder.commit()
@@ -91,11 +91,15 @@ class Owner:
         if self.rng.random() < 0.1:
             self.folder = None
 
-    def let_go(self, out: list[Log], origins: int) -> None:
-        """Tell that the log is at its end."""
+    def let_go(self, out: list[Log], origins: int, *, is_source: bool) -> None:
+        """Tell that the log is at its end, of which *is_source* tells that no step writes it."""
         if self.folder is None:
             self.begin()
-        reached = StepReached(self.folder.clock.watermark_with(frozenset({0})), True)
+        at_end = frozenset({0} if is_source else ())
+        if self.processor.stateless:
+            reached = self.folder.clock.reached_with(at_end)
+        else:
+            reached = self.processor.reached_in(self.folder.rows, self.partition, at_end)
         assert self.marks is not None
         if not self.marks.has_told(reached):
             self._send([], reached, out, origins)
@@ -103,9 +107,11 @@ class Owner:
     def _send(self, emits: Any, reached: StepReached, out: list[Log], origins: int) -> None:
         sent: list[list[Written]] = [[] for _ in out]
         for emit in emits:
-            at = of_key(emit.key, len(out)) if emit.partition is None else emit.partition
-            sent[at].append((emit.key, emit.value, list(emit.headers)))
+            key = emit.key.encode() if isinstance(emit.key, str) else emit.key
+            at = of_key(key, len(out)) if emit.partition is None else emit.partition
+            sent[at].append((key, emit.value, list(emit.headers)))
         assert self.marks is not None
+        assert reached is not None, "each record and mark tells it"
         self.marks.begin(reached)
         self.marks.add(self.marks.topics[0], sent, origins)
         self.marks.committed()
@@ -114,20 +120,37 @@ class Owner:
 
 
 def folded(
-    logs: Sequence[Sequence[Fare]], chain: Sequence[Processor[Any, Any]], rng: Random, *, grown: bool
+    logs: Sequence[Sequence[Fare]],
+    chain: Sequence[Processor[Any, Any]],
+    rng: Random,
+    *,
+    grown: bool,
+    quiet: bool = True,
+    later: int = 0,
 ) -> list[dict[str, Any]]:
     """Fold *logs* through steps and windows in a random order of turns; return the rows of each partition of
     the last. Of a source that has *grown* the last partition was added when others were folded for a while.
+    The last records of each log, *later* of them, come when all others are folded and have let go.
+    With *quiet* partitions between them have nothing to read now and then, for so long that they could let
+    go.
     """
     count, clock = len(logs), Moving(rng)
     known = count - grown
     topics = [[Log() for _ in range(count)] for _ in chain]
     for log, fares in zip(topics[0], logs, strict=True):
         log.records += [(fare.driver.encode(), msgspec.json.encode(fare), ()) for fare in fares]
+    withheld = [log.records[len(log.records) - later :] for log in topics[0]] if later else []
+    for log in topics[0] if later else ():
+        del log.records[-later:]
     owners = [[Owner(each, at, rng, clock) for at in range(count)] for each in chain]
+    between = [(depth, each) for depth, of in enumerate(owners[1:-1], 1) for each in of] if quiet else []
     steps_left = 100_000
     while steps_left:
         steps_left -= 1
+        if between and rng.random() < 0.02:  # a partition gets nothing for a while, since others are slow
+            depth, owner = rng.choice(between)
+            if owner.applied + 1 == len(topics[depth][owner.partition].records):
+                owner.let_go(topics[depth + 1], count, is_source=False)
         ready = [
             (depth, at)
             for depth, each in enumerate(owners)
@@ -138,9 +161,14 @@ def folded(
             before = sum(len(log.records) for each in topics for log in each)
             for depth, each in enumerate(owners[:-1]):
                 for owner in each:
-                    owner.let_go(topics[depth + 1], count)
+                    if owner.applied + 1 == len(topics[depth][owner.partition].records):
+                        owner.let_go(topics[depth + 1], count, is_source=not depth)
             if before == sum(len(log.records) for each in topics for log in each):
-                break
+                if not withheld:
+                    break
+                for log, records in zip(topics[0], withheld, strict=True):
+                    log.records += records
+                withheld = []
             continue
         if known < count and (not ready or rng.random() < 0.05):
             known = count

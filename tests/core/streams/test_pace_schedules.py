@@ -11,6 +11,7 @@ from holdfast.streams import Windowed, final, windows_of
 from tests.core.streams.pace_world import by_kind, folded
 from tests.core.streams.paces import FARES, Fare, at_of, by_driver, source_logs
 from tests.core.streams.windowing.test_windows_at_any_pace import KINDS, RESULTS, Numbers, add
+from tests.core.streams.windowing.test_windows_of_windows import END, days_of, declared
 from tests.support.scale import scaled
 
 MANY = 100_000
@@ -41,7 +42,7 @@ def schedule(seed: int) -> None:
         row=Numbers,
         emit=final(RESULTS),
     )
-    rows = folded(logs, [*chain, windows], rng, grown=grown)
+    rows = folded(logs, [*chain, windows], rng, grown=grown, quiet=seed not in FOUND)
     found = sorted(
         (each.key, each.start_ms, each.end_ms, each.value) for of in rows for each in windows_of(of.items())
     )
@@ -55,7 +56,36 @@ def test_workers_come_to_what_each_log_alone_says() -> None:
         schedule(seed)
 
 
+def schedule_of_days(seed: int) -> None:
+    """Run one schedule of windows that feed windows behind a step; AssertionError where these are not those
+    of the oracle.
+    """
+    rng = Random(seed)
+    kind, steps = rng.choice([*KINDS]), rng.choice([1, 1, 3])
+    time = "end" if kind == "sessions" else rng.choice(["start", "end"])
+    logs = source_logs(rng, rng.choice([1, 2, 3]), rng.choice([3, 15]), rng.choice([20, 250]))
+    hours = [each for each in KINDS[kind][1](logs) if each[1] >= 0]
+    for log in logs:
+        log.append(Fare("zz", END, -1))  # closes all hours
+    days, by_hours, *chain = declared(kind, time, steps, True, 0)
+    ways = [*chain[:-1], by_hours, chain[-1], days]
+    rows = folded(logs, ways, rng, grown=False, later=rng.choice([0, 1]))
+    found = sorted(
+        (each.key, each.start_ms, each.end_ms, each.value) for of in rows for each in windows_of(of.items())
+    )
+    assert found == days_of(hours, time), f"schedule {seed}: days of {kind} by {time} behind {steps} steps"
+    assert not any(row.late or row.late_after_idle for row in by_kind(rows)["OriginRow"]), f"schedule {seed}"
+
+
+@pytest.mark.long
+def test_workers_of_windows_of_windows_come_to_what_each_log_alone_says() -> None:
+    for seed in range(scaled(60)):
+        schedule_of_days(seed)
+
+
 @pytest.mark.slow
 def test_they_do_in_many_schedules() -> None:
     for seed in range(1_000_000, 1_000_000 + MANY):
         schedule(seed)
+        if seed % 4 == 0:
+            schedule_of_days(seed)

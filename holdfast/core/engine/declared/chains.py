@@ -93,6 +93,25 @@ def bears_version(topic: str, version: int) -> bool:
     return topic.endswith(f".v{version}")
 
 
+def spoken_topics(processors: Collection[Processor[Any, Any]]) -> frozenset[str]:
+    """Return the topics whose partitions will all hear of origins from one of *processors*: what knows event
+    time, or reads such a topic.
+    """
+    found: set[str] = set()
+    while True:
+        more = {
+            topic
+            for each in processors
+            if not each.stateless
+            or not found.isdisjoint(each.topics)
+            or ((clock := each.origin_clock()) is not None and clock.speaks)
+            for topic in each.told_topics
+        }
+        if more == found:
+            return frozenset(found)
+        found = more
+
+
 def behind(processors: Sequence[Processor[Any, Any]], names: Collection[str]) -> set[str]:
     """Return the names of those that read what these emit, or what those emit again, and so on."""
     found: set[str] = set()

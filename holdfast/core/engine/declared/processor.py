@@ -34,9 +34,9 @@ from holdfast.core.engine.declared.sources import (
     require_alike,
     source_of,
 )
-from holdfast.core.engine.declared.streams import Internal, Stream
+from holdfast.core.engine.declared.streams import Internal, Stream, tells_origins
 from holdfast.core.engine.emits import Emit, Emits, Headers
-from holdfast.core.engine.origins import StepClock
+from holdfast.core.engine.origins import StepClock, StepReached
 from holdfast.core.engine.state.row_types import why_unfit
 from holdfast.core.engine.state.rows import Rows
 from holdfast.errors import ConfigError
@@ -500,8 +500,8 @@ class Processor(Generic[E, R]):
 
     @property
     def meets_marks(self) -> bool:
-        """Return whether the one source is an internal topic, in which marks lie among records."""
-        return isinstance(self.source, Internal)
+        """Return whether marks lie among the records of the one source, as in internal topics."""
+        return tells_origins(self.source)
 
     @property
     def takes_marks(self) -> bool:
@@ -514,6 +514,30 @@ class Processor(Generic[E, R]):
     def origin_clock(self, stored: bytes | None = None) -> StepClock | None:
         """Return what follows the sources' watermarks for the records of a step; None of what is no step, or
         knows no event time.
+        """
+        return None
+
+    @property
+    def idle_ms(self) -> tuple[int | None, ...]:
+        """Return of each source how long one of its partitions stays at its end before it holds nothing back;
+        None where that is not said.
+        """
+        if self.on is not None:
+            return tuple(each.idle_ms for each in self.on)
+        return (getattr(self.source, "idle_ms", None),)
+
+    @property
+    def told_topics(self) -> tuple[str, ...]:
+        """Return those of the topics that it emits to in which records tell of their origins, and marks how
+        far each of its partitions has come; none where it tells nothing.
+        """
+        return ()
+
+    def reached_in(
+        self, rows: Rows[Any], partition: int, at_end: frozenset[int] = frozenset()
+    ) -> StepReached | None:
+        """Return how far a partition has come of a processor that keeps rows and has `told_topics`, where the
+        sources *at_end* stay at the ends of their logs; None where it does not tell.
         """
         return None
 

@@ -29,14 +29,30 @@ class DeclaredTopic(str):
     serde: Serde[Any]
     key: Serde[Any]
     retention_ms: int | None
+    watermarks: bool
+    """Whether its records tell of their origins, and marks lie among them."""
+    idle_ms: int | None
+    """How long one of its partitions stays at its end before it holds nothing back; None where that is not
+    said.
+    """
 
-    def __new__(cls, topic: str, serde: Serde[Any], key: Serde[Any], retention_ms: int | None) -> Self:
+    def __new__(
+        cls,
+        topic: str,
+        serde: Serde[Any],
+        key: Serde[Any],
+        retention_ms: int | None,
+        watermarks: bool = False,
+        idle_ms: int | None = None,
+    ) -> Self:
         made = super().__new__(cls, topic)
         made.serde, made.key, made.retention_ms = serde, key, retention_ms
+        made.watermarks, made.idle_ms = watermarks, idle_ms
         return made
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return DeclaredTopic, (str(self), self.serde, self.key, self.retention_ms)
+        told = self.watermarks, self.idle_ms
+        return DeclaredTopic, (str(self), self.serde, self.key, self.retention_ms, *told)
 
 
 def retention_ms(retention: str | int | None, whose: str) -> int | None:

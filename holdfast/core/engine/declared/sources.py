@@ -19,7 +19,7 @@ from holdfast.core.engine.declared.declaring import is_serde, is_topic
 from holdfast.core.engine.declared.durations import duration_ms
 from holdfast.core.engine.declared.retention import DeclaredTopic, declared_ms, kept_ms
 from holdfast.core.engine.declared.serdes import Serde, Text, alike, decode_all, framing, of_topic
-from holdfast.core.engine.declared.streams import Internal, Stream
+from holdfast.core.engine.declared.streams import Internal, Stream, tells_origins
 from holdfast.core.engine.emits import Emits
 from holdfast.core.engine.event_times import DEFAULT_AHEAD_MS, NO_LIMIT_MS, TimeWithin, check_ahead, limit_of
 from holdfast.core.engine.origins import is_mark, mark_of, plain
@@ -84,6 +84,9 @@ class Source(Generic[T]):
     clock, and would make all other records late: with *ahead_policy* "refuse" its record is quarantined, with
     "hold" it is folded and moves no watermark.
 
+    A partition that stays at the end of its log for *idle* (a duration; the setting `origin_idle_ms` without
+    one) holds the others back no longer, behind a step or in an interval join.
+
     A `Stream` as *topic* brings its key serde and its time. On an internal topic, which one step alone
     writes, another serde or key than the step's is a ConfigError. `source=step` is the short form.
 
@@ -102,6 +105,7 @@ class Source(Generic[T]):
     retention: str | int | None = None
     ahead: str | int | None = "1d"
     ahead_policy: AheadPolicy = "refuse"
+    idle: str | int | None = None
     by_append: bool = field(default=False, init=False)
     """Whether `time="append"` was said."""
 
@@ -124,6 +128,13 @@ class Source(Generic[T]):
                 f"source {str(written)!r} is an internal topic, which holdfast keeps until it is trimmed:"
                 " leave out retention="
             )
+        if isinstance(written, Internal) and self.idle is not None:
+            raise ConfigError(
+                f"source {str(written)!r} is an internal topic, whose writer tells when it is at the end of"
+                " its log: write idle= on the source that the writer reads"
+            )
+        if self.idle is not None:
+            object.__setattr__(self, "idle", duration_ms(self.idle, f"source {str(self.topic)!r}: idle"))
         if written is not None and written.step:
             self._check_written(written)
         if self.time is None and written is not None:
@@ -143,7 +154,9 @@ class Source(Generic[T]):
         object.__setattr__(self, "serde", of_topic(self.serde, name, "value"))
         object.__setattr__(self, "key", of_topic(self.key, name, "key"))
         if written is None:
-            kept = name if keeps_ms is None else DeclaredTopic(name, self.serde, self.key, keeps_ms)
+            tells, kept = tells_origins(self.topic), name
+            if keeps_ms is not None or tells or self.idle_ms is not None:
+                kept = DeclaredTopic(name, self.serde, self.key, keeps_ms, tells, self.idle_ms)
             object.__setattr__(self, "topic", kept)
 
     @property
@@ -151,12 +164,19 @@ class Source(Generic[T]):
         """Return the topic's name, with what the source says of it where it is no internal topic."""
         if isinstance(self.topic, Internal):
             return self.topic
-        return DeclaredTopic(str(self.topic), self.serde, self.key, declared_ms(self.topic))
+        keeps_ms = declared_ms(self.topic)
+        told = tells_origins(self.topic), self.idle_ms
+        return DeclaredTopic(str(self.topic), self.serde, self.key, keeps_ms, *told)
 
     @property
     def reads_time(self) -> Callable[[T], int] | None:
         """Return what reads an event's own time in ms; None where append time counts."""
         return self.time  # type: ignore[return-value]  # "append" is kept as None
+
+    @property
+    def idle_ms(self) -> int | None:
+        """Return *idle* in ms; None where it is not said."""
+        return self.idle if isinstance(self.idle, int) else getattr(self.topic, "idle_ms", None)
 
     def _check_written(self, written: Stream[Any]) -> None:
         require_alike(f"source {str(written)!r}", (self.serde, self.key), written)
@@ -334,7 +354,7 @@ class SourceFold:
         if isinstance(fold, FoldColumns):
             self._frames = None
             self.inputs, self.decode, self._takes = columns_in(fold.inputs), fold.decode, tuple(fold.inputs)
-        self.meets_marks = isinstance(source.topic, Internal)
+        self.meets_marks = tells_origins(source.topic)
         self.marks = self.meets_marks and isinstance(fold, FoldWith | FoldColumns) and fold.marks
         framed = self._frames or (self._frames_key and "key" in self.inputs)
         if self.meets_marks or (framed and not self._takes):

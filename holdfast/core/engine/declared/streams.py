@@ -30,6 +30,11 @@ class Stream(str, Generic[T]):
     kept forever, and any other as the brokers say. *time* reads the event time in ms of a value, for what
     folds the stream (`source=enriched`); "append" says that it is the append time.
 
+    With *watermarks* its records have the header `holdfast-origin`, and records without key and value, which
+    have the header `holdfast-mark`, lie among them, as in topics between processors: so windows and joins of
+    another application, which declare the same, go by the origins of its records. Other readers must pass
+    over the marks.
+
     >>> from holdfast.core.engine.declared.serdes import Json
     >>> totals = Stream("totals", Json(int))
     >>> totals.emit("a", 3)
@@ -43,8 +48,14 @@ class Stream(str, Generic[T]):
     retention_ms: int | None
     time: Callable[[T], int] | None
     by_append: bool
+    watermarks: bool = False
+    """Whether its records tell of their origins, and marks lie among them."""
     step: str = ""
     """The name of the step that writes it; "" for none."""
+    mixed: bool = False
+    """Whether the step reads several logs in a partition, so that the order in which it sends depends on
+    pace.
+    """
     _topic: str
     _stale: tuple[str, ...]
 
@@ -55,10 +66,15 @@ class Stream(str, Generic[T]):
         key: Serde[Any] | None = None,
         retention: str | int | None = None,
         time: Callable[[T], int] | Literal["append"] | None = None,
+        *,
+        watermarks: bool = False,
     ) -> Stream[T]:
         _check(topic, serde, key)
+        if type(watermarks) is not bool:
+            raise ConfigError(f"stream {topic!r}: watermarks is {watermarks!r:.100}; write True or False")
         made = super().__new__(cls, topic)
         made._take(serde, key, time)
+        made.watermarks = watermarks
         made.retention_ms = retention_ms(retention, f"stream {topic!r}")
         return made
 
@@ -92,18 +108,21 @@ class Stream(str, Generic[T]):
             headers = without_ids(headers, *self._stale)
         return Emit(self._topic, self.key.encode(key), self.serde.encode(value), headers, partition)
 
-    def written_by(self, step: str, time: Callable[[T], int] | Literal["append"] | None) -> Stream[T]:
+    def written_by(
+        self, step: str, time: Callable[[T], int] | Literal["append"] | None, *, mixed: bool = False
+    ) -> Stream[T]:
         """Return this stream as the one that *step* writes; *time* counts unless the stream has one."""
         if self.time is not None or self.by_append:
             time = "append" if self.by_append else self.time
         function, arguments = self.__reduce__()
-        return function(*arguments[:-2], time, step)  # type: ignore[no-any-return]
+        return function(*arguments[:-3], time, step, mixed)  # type: ignore[no-any-return]
 
     def __reduce__(self) -> tuple[Any, ...]:
         found_ms = self.retention_ms
         retention = found_ms if found_ms is None or found_ms > 0 else spoken(found_ms)
         time = "append" if self.by_append else self.time
-        return _stream, (str(self), self.serde, self.key, retention, time, self.step)
+        told = self.watermarks, time, self.step, self.mixed
+        return _stream, (str(self), self.serde, self.key, retention, *told)
 
 
 class Internal(Stream[T]):
@@ -141,11 +160,12 @@ class Internal(Stream[T]):
         made._take(serde, key, time)
         made.base, made.version = topic, version
         made.retention_ms = None  # holdfast keeps it, and trims it
+        made.watermarks = True
         return made
 
     def __reduce__(self) -> tuple[Any, ...]:
         time = "append" if self.by_append else self.time
-        return _internal, (self.base, self.serde, self.key, self.version, time, self.step)
+        return _internal, (self.base, self.serde, self.key, self.version, time, self.step, self.mixed)
 
 
 def _check(topic: object, serde: object, key: object) -> None:
@@ -159,16 +179,36 @@ def _check(topic: object, serde: object, key: object) -> None:
 
 
 def _stream(
-    topic: str, serde: Serde[Any], key: Serde[Any], retention: Any, time: Any = None, step: str = ""
+    topic: str,
+    serde: Serde[Any],
+    key: Serde[Any],
+    retention: Any,
+    watermarks: bool = False,
+    time: Any = None,
+    step: str = "",
+    mixed: bool = False,
 ) -> Stream[Any]:
-    made = Stream(topic, serde, key, retention, time)
-    made.step = step
+    made = Stream(topic, serde, key, retention, time, watermarks=watermarks)
+    made.step, made.mixed = step, mixed
     return made
 
 
 def _internal(
-    topic: str, serde: Serde[Any], key: Serde[Any], version: int, time: Any = None, step: str = ""
+    topic: str,
+    serde: Serde[Any],
+    key: Serde[Any],
+    version: int,
+    time: Any = None,
+    step: str = "",
+    mixed: bool = False,
 ) -> Internal[Any]:
     made = Internal(topic, serde, key, version=version, time=time)
-    made.step = step
+    made.step, made.mixed = step, mixed
     return made
+
+
+def tells_origins(topic: str) -> bool:
+    """Return whether the records of *topic* are declared to tell of their origins: those of internal topics
+    do.
+    """
+    return getattr(topic, "watermarks", False) is True

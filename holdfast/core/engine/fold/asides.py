@@ -9,12 +9,13 @@ stage "close".
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from holdfast.core.engine.emits import Emit
 from holdfast.core.engine.state.rows import Rows
 from holdfast.errors import Later
 
+T = TypeVar("T")
 _ASIDES = "asides"
 
 
@@ -29,15 +30,23 @@ class Asides:
 
     def attempt(self, what: str, make: Callable[[], Emit]) -> Emit | None:
         """Return what *make* gives; None, and its failure is put aside, where that cannot be sent."""
-        try:
+
+        def checked() -> Emit:
             emit = make()
             self._check(emit)
+            return emit
+
+        return self.tried(what, checked)
+
+    def tried(self, what: str, make: Callable[[], T]) -> T | None:
+        """Return what *make* gives; None, and its failure is put aside, where it raises."""
+        try:
+            return make()
         except (MemoryError, Later):  # what is not there yet fails nothing
             raise
         except self._failures as error:
             self.failed.append((what, error))
             return None
-        return emit
 
 
 def open_asides(rows: Rows[Any], asides: Asides) -> None:
@@ -61,6 +70,12 @@ def emit_result(rows: Rows[Any], emits: list[Emit], what: str, make: Callable[[]
     emit = make() if asides is None else asides.attempt(what, make)
     if emit is not None:
         emits.append(emit)
+
+
+def attempt(rows: Rows[Any], what: str, make: Callable[[], T]) -> T | None:
+    """Return what *make* gives, whose time has come; None where its failure is put aside. *what* names it."""
+    asides: Asides | None = rows.derived.get(_ASIDES)
+    return make() if asides is None else asides.tried(what, make)
 
 
 def put_aside(rows: Rows[Any]) -> int:

@@ -285,7 +285,7 @@ class Folder(SteppingFolder[R, Batch, Changes]):
             emits=self._heard(),
             refused=self._refused,
             repeated=self._repeated(),
-            reached=self._reached_by_clock(),
+            reached=self._reached_now(),
         )
 
 

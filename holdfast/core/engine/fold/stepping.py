@@ -11,7 +11,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice
-from typing import Any, Generic, Literal, NamedTuple, Protocol, Self, TypeAlias, TypeVar
+from typing import Any, Generic, Literal, Protocol, Self, TypeAlias, TypeVar
 
 from holdfast.core.engine.declared.emit_rules import EmitRules, require_emits
 from holdfast.core.engine.declared.processor import Processor
@@ -23,7 +23,7 @@ from holdfast.core.engine.fold.event_clock import EventClock
 from holdfast.core.engine.fold.paced import Paced
 from holdfast.core.engine.fold.table_parts import TablePart, table_parts
 from holdfast.core.engine.fold.user_frames import UserFrame, user_frames
-from holdfast.core.engine.origins import is_mark
+from holdfast.core.engine.origins import StepReached, is_mark
 from holdfast.core.engine.state.codec import (
     EVENT,
     META,
@@ -37,7 +37,14 @@ from holdfast.core.engine.state.codec import (
 )
 from holdfast.core.engine.state.handover import Handover
 from holdfast.core.engine.state.recovery import Recovery
-from holdfast.core.engine.state.rows import LIMIT_KEY_BYTES, CanonicalRows, JournaledRows, Rows, Store
+from holdfast.core.engine.state.rows import (
+    LIMIT_KEY_BYTES,
+    TOLD_PARTITION,
+    CanonicalRows,
+    JournaledRows,
+    Rows,
+    Store,
+)
 from holdfast.core.engine.state.timers import NEVER, TimerTable, timers_in
 from holdfast.errors import FoldError, Later, StoppedError, UnknownSchemaError
 
@@ -117,15 +124,6 @@ class Sliceable(Protocol):
 P = TypeVar("P", bound=Sliceable)
 
 
-class StepReached(NamedTuple):
-    """The watermark of a step's partition, and whether all its origins have told that they are at their
-    ends.
-    """
-
-    watermark_ms: int
-    has_ended: bool
-
-
 @dataclass(slots=True, kw_only=True)
 class Written(ABC):
     """What one transaction writes whatever is folded: stored keys with new values (None deletes), records to
@@ -139,7 +137,7 @@ class Written(ABC):
     repeated: frozenset[str] = frozenset()
     """Topics that have already what is made here: it was folded before, by a state that was lost."""
     reached: StepReached | None = None
-    """How far the sources of a step have come that tells it to readers; None of any other processor."""
+    """How far a partition has come that tells it to readers; None of any other processor."""
 
     def stored(self) -> Iterator[tuple[bytes, bytes | None]]:
         """Yield every (key, value) of the changelog's part of the transaction, the marker last."""
@@ -750,8 +748,11 @@ class SteppingFolder(ABC, Generic[R, P, C]):
             puts.append((WATERMARKS, note))
         self.changes = self._finished(taken, records, puts)
 
-    def _reached_by_clock(self) -> StepReached | None:
+    def _reached_now(self) -> StepReached | None:
+        """Return how far the partition has come, where that is told to readers of what it sends."""
         clock = self.clock
+        if clock is None and (partition := self.rows.derived.get(TOLD_PARTITION)) is not None:
+            return self.processor.reached_in(self.rows, partition)
         return (
             StepReached(clock.watermark_ms, clock.has_ended) if clock is not None and clock.speaks else None
         )

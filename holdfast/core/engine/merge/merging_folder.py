@@ -263,7 +263,7 @@ class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
             refused=self._refused,
             repeated=self._repeated(),
             choices=self._choices,
-            reached=self._reached_by_clock(),
+            reached=self._reached_now(),
         )
 
     def _fresh(self, batches: Iterable[Stretch], taken: list[Stretch]) -> Iterator[Stretch]:

@@ -20,6 +20,8 @@ D = TypeVar("D")
 
 Clock = Literal["append", "event", "tick"]
 LIMIT_KEY_BYTES = 32_768
+TOLD_PARTITION = "told-partition"
+"""In `Rows.derived`: the partition, where a fold tells how far it has come."""
 
 
 class Store(Protocol):

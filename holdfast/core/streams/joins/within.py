@@ -14,12 +14,20 @@ from holdfast.core.engine.declared.durations import duration_ms
 from holdfast.core.engine.declared.partitioners import by_key
 from holdfast.core.engine.declared.processor import EmitsFrom, OnError, Processor
 from holdfast.core.engine.declared.sources import Asked, FoldWith, Readable, Source
-from holdfast.core.engine.declared.streams import Internal, Stream
+from holdfast.core.engine.declared.streams import Stream, tells_origins
 from holdfast.core.engine.emits import Emit, Emits, Headers
 from holdfast.core.engine.fold.asides import emit_result, put_aside
 from holdfast.core.engine.fold.paced import Work, begun
-from holdfast.core.engine.origins import NAMELESS, Mark, plain, told_of
-from holdfast.core.engine.state.rows import NEVER, Rows
+from holdfast.core.engine.origins import (
+    NAMELESS,
+    UNHEARD,
+    Mark,
+    StepReached,
+    plain,
+    record_header,
+    told_of,
+)
+from holdfast.core.engine.state.rows import NEVER, TOLD_PARTITION, Rows
 from holdfast.core.streams.joins.joining import (
     How,
     Route,
@@ -32,7 +40,7 @@ from holdfast.core.streams.joins.joining import (
     time_and_move,
 )
 from holdfast.core.streams.reading import warn_of_append_time
-from holdfast.core.streams.windowing.due import AT_ONCE, CLOSE, DROP, Entry, add_due, settle
+from holdfast.core.streams.windowing.due import AT_ONCE, CLOSE, DROP, Entry, add_due, has_due, settle
 from holdfast.core.streams.windowing.fold import TICK_EVERY_MS
 from holdfast.core.streams.windowing.origins import origins_of
 from holdfast.core.streams.windowing.rows import (
@@ -118,9 +126,14 @@ class JoinWithin(Processor[Any, Any], Generic[L, R, J]):
     those of its origin late that follow it; have the serde or *time* raise for a time that cannot be, and it
     goes to quarantine.
 
-    A source that has had no record for a second, while the other has come so far that records could be let
-    go, holds stream time back no longer: a recorded tick says so. Its next record ends that. If it would have
-    met a partner but for that, it is late and counted as *late_after_idle*.
+    A source that has had no record for a second, or for the `idle=` of its `Source`, while the other has come
+    so far that records could be let go, holds stream time back no longer: a recorded tick says so. Its next
+    record ends that. If it would have met a partner but for that, it is late and counted as
+    *late_after_idle*.
+
+    Results to an `Internal` topic, or to a `Stream` with `watermarks=True`, tell of their origins: of them,
+    each partition of the join is one, and its watermark is stream time less *before*, *after* and *grace*. So
+    windows of results are the same at any pace if they take a time between those of the two records.
 
     A record is refused if *join* fails for a pair of it. If it fails for one alone, that result is
     quarantined at the stage "close" and counted as *failed*; no other is the worse for it.
@@ -235,11 +248,25 @@ class JoinWithin(Processor[Any, Any], Generic[L, R, J]):
         if how == "inner":
             idle_ms = None
         sides = one, other
-        by_origin = [isinstance(each.topic, Internal) and each.reads_time is not None for each in sides]
+        by_origin = [tells_origins(each.topic) and each.reads_time is not None for each in sides]
         check_late(whose, late, to, (one.topic, other.topic))
         lone = how != "inner", how == "outer"
-        times = tuple(by_origin), (one.reads_time is None, other.reads_time is None)
-        near = _Near(join, to, late, before_ms, after_ms, grace_ms, idle_ms, *lone, *times)
+        silent_ms = tuple(SOURCE_IDLE_MS if each.idle_ms is None else each.idle_ms for each in sides)
+        by_append = one.reads_time is None, other.reads_time is None
+        near = _Near(
+            join,
+            to,
+            late,
+            before_ms,
+            after_ms,
+            grace_ms,
+            idle_ms,
+            tells_origins(to),
+            *lone,
+            tuple(by_origin),
+            by_append,
+            silent_ms,
+        )
         asked: list[tuple[Asked, ...]] = [
             (*_ASKED, "headers") if late is not None or told else _ASKED for told in by_origin
         ]
@@ -275,6 +302,22 @@ class JoinWithin(Processor[Any, Any], Generic[L, R, J]):
         assert self.on is not None
         return (str(self.emits[0]),) if all(each.time is not None for each in self.on) else ()
 
+    @property
+    def told_topics(self) -> tuple[str, ...]:
+        return (str(self.emits[0]),) if self._near.tells else ()
+
+    def reached_in(
+        self, rows: Rows[Any], partition: int, at_end: frozenset[int] = frozenset()
+    ) -> StepReached | None:
+        return self._near.reached(rows, partition, at_end)
+
+    @property
+    def _near(self) -> _Near:
+        """Return the fold, of which what is called at ticks is a method."""
+        tick: Any = self.on_tick
+        found: _Near = tick.__self__
+        return found
+
 
 def _row_type(left: Any, right: Any, by_origin: bool) -> Any:
     rows = LeftHeld[left] | RightHeld[right] | JoinStreamRow | DueRow
@@ -285,7 +328,9 @@ _ASKED: tuple[Asked, ...] = ("key", "partition", "offset")
 _LEFT, _RIGHT = "l/", "r/"
 _START = JoinStreamRow(left_ms=-1, right_ms=-1)
 SOURCE_IDLE_MS = 1_000
-"""How long a source may say nothing while the other waits: then it holds stream time back no longer."""
+"""How long a source may say nothing while the other waits, unless it says `idle=`: then it holds stream time
+back no longer.
+"""
 Alone = tuple[int, str, str, Any]
 """The time of a record that met none, its row's key, its own key, and what is held of it."""
 
@@ -301,10 +346,12 @@ class _Near:
     after_ms: int
     grace_ms: int
     idle_ms: int | None
+    tells: bool
     lone_left: bool
     lone_right: bool
     by_origin: tuple[bool, ...]
     by_append_time: tuple[bool, ...]
+    source_idle_ms: tuple[int, ...]
 
     def fold(
         self,
@@ -323,6 +370,8 @@ class _Near:
             return None
         number = 0 if side == _LEFT else 1
         stream = _stream(rows, partition)
+        if self.tells:
+            rows.derived[TOLD_PARTITION] = partition
         origins = origins_of(rows, partition, number) if self.by_origin[number] else None
         if event.__class__ is Mark:
             assert origins is not None
@@ -350,7 +399,7 @@ class _Near:
                 stream, late=stream.late + 1, late_after_idle=stream.late_after_idle + (not is_late)
             )
         else:
-            met = self._meet(rows, side, of, event, time_ms, emits)
+            met = self._meet(rows, side, of, event, time_ms, stream.stream_ms, emits)
             held = LeftHeld(event, met) if side == _LEFT else RightHeld(event, met)
             due_ms = self._hold(rows, side, of, time_ms, offset, held)
             if due_ms < stream.next_ms:
@@ -426,7 +475,7 @@ class _Near:
     def _settled(
         self, rows: Rows[Any], partition: int, stream: JoinStreamRow, at_ms: int, emits: list[Emit]
     ) -> Work:
-        next_ms = yield from self._settle(rows, stream.next_ms, stream.stream_ms, emits)
+        next_ms = yield from self._settle(rows, partition, stream.next_ms, stream.stream_ms, emits)
         failed = stream.failed + put_aside(rows)
         self._set(rows, partition, msgspec.structs.replace(stream, next_ms=next_ms, failed=failed), at_ms)
         return emits
@@ -455,7 +504,7 @@ class _Near:
             return stream
         if self.by_origin[number] and origins_of(rows, partition, number).is_named:
             return stream  # its step says so in a mark
-        tick_ms = at_ms + SOURCE_IDLE_MS
+        tick_ms = at_ms + self.source_idle_ms[number]
         rows.wake_at(f"{_IDLE}{partition}/{number}", tick_ms + -tick_ms % TICK_EVERY_MS, clock="tick")
         return msgspec.structs.replace(stream, awaited=stream.awaited | bit)
 
@@ -470,7 +519,14 @@ class _Near:
         return self.lone_left if side == _LEFT else self.lone_right
 
     def _meet(
-        self, rows: Rows[Any], side: str, key: str, event: Any, time_ms: int, emits: list[Emit]
+        self,
+        rows: Rows[Any],
+        side: str,
+        key: str,
+        event: Any,
+        time_ms: int,
+        stream_ms: int,
+        emits: list[Emit],
     ) -> bool:
         """Join *event* with what waits on the other side; return whether there is any."""
         if side == _LEFT:
@@ -491,7 +547,10 @@ class _Near:
         for name, held in _between(rows, f"{other}{key}@", max(0, first_ms), last_ms):
             met = True
             pair = (event, held.value) if side == _LEFT else (held.value, event)
-            emits.append(self.to.emit(key, self.join(*pair)))
+            told: Headers = ()
+            if self.tells:
+                told = self._told(rows, min(time_ms, int(name[-2 * DIGITS - 1 : -DIGITS - 1])), stream_ms)
+            emits.append(self.to.emit(key, self.join(*pair), headers=told))
             if marks and not held.met:
                 rows[name] = msgspec.structs.replace(held, met=True)
         return met
@@ -506,15 +565,17 @@ class _Near:
         return due_ms
 
     def _settle(
-        self, rows: Rows[Any], next_ms: int, stream_ms: int, emits: list[Emit]
+        self, rows: Rows[Any], partition: int, next_ms: int, stream_ms: int, emits: list[Emit]
     ) -> Generator[list[Emit], None, int]:
         """Tell who is alone, and let go of what is done with; return a time before which nothing else is
         due.
         """
         alone: list[Alone] = []
+        told_ms = _stream(rows, partition).stream_ms  # nothing that is alone was told to be over by that
         next_ms = yield from settle(rows, next_ms, stream_ms, partial(self._due, rows, alone), emits)
         for number, (time_ms, _, key, held) in enumerate(sorted(alone, key=_first_two), 1):
-            self._tell_alone(rows, emits, key, time_ms, held)
+            told = self._told(rows, time_ms, told_ms) if self.tells else ()
+            self._tell_alone(rows, emits, key, time_ms, held, told)
             if number % AT_ONCE == 0:
                 part = emits[:]
                 emits.clear()
@@ -532,15 +593,52 @@ class _Near:
         _held(rows).discard(name)
         return None
 
-    def _tell_alone(self, rows: Rows[Any], emits: list[Emit], key: str, time_ms: int, held: Any) -> None:
+    def _tell_alone(
+        self, rows: Rows[Any], emits: list[Emit], key: str, time_ms: int, held: Any, told: Headers
+    ) -> None:
         pair = (held.value, None) if isinstance(held, LeftHeld) else (None, held.value)
         side = "left" if isinstance(held, LeftHeld) else "right"
         emit_result(
             rows,
             emits,
             f"result of the {side} record of key {key!r} at {time_ms} alone: ",
-            lambda: self.to.emit(key, self.join(*pair)),
+            lambda: self.to.emit(key, self.join(*pair), headers=told),
         )
+
+    # -- what is told of origins
+
+    def _watermark_ms(self, stream_ms: int) -> int:
+        """Return what is told at *stream_ms*: no result still to come is of records that are both earlier, or
+        of one alone that is.
+
+        A record that is taken then is later than stream time less its reach and grace, and its partner is
+        earlier than it by the reach of the other side at most.
+        """
+        return UNHEARD if stream_ms < 0 else stream_ms - self.grace_ms - self.before_ms - self.after_ms
+
+    def _told(self, rows: Rows[Any], earliest_ms: int, stream_ms: int) -> Headers:
+        """Return the headers of a result: of its records the earliest is of *earliest_ms*, which is what its
+        origin had come to before it, at any pace.
+        """
+        partition: int = rows.derived[TOLD_PARTITION]
+        return (record_header(partition, earliest_ms, self._watermark_ms(stream_ms)),)
+
+    def reached(self, rows: Rows[Any], partition: int, at_end: frozenset[int]) -> StepReached | None:
+        """Return how far a partition has come; None where results tell nothing.
+
+        It lets go when all origins have, and topics that no step writes are at their ends, unless a record
+        waits of which it is still to be told that it is alone.
+        """
+        if not self.tells:
+            return None
+        has_ended = True
+        for number, by_origin in enumerate(self.by_origin):
+            if by_origin and (origins := origins_of(rows, partition, number)).is_named:
+                has_ended &= origins.watermarks.has_ended
+            else:
+                has_ended = has_ended and number in at_end
+        told_ms = self._watermark_ms(_stream(rows, partition).stream_ms)
+        return StepReached(told_ms, has_ended and not has_due(rows, CLOSE))
 
     # -- idle partitions
 
@@ -559,6 +657,8 @@ class _Near:
     def tick(self, rows: Rows[Any], key: str, at_ms: int) -> Emits:
         """The clock has passed what was asked for."""
         partition, _, number = key.removeprefix(_IDLE).partition("/")
+        if self.tells:
+            rows.derived[TOLD_PARTITION] = int(partition)
         if number:
             return self._let_go(rows, int(partition), int(number))
         return begun(self._ticked(rows, int(partition)))
@@ -596,7 +696,7 @@ class _Near:
                 moved_ms += next_ms - highest_ms
                 highest_ms = next_ms
             stream_ms = max(stream_ms, next_ms)
-            next_ms = yield from self._settle(rows, next_ms, stream_ms, emits)
+            next_ms = yield from self._settle(rows, partition, next_ms, stream_ms, emits)
             if next_ms <= stream_ms:
                 break
         after = msgspec.structs.replace(

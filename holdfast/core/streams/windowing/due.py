@@ -84,6 +84,11 @@ def cancel_due(rows: Rows[Any], entry: Entry) -> None:
         queue.live.discard(name)
 
 
+def has_due(rows: Rows[Any], kind: Kind) -> bool:
+    """Return whether anything of a kind is noted. It looks at all that is due before that."""
+    return any(name[_KIND + 1] == kind for name, _ in rows.scan(DUE))
+
+
 def take_due(
     rows: Rows[Any], from_ms: int, until_ms: int, limit: int = AT_ONCE
 ) -> tuple[list[Entry], Entry | None]:
@@ -104,7 +109,9 @@ def take_due(
     return [*map(_entry, taken)], None if following is None else _entry(following)
 
 
-Act = Callable[[Entry], Entry | None]
+Folding = Generator[list[Emit], None, tuple[Entry | None, int]]
+"""What takes long: it yields emits where it can pause; at last what is due next, and how much it did."""
+Act = Callable[[Entry], Entry | Folding | None]
 """Does what is due, and returns what is due next with the same."""
 
 
@@ -133,6 +140,9 @@ def settle(
                 yield part
             done += 1
             after = act(heappop(heap))
+            if isinstance(after, Generator):
+                after, more = yield from after
+                done += more
             if after is None:
                 continue
             if after[0] <= stream_ms:

@@ -8,20 +8,38 @@ from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any, ClassVar
 
+import msgspec
+
 from holdfast.core.engine.declared.processor import Emit, Emits, Headers
+from holdfast.core.engine.declared.streams import tells_origins
 from holdfast.core.engine.event_times import check_ahead, limit_of
-from holdfast.core.engine.fold.asides import emit_result, put_aside
+from holdfast.core.engine.fold.asides import attempt, emit_result, put_aside
 from holdfast.core.engine.fold.paced import Work, begun
-from holdfast.core.engine.origins import NAMELESS, Mark
-from holdfast.core.engine.state.rows import NEVER, Rows
+from holdfast.core.engine.origins import NAMELESS, UNHEARD, Mark, StepReached, record_header
+from holdfast.core.engine.state.rows import NEVER, TOLD_PARTITION, Rows
 from holdfast.core.streams.emitting import Final, Updates, require_sendable
-from holdfast.core.streams.windowing.due import CLOSE, DROP, TELL, Entry, add_due, cancel_due, settle
+from holdfast.core.streams.windowing.due import (
+    AT_ONCE,
+    CLOSE,
+    DROP,
+    TELL,
+    Entry,
+    Folding,
+    add_due,
+    cancel_due,
+    has_due,
+    settle,
+)
+from holdfast.core.streams.windowing.ordered import Ordered, held_key, time_of
 from holdfast.core.streams.windowing.origins import RowsOfOrigins, origins_of
 from holdfast.core.streams.windowing.rows import (
     DIGITS,
+    HELD,
     IDLE,
     LIMIT_TIME_MS,
     RESERVED,
+    HeldRecord,
+    HeldWindow,
     IdleRow,
     StreamRow,
     WindowResult,
@@ -33,8 +51,8 @@ from holdfast.core.streams.windowing.rows import (
 )
 from holdfast.errors import FoldError
 
-Raw = tuple[bytes | None, bytes | None, Headers]
-"""A record as it came: key, value, headers."""
+Raw = tuple[Any, ...]
+"""A record as it came: key, value, headers; of ordered windows then its offset, and what is kept of it."""
 Arrived = tuple[Any, int, Raw | None]
 """An event, its partition, and the record it was read from where that may be sent on."""
 ToldArrived = tuple[Any, int, Raw | None, tuple[int, int, int] | None]
@@ -57,6 +75,8 @@ class WindowFold:
 
     fixed: ClassVar[bool] = True
     """Whether a window keeps its end, and is itself, until it is dropped; not that of sessions."""
+    partly: ClassVar[bool] = False
+    """Whether a record is in several windows that close one after the other, and may be late for some."""
 
     __slots__ = (
         "_aggregate",
@@ -70,10 +90,12 @@ class WindowFold:
         "_idle_ms",
         "_late",
         "_none_fits",
+        "_ordered",
         "_retention_ms",
         "_sent_later",
         "_time",
         "_updates",
+        "tells",
     )
 
     def __init__(
@@ -90,13 +112,15 @@ class WindowFold:
         sent_later: Callable[[Any], bytes] | None = None,
         none_fits: bool = False,
         held_ms: int = 0,
+        ordered: Ordered | None = None,
     ) -> None:
         """*sent_later* encodes those results that are not sent when their windows change; None where that
         cannot fail. *none_fits* tells that None may be an aggregate. *held_ms* is how much longer than its
-        grace a window is held open, for records that are not late by their own origin.
+        grace a window is held open, for records that are not late by their own origin. With *ordered* records
+        are kept as that says, and folded when their windows close.
         """
-        self._none_fits = none_fits
-        self._sent_later = sent_later
+        self._none_fits, self._ordered = none_fits, ordered
+        self._sent_later = sent_later if ordered is None else None
         self._ahead_ms, self._holds = limit_of(time)
         time = getattr(time, "read", time)
         self._by, self._time, self._aggregate, self._late = by, time, aggregate, late
@@ -104,6 +128,9 @@ class WindowFold:
         self._final = emit if isinstance(emit, Final) else None
         self._grace_ms, self._retention_ms, self._idle_ms = grace_ms, retention_ms, idle_ms
         self._held_ms = grace_ms + held_ms
+        topic = None if self._final is None else self._final.topic
+        self.tells = topic is not None and tells_origins(topic)
+        """Whether final results tell of their origins."""
         # A window of fixed times that was closed before, or is told at once, has nothing left to look at.
         self._drops_unseen = self.fixed and (self._updates is None or not self._updates.every_ms)
 
@@ -114,6 +141,8 @@ class WindowFold:
 
     def __call__(self, rows: Rows[Any], arrived: Arrived, at_ms: int) -> Emits:
         event, partition = arrived[:2]
+        if self.tells:
+            rows.derived[TOLD_PARTITION] = partition
         key, time_ms = self._by(event), at_ms if self._time is None else self._time(event)
         if (
             type(key) is not str
@@ -164,6 +193,9 @@ class WindowFold:
         stream_ms, next_ms, failed = now
         name = stream_key(partition)
         due_ms, outcome = self._place(rows, key, event, time_ms, stream_ms, stream_ms, emits)
+        if self._ordered is not None and outcome != LATE:
+            assert raw is not None, "an ordered window is given its records"
+            due_ms = min(due_ms, self._keep(rows, key, time_ms, stream_ms, NAMELESS, raw))
         if due_ms < next_ms:  # noqa: PLR1730  min() takes a quarter of a microsecond
             next_ms = due_ms
         if outcome != TAKEN:
@@ -185,6 +217,8 @@ class WindowFold:
         it, or a mark. Stream time is the least watermark of the origins.
         """
         event, partition, raw, told = arrived
+        if self.tells:
+            rows.derived[TOLD_PARTITION] = partition
         origins = origins_of(rows, partition)
         before: StreamRow = origins.stream or rows.get(stream_key(partition)) or _START
         if not origins.is_named:
@@ -215,6 +249,9 @@ class WindowFold:
                 origin, own_ms, after_ms = told
             judged_ms = max(stream_ms, own_ms)
             due_ms, outcome = self._place(rows, key, event, time_ms, judged_ms, stream_ms, emits)
+            if self._ordered is not None and outcome != LATE:
+                assert raw is not None, "an ordered window is given its records"
+                due_ms = min(due_ms, self._keep(rows, key, time_ms, judged_ms, origin, raw))
             next_ms = min(next_ms, due_ms)
             origins.hear(rows, origin, after_ms)
             if outcome == LATE:
@@ -315,7 +352,10 @@ class WindowFold:
         assert self._idle_ms is not None
         assert rows.ticks is not None
         emits: list[Emit] = []
-        stream_name = stream_key(int(name.removeprefix(IDLE)))
+        partition = int(name.removeprefix(IDLE))
+        if self.tells:
+            rows.derived[TOLD_PARTITION] = partition
+        stream_name = stream_key(partition)
         before: StreamRow = rows[stream_name]
         idle: IdleRow = rows[name]
         stream_ms, next_ms = before.stream_ms, before.next_ms
@@ -330,6 +370,45 @@ class WindowFold:
             rows[stream_name] = StreamRow(stream_ms, next_ms, before.late, before.partly_late, failed)
         self._await(rows, name, stream_ms, next_ms, idle.moved_ms + stream_ms - before.stream_ms, fired=True)
         return emits
+
+    # -- what is told of origins
+
+    @property
+    def reach_ms(self) -> int:
+        """Return how long before the end of a window, at most, the time of its result may lie."""
+        raise NotImplementedError
+
+    def _watermark_ms(self, stream_ms: int) -> int:
+        """Return what is told at *stream_ms*: no result that is still to come has an earlier time."""
+        return stream_ms - self._held_ms - self.reach_ms
+
+    def _told(self, rows: Rows[Any], due_ms: int) -> Headers:
+        """Return the headers of a final result that is due at *due_ms*.
+
+        All results of a partition are sent in the order in which they are due, at any pace: so what its
+        origin had come to before each follows from the sources.
+        """
+        if not self.tells:
+            return ()
+        told_ms = self._watermark_ms(due_ms)
+        return (record_header(rows.derived[TOLD_PARTITION], told_ms, told_ms),)
+
+    def reached(
+        self, rows: Rows[Any], partition: int, *, at_end: bool, by_origin: bool
+    ) -> StepReached | None:
+        """Return how far a partition has come; None where final results tell nothing.
+
+        It lets go with its origins, or at the end of its log where no step writes that, unless a window is
+        open that has yet to send its result: another partition may hear first that time goes on, and its
+        readers must not go by that.
+        """
+        if not self.tells:
+            return None
+        stream: StreamRow = rows.get(stream_key(partition)) or _START
+        told_ms = UNHEARD if stream.stream_ms < 0 else self._watermark_ms(stream.stream_ms)
+        if by_origin and (origins := origins_of(rows, partition)).is_named:
+            at_end = origins.watermarks.has_ended
+        return StepReached(told_ms, at_end and not has_due(rows, CLOSE))
 
     # -- of each kind of window
 
@@ -365,7 +444,9 @@ class WindowFold:
         """
         before: AnyWindow | None = rows.get(window)
         if before is None:
-            after = WindowRow(self._aggregate(None, event), end_ms)
+            after = WindowRow(None if self._ordered else self._aggregate(None, event), end_ms)
+        elif self._ordered is not None:
+            return NEVER
         else:
             after = WindowRow(self._aggregate(before.value, event), end_ms)
             if self._updates is None:
@@ -390,15 +471,20 @@ class WindowFold:
         that is due.
         """
         due_ms = NEVER
-        if after.value is None:
+        if after.value is None and self._ordered is None:
             self._check_none("fold")
         if before is None:
             due_ms = after.end_ms + self._held_ms
-            if self._final is not None:
+            if self._final is not None or self._ordered is not None:
                 add_due(rows, (due_ms, CLOSE, window))
             else:
                 due_ms += self._retention_ms
                 add_due(rows, (due_ms, DROP, window))
+        if self._ordered is not None:
+            held: Any = HeldWindow(after.end_ms, after.first_ms, after.last_ms)
+            if held != before:
+                rows[window] = held
+            return due_ms
         updates = self._updates
         if self._sent_later is not None:
             require_sendable(window, self._sent_later(_result(window, after)))
@@ -434,6 +520,73 @@ class WindowFold:
             if row.waiting:
                 cancel_due(rows, (row.told_ms + self._updates.every_ms, TELL, window))
 
+    # -- records in order
+
+    def _keep(self, rows: Rows[Any], key: str, time_ms: int, judged_ms: int, origin: int, raw: Raw) -> int:
+        """Keep a record until its windows close; return when it is due to be dropped, NEVER where a window
+        does that.
+        """
+        offset, held = raw[3:]
+        name = held_key(key, time_ms, origin, offset)
+        if self.partly:
+            held = msgspec.structs.replace(held, missed_ms=judged_ms - self._grace_ms)
+        rows[name] = held
+        done_ms = self._done_ms(time_ms)
+        if done_ms is None:
+            return NEVER
+        add_due(rows, (done_ms, DROP, name))
+        return done_ms
+
+    def _done_ms(self, time_ms: int) -> int | None:
+        """Return when a record of *time_ms* is dropped; None where the last of its windows does that."""
+        return None
+
+    def _last_ms(self, end_ms: int) -> int:
+        """Return the latest time of a record in a window that ends at *end_ms*."""
+        return end_ms - 1
+
+    def _close_held(
+        self, rows: Rows[Any], due_ms: int, window: str, row: HeldWindow, emits: list[Emit]
+    ) -> Folding:
+        """Fold the records of a window in order, and close it; return what is due with it next, and how much
+        was done.
+        """
+        ordered = self._ordered
+        assert ordered is not None
+        key, start_ms = window[: -DIGITS - 1], int(window[-DIGITS:])
+        drops, value, taken, done = self._done_ms(0) is None, None, 0, 0
+        for name, held in ordered.within(rows, key, start_ms, self._last_ms(row.end_ms)):
+            done += 1
+            if done % AT_ONCE == 0:
+                part = emits[:]
+                emits.clear()
+                yield part
+            if row.end_ms > held.missed_ms:
+                fold = partial(self._folded, ordered, value, name, held)
+                made = attempt(rows, f"record {name[len(HELD) :]!r} of window {window!r}: ", fold)
+                if made is not None:
+                    (value,), taken = made, taken + 1
+            if drops and (not self.partly or self._over_ms(time_of(name)) <= due_ms):
+                rows[name] = None
+        self._closed(rows, window)
+        if not taken:
+            rows[window] = None
+            return None, done
+        after = WindowRow(value, row.end_ms, first_ms=row.first_ms, last_ms=row.last_ms)
+        if self._final is not None:
+            _send(rows, emits, self._final, window, after, self._told(rows, due_ms))
+        if not self._retention_ms:
+            rows[window] = None
+            return None, done
+        rows[window] = after
+        return (due_ms + self._retention_ms, DROP, window), done
+
+    def _folded(self, ordered: Ordered, value: Any, name: str, held: HeldRecord) -> tuple[Any]:
+        value = self._aggregate(value, ordered.event(name, held))
+        if value is None:
+            self._check_none("fold")
+        return (value,)
+
     # -- stream time passes
 
     def _settle(
@@ -442,7 +595,9 @@ class WindowFold:
         """Do what is due at *stream_ms*, in order of time; return a time before which nothing else is due."""
         return settle(rows, next_ms, stream_ms, partial(self._due, rows, stream_ms, emits), emits)
 
-    def _due(self, rows: Rows[Any], stream_ms: int, emits: list[Emit], entry: Entry) -> Entry | None:
+    def _due(
+        self, rows: Rows[Any], stream_ms: int, emits: list[Emit], entry: Entry
+    ) -> Entry | Folding | None:
         due_ms, kind, window = entry
         if kind == DROP and self._drops_unseen:
             rows[window] = None
@@ -462,7 +617,7 @@ class WindowFold:
 
     def _end(
         self, rows: Rows[Any], due_ms: int, kind: str, window: str, row: AnyWindow, emits: list[Emit]
-    ) -> Entry | None:
+    ) -> Entry | Folding | None:
         """Close or drop a window; return what is due with it next.
 
         A session may have gone on since its entry was made: then the entry moves to when it is due now.
@@ -472,14 +627,16 @@ class WindowFold:
         if kind == CLOSE:
             if close_ms > due_ms:
                 return close_ms, CLOSE, window
+            if isinstance(row, HeldWindow):
+                return self._close_held(rows, due_ms, window, row, emits)
             if self._final is not None:
-                _send(rows, emits, self._final, window, row)
+                _send(rows, emits, self._final, window, row, self._told(rows, due_ms))
             self._closed(rows, window)
             if self._retention_ms:
                 return drop_ms, DROP, window
         elif drop_ms > due_ms:
             return drop_ms, DROP, window
-        elif self._final is None:  # else it was closed before
+        elif self._final is None and self._ordered is None:  # else it was closed before
             self._closed(rows, window)
             if row.waiting and self._updates is not None:
                 cancel_due(rows, (row.told_ms + self._updates.every_ms, TELL, window))
@@ -492,12 +649,21 @@ def _result(window: str, row: AnyWindow) -> WindowResult[Any]:
     return WindowResult(window[: -DIGITS - 1], int(window[-DIGITS:]), row.end_ms, row.value)
 
 
-def _emit(to: Updates | Final, window: str, row: AnyWindow) -> Emit:
-    return Emit(to.topic, window, to.encode(_result(window, row)))
+def _emit(to: Updates | Final, window: str, row: AnyWindow, told: Headers = ()) -> Emit:
+    return Emit(to.topic, window, to.encode(_result(window, row)), told)
 
 
-def _send(rows: Rows[Any], emits: list[Emit], to: Updates | Final, window: str, row: AnyWindow) -> None:
+def _send(
+    rows: Rows[Any],
+    emits: list[Emit],
+    to: Updates | Final,
+    window: str,
+    row: AnyWindow,
+    told: Headers = (),
+) -> None:
     """Send a result whose time has come: what fails then is put aside, and no other window is the worse for
     it.
     """
-    emit_result(rows, emits, f"result of window {window!r} to {row.end_ms}: ", lambda: _emit(to, window, row))
+    emit_result(
+        rows, emits, f"result of window {window!r} to {row.end_ms}: ", lambda: _emit(to, window, row, told)
+    )

@@ -24,6 +24,10 @@ class TumblingFold(WindowFold):
         super().__init__(grace_ms=window.grace_ms, **common)
         self._size_ms = window.size_ms
 
+    @property
+    def reach_ms(self) -> int:
+        return self._size_ms
+
     def _place(
         self,
         rows: Rows[Any],
@@ -47,11 +51,17 @@ class TumblingFold(WindowFold):
 class HoppingFold(WindowFold):
     """Hopping windows: their starts are the multiples of one number."""
 
+    partly = True
+
     __slots__ = ("_every_ms", "_size_ms")
 
     def __init__(self, window: Hopping, **common: Any) -> None:
         super().__init__(grace_ms=window.grace_ms, **common)
         self._size_ms, self._every_ms = window.size_ms, window.every_ms
+
+    @property
+    def reach_ms(self) -> int:
+        return self._size_ms
 
     def _place(
         self,
@@ -90,9 +100,13 @@ class SessionFold(WindowFold):
 
     __slots__ = ("_gap_ms", "_merge")
 
-    def __init__(self, window: Session, *, merge: Callable[[Any, Any], Any], **common: Any) -> None:
+    def __init__(self, window: Session, *, merge: Callable[[Any, Any], Any] | None, **common: Any) -> None:
         super().__init__(grace_ms=window.grace_ms, **common)
         self._gap_ms, self._merge = window.gap_ms, merge
+
+    @property
+    def reach_ms(self) -> int:
+        return self._gap_ms + 1
 
     def _place(
         self,
@@ -110,7 +124,7 @@ class SessionFold(WindowFold):
         name = OPEN + key
         held: OpenRow | None = rows.get(name)
         if held is None:  # as the general case below, without what it would look at
-            after = WindowRow(self._aggregate(None, event), time_ms + gap_ms + 1)
+            after = WindowRow(None if self._ordered else self._aggregate(None, event), time_ms + gap_ms + 1)
             due_ms = self._put(rows, f"{key}@{time_ms:016d}", None, after, stream_ms, emits)
             rows[name] = OpenRow((time_ms,))
             return due_ms, TAKEN
@@ -130,14 +144,15 @@ class SessionFold(WindowFold):
         end_ms = max([time_ms + gap_ms + 1, *(row.end_ms for _, row in joined)])
         value, before = None, None
         for at, (each_ms, row) in enumerate(joined):
-            value = self._merge(value, row.value) if at else row.value
-            if value is None:
-                self._check_none("merge")
+            if self._merge is not None:  # else no record is folded before the session closes
+                value = self._merge(value, row.value) if at else row.value
+                if value is None:
+                    self._check_none("merge")
             if each_ms == start_ms:
                 before = row
             else:
                 self._remove(rows, window_key(key, each_ms), row, emits)
-        after = WindowRow(self._aggregate(value, event), end_ms)
+        after = WindowRow(None if self._ordered else self._aggregate(value, event), end_ms)
         due_ms = self._put(rows, window_key(key, start_ms), before, after, stream_ms, emits)
         now_open = (*starts[open_from:first], start_ms, *starts[last:])
         if now_open != starts:
@@ -146,6 +161,9 @@ class SessionFold(WindowFold):
 
     def _over_ms(self, time_ms: int) -> int:
         return time_ms + self._gap_ms + 1 + self._grace_ms
+
+    def _last_ms(self, end_ms: int) -> int:
+        return end_ms - 1 - self._gap_ms
 
     @staticmethod
     def _closed_of(rows: Rows[Any], key: str, starts: tuple[int, ...], closed_ms: int) -> int:
@@ -214,6 +232,10 @@ class SlidingFold(WindowFold):
         super().__init__(grace_ms=window.grace_ms, **common)
         self._difference_ms, self._by_origin = window.difference_ms, by_origin
 
+    @property
+    def reach_ms(self) -> int:
+        return self._difference_ms + 1
+
     def _place(
         self,
         rows: Rows[Any],
@@ -249,6 +271,9 @@ class SlidingFold(WindowFold):
     def _over_ms(self, time_ms: int) -> int:
         return time_ms + 1 + self._grace_ms
 
+    def _done_ms(self, time_ms: int) -> int:
+        return time_ms + self._difference_ms + 1 + self._grace_ms  # behind all windows that hold it
+
     def _starts(self, rows: Rows[Any], key: str, first_ms: int, stream_ms: int) -> _Starts:
         """Return the starts of the windows of *key* from *first_ms* on: none is later than stream time +
         1.
@@ -270,7 +295,7 @@ class SlidingFold(WindowFold):
         self, found: dict[int, WindowRow[Any]], event: Any, time_ms: int
     ) -> dict[int, WindowRow[Any]]:
         """Return the windows that a record changes or makes, by their starts, given those *found* near it."""
-        span, fold = self._difference_ms, self._aggregate
+        span, fold = self._difference_ms, self._aggregate if self._ordered is None else _unfolded
         times = sorted({row.last_ms for row in found.values()})
         changed: dict[int, WindowRow[Any]] = {}
 
@@ -298,6 +323,10 @@ class SlidingFold(WindowFold):
                 like.value, time_ms + span + 2, first_ms=like.first_ms, last_ms=like.last_ms
             )
         return changed
+
+
+def _unfolded(value: None, event: Any) -> None:
+    """Stand for the fold of windows whose records are kept."""
 
 
 def _holding(

@@ -39,6 +39,11 @@ class RowsOfOrigins:
         """Return the number of the source."""
         return self._source[1]
 
+    @property
+    def late_after_idle(self) -> int:
+        """Return how many records were late only because others went on while their origin had let go."""
+        return sum(each[2] for each in self._counts.values())
+
     def begin(self, rows: Rows[Any], nameless_ms: int) -> None:
         """Take in that the first header is met; records without one had come to *nameless_ms*."""
         self.is_named = True

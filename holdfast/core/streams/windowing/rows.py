@@ -6,7 +6,9 @@
     00 open/ada                        where the open sessions of "ada" begin
     00 idle/3                          with `idle=`: when stream time of partition 3 moved, and what tick was
     asked for
-    00 origin/3/7                      behind a step: how far origin 7 has come, as partition 3 has heard
+    00 origin/3/0/7                    behind a step: how far origin 7 has come, as partition 3 has heard
+    00 held/ada@0001700000000000/0000008/0000000000000000012
+                                       with `ordered`: a record of "ada" by event time, origin + 1, offset
 
 00 is the character U+0000; keys of users do not begin with it.
 """
@@ -15,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
-from typing import Any, Generic, TypeVar, get_args, get_origin
+from typing import Any, ClassVar, Generic, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -25,12 +27,15 @@ from holdfast.errors import FoldError
 A = TypeVar("A")
 
 RESERVED = "\x00"
-STREAM, DUE, OPEN, IDLE, ORIGINS = (
-    f"{RESERVED}{each}/" for each in ("stream", "due", "open", "idle", "origin")
+STREAM, DUE, OPEN, IDLE, ORIGINS, HELD = (
+    f"{RESERVED}{each}/" for each in ("stream", "due", "open", "idle", "origin", "held")
 )
 BEHIND_RESERVED = f"{RESERVED}\U0010ffff"
 """A key above those of all rows that are no windows, and below those of all windows."""
 DIGITS = 16
+ORIGIN_DIGITS, OFFSET_DIGITS = 7, 19
+HELD_TAIL = 1 + DIGITS + 1 + ORIGIN_DIGITS + 1 + OFFSET_DIGITS
+"""What follows the user's key in the key of a held record: `@time/origin/offset`."""
 LIMIT_TIME_MS = 10**15
 """Event times are below this: the year 33658."""
 
@@ -97,6 +102,31 @@ class OriginRow(msgspec.Struct, frozen=True, array_like=True, tag="g", gc=False)
     origins: int = -1
     late: int = 0
     late_after_idle: int = 0
+
+
+class HeldRecord(msgspec.Struct, frozen=True, array_like=True, tag="h", gc=False):
+    """A record that is kept until its windows close: those of its columns that its decoder takes.
+
+    It is in no window that ends at *missed_ms* or before.
+    """
+
+    value: bytes | None
+    key: bytes | None = None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+    timestamp: int = -1
+    partition: int = -1
+    missed_ms: int = -LIMIT_TIME_MS
+
+
+class HeldWindow(msgspec.Struct, frozen=True, array_like=True, tag="p", gc=False):
+    """A window of which the records are kept, and folded when it closes; see `WindowRow`."""
+
+    end_ms: int
+    first_ms: int = 0
+    last_ms: int = 0
+
+    value: ClassVar[None] = None
+    waiting: ClassVar[bool] = False
 
 
 class WindowResult(msgspec.Struct, Generic[A], frozen=True):
@@ -231,9 +261,11 @@ def origin_key(partition: int, source: int, origin: int) -> str:
     return f"{ORIGINS}{partition}/{source}/{origin}"
 
 
-def row_type(aggregate: Any, *, idle: bool = False, origins: bool = False) -> Any:
+def row_type(aggregate: Any, *, idle: bool = False, origins: bool = False, ordered: bool = False) -> Any:
     """Return the type of the rows of a table of windows whose aggregates are of type *aggregate*."""
     rows = WindowRow[aggregate] | StreamRow | DueRow | OpenRow
+    if ordered:
+        rows |= HeldRecord | HeldWindow
     if origins:
         rows |= OriginRow
     return rows | IdleRow if idle else rows
@@ -250,7 +282,10 @@ def routed(route: Callable[[str, int], int | None] | None) -> Callable[[str, int
             return None
         if name.startswith(OPEN):
             return route(name.removeprefix(OPEN), partitions)
-        found = parse_window_key(name[len(DUE) + DIGITS + 3 :] if name.startswith(DUE) else name)
+        what = name[len(DUE) + DIGITS + 3 :] if name.startswith(DUE) else name
+        if what.startswith(HELD):
+            return route(what[len(HELD) : -HELD_TAIL], partitions)
+        found = parse_window_key(what)
         return None if found is None else route(found[0], partitions)
 
     return of

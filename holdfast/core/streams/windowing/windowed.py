@@ -13,13 +13,22 @@ from holdfast.core.engine.declared.partitioners import by_key
 from holdfast.core.engine.declared.processor import DecoderInput, EmitsFrom, OnError, Processor
 from holdfast.core.engine.declared.serdes import Bytes
 from holdfast.core.engine.declared.sources import FoldColumns, RawSource, Readable, Source, Time
-from holdfast.core.engine.declared.streams import Internal
+from holdfast.core.engine.declared.streams import tells_origins
 from holdfast.core.engine.emits import Headers
-from holdfast.core.engine.origins import is_mark, mark_of, plain, quickly_told_of, told_of
+from holdfast.core.engine.origins import (
+    StepReached,
+    is_mark,
+    mark_of,
+    plain,
+    quickly_told_of,
+    told_of,
+)
+from holdfast.core.engine.state.rows import Rows
 from holdfast.core.streams.emitting import Final, Updates, check_topics, encode_json
 from holdfast.core.streams.reading import reading, warn_of_append_time, warn_of_unsaid_time
 from holdfast.core.streams.windowing.fold import Arrived, ToldArrived, WindowFold
 from holdfast.core.streams.windowing.kinds import HoppingFold, SessionFold, SlidingFold, TumblingFold
+from holdfast.core.streams.windowing.ordered import Ordered
 from holdfast.core.streams.windowing.rows import routed, row_type
 from holdfast.core.streams.windowing.windows import Hopping, Session, Sliding, Tumbling, Window
 from holdfast.errors import ConfigError
@@ -56,6 +65,20 @@ class Windowed(Processor[Any, Any], Generic[E, A]):
 
     *emit* is `updates(topic)`, `final(topic)` or None; results are `WindowResult`s, and their keys are those
     of the rows. With *in_place* they go to the partition of the record that caused them.
+
+    **Windows of windows.** Final results to an `Internal` topic, or to a `Stream` with `watermarks=True`,
+    tell of their origins as the records of a step do: of them, each partition of this processor is one. Its
+    watermark is the stream time less grace and the length of a window (of sessions, the gap): no result that
+    is still to come has an earlier time, be it the start or the last ms of its window. So windows of these
+    results are the same at any pace, too. Of sessions take the end: those that start more than a gap before
+    it are late by the rest, against which grace helps. A partition does not let go
+    while a window is open there, whose result is still to come.
+
+    **Ordered.** With *ordered* a window's records are kept in rows, and folded by event time, origin, offset
+    when it closes: for folds that give another result in another order. Behind several steps, records of one
+    origin and time are taken in the order of their bytes, since that of their arrival depends on pace. Before
+    it closes a window cannot be queried, and there are no `updates`. Sessions then need no *merge*. A record
+    that *fold* raises for is quarantined alone, at the stage "close", and counted as *failed*.
 
     Rows are `WindowRow`s under `window_key(key, start_ms)`; `TableClient.windows` reads them. They are
     removed when stream time >= end + grace + *retention* (a duration such as "1d", or ms; of sliding windows,
@@ -97,6 +120,7 @@ class Windowed(Processor[Any, Any], Generic[E, A]):
         late: str | None = None,
         retention: str | int = "1d",
         idle: str | int | None = None,
+        ordered: bool = False,
         version: int = 1,
         inputs: tuple[DecoderInput, ...] = ("value",),
         route: Callable[[str, int], int | None] | None = by_key,
@@ -116,11 +140,15 @@ class Windowed(Processor[Any, Any], Generic[E, A]):
         check_topics(whose, (topic,), None if emit is None else emit.topic, late)
         retention_ms = duration_ms(retention, f"{whose}: retention", least_ms=0)
         idle_ms = None if idle is None else duration_ms(idle, f"{whose}: idle")
-        by_origin = isinstance(topic, Internal) and reads_time is not None
+        by_origin = tells_origins(topic) and reads_time is not None
+        if type(ordered) is not bool:
+            raise ConfigError(f"{whose}: ordered is {ordered!r:.100}; write True or False")
+        kept = _ordered(whose, topic, reads_event, inputs, emit, merge) if ordered else None
         windows = _fold_of(
             whose,
             window,
             merge,
+            ordered=kept,
             by=by,
             time=reads_time,
             aggregate=fold,
@@ -140,13 +168,17 @@ class Windowed(Processor[Any, Any], Generic[E, A]):
         carrying: Callable[..., Callable[..., Arrived | ToldArrived]] = (
             _carrying_origin if by_origin else _carrying
         )
-        reads = carrying(reads_event, len(inputs), raw=late is not None)
+        if kept is None:
+            reads = carrying(reads_event, len(inputs), raw=late is not None)
+        else:
+            more = ("partition", "offset", "headers", *(() if late is None else ("key", "value")))
+            reads = _carrying_kept(reads_event, len(inputs), kept, by_origin=by_origin)
         super().__init__(
             name=name,
             **_read_from(
                 topic, windows, reads, (*inputs, *more), ticks=idle_ms is not None, by_origin=by_origin
             ),
-            row=row_type(row, idle=idle_ms is not None, origins=by_origin),
+            row=row_type(row, idle=idle_ms is not None, origins=by_origin, ordered=kept is not None),
             version=version,
             route=routed(route),
             emits=_topics(None if emit is None else emit.topic, late),
@@ -165,13 +197,35 @@ class Windowed(Processor[Any, Any], Generic[E, A]):
 
     @property
     def final_emits(self) -> tuple[str, ...]:
-        folds: list[Any] = [self.fold] if self.on is None else [*self.on.values()]
-        for each in folds:
-            fold: Any = each.fold if isinstance(each, FoldColumns) else each
-            if _folds_by_origin(fold):
-                windows: WindowFold = getattr(fold, "fold", fold).__self__
-                return () if windows.final_topic is None else (str(windows.final_topic),)
-        return ()
+        windows = self._windows
+        is_said = windows.final_topic is not None and (self._by_origin or windows.tells)
+        return (str(windows.final_topic),) if is_said else ()
+
+    @property
+    def told_topics(self) -> tuple[str, ...]:
+        return (str(self._windows.final_topic),) if self._windows.tells else ()
+
+    def reached_in(
+        self, rows: Rows[Any], partition: int, at_end: frozenset[int] = frozenset()
+    ) -> StepReached | None:
+        return self._windows.reached(rows, partition, at_end=bool(at_end), by_origin=self._by_origin)
+
+    @property
+    def _method(self) -> Any:
+        """Return the method that folds a record, which may be traced."""
+        fold: Any = self.fold if self.on is None else next(iter(self.on.values()))
+        fold = fold.fold if isinstance(fold, FoldColumns) else fold
+        return getattr(fold, "fold", fold)
+
+    @property
+    def _windows(self) -> WindowFold:
+        method = self._method
+        found: WindowFold = getattr(method, "__self__", method)
+        return found
+
+    @property
+    def _by_origin(self) -> bool:
+        return _folds_by_origin(self._method)
 
 
 def _folds_by_origin(fold: object) -> bool:
@@ -263,7 +317,7 @@ def _fold_of(
     by_origin: bool,
     **common: Any,
 ) -> WindowFold:
-    if isinstance(window, Session) == (merge is None):
+    if isinstance(window, Session) == (merge is None) and common["ordered"] is None:
         raise ConfigError(
             f"{whose}: sessions merge, so merge= must tell how: a function of (earlier, later)"
             if merge is None
@@ -278,12 +332,54 @@ def _fold_of(
             kept_ms = max(retention_ms, window.difference_ms + 1)  # new windows are made of those before them
             return SlidingFold(window, by_origin=by_origin, retention_ms=kept_ms, **common)
         case Session():
-            assert merge is not None
             # A record that is not late by its own origin may join a session that ended a gap before.
             held_ms = window.gap_ms if by_origin else 0
             return SessionFold(window, merge=merge, retention_ms=retention_ms, held_ms=held_ms, **common)
         case _:
             raise ConfigError(f"{whose}: window {window!r:.100}: take Tumbling, Hopping, Sliding or Session")
+
+
+def _ordered(
+    whose: str,
+    topic: str,
+    decode: Callable[..., Any],
+    inputs: tuple[DecoderInput, ...],
+    emit: Updates | Final | None,
+    merge: Callable[[Any, Any], Any] | None,
+) -> Ordered:
+    """Return how records are kept; ConfigError for what makes no sense where they are folded at the end."""
+    if isinstance(emit, Updates):
+        raise ConfigError(
+            f"{whose}: with ordered=True records are folded when their window closes, so there are no"
+            f" intermediate results: write emit=final({str(emit.topic)!r}), or leave out ordered="
+        )
+    if merge is not None:
+        raise ConfigError(
+            f"{whose}: with ordered=True a session's records are folded when it closes, so aggregates are"
+            " never merged: leave out merge="
+        )
+    return Ordered(decode, inputs, str(topic), mixed=_is_mixed(topic))
+
+
+def _is_mixed(topic: str) -> bool:
+    """Return whether the offsets of records of one origin depend on pace, as far as is known."""
+    return tells_origins(topic) and (getattr(topic, "mixed", False) or not getattr(topic, "step", ""))
+
+
+def _carrying_kept(
+    decode: Callable[..., Any], inputs: int, ordered: Ordered, *, by_origin: bool
+) -> Callable[..., Arrived | ToldArrived]:
+    """Return a decoder that also carries what is kept of a record until its windows close."""
+
+    def with_kept(*columns: Any) -> Arrived | ToldArrived:
+        given, (partition, offset, headers, *raw) = columns[:inputs], columns[inputs:]
+        if by_origin and is_mark(headers):
+            return mark_of(headers), partition, None, None
+        key, value = raw or (None, None)
+        event, kept = decode(*given), (key, value, plain(headers), offset, ordered.kept(given))
+        return (event, partition, kept, told_of(headers)) if by_origin else (event, partition, kept)
+
+    return with_kept
 
 
 def _carrying_origin(decode: Callable[..., Any], inputs: int, *, raw: bool) -> Callable[..., ToldArrived]:

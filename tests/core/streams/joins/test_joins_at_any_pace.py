@@ -102,3 +102,15 @@ def test_a_source_that_says_nothing_lets_go_by_a_recorded_tick() -> None:
         stream = topology.table(joined)[stream_key(0)]
         assert (stream.late, stream.late_after_idle, stream.ended) == (1, 1, 0)
         assert [choice.tick_ms for choice in topology.choices(joined, 0)] == [6_000, 6_500]
+
+
+def test_a_source_says_how_long_it_may_say_nothing() -> None:
+    slow = Source("right", Json(Fare), time=at_of, idle="3s")
+    joined = JoinWithin(name="joined", left=LEFT, right=slow, join=pair, to=PAIRS, before=10, after=10)
+    with Topology([joined], partitions=1) as topology:
+        for at_ms in (100, 200, 300):
+            topology.pipe(LEFT, Fare("a", at_ms, at_ms), key="a", at=5_000 + at_ms)
+        topology.tick(8_000)
+        assert topology.table(joined)[stream_key(0)].stream_ms == -1
+        topology.tick(8_500)
+        assert topology.table(joined)[stream_key(0)].stream_ms == 300
