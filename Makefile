@@ -137,7 +137,7 @@ ifeq ($(SEED),)
 		tests/testing/test_event_timers.py tests/core/streams/test_*.py tests/core/streams/joins/test_join_examples.py $(ARGS)
 	@echo "== simulation, owners, versions, clocks and globals of several sources"
 	@$(RUN)/python -P -m pytest -q -m slow --timeout=3600 tests/choices $(ARGS)
-	@echo "== simulation, windows behind steps at any pace, 100,000 schedules"
+	@echo "== simulation, windows and joins behind steps at any pace, 100,000 schedules"
 	@$(RUN)/python -P -m pytest -q -m slow --timeout=7200 tests/core/streams/test_pace_schedules.py $(ARGS)
 endif
 

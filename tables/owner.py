@@ -14,6 +14,7 @@ from msgspec.structs import replace as replace_fields
 from holdfast.core.engine.commit_notes import TableSent, shortened
 from holdfast.core.engine.declared.processor import Emit
 from holdfast.core.engine.fold.folding import Changes, Folder
+from holdfast.core.engine.fold.stepping import WATERMARKS
 from holdfast.core.engine.merge.choices import (
     Choice,
     VectorMarker,
@@ -461,7 +462,9 @@ class PartitionOwner:
         """Yield every key that the changelog holds, but for the position."""
         store = self._state.store
         yield from (
-            key for key in (HANDOVER, LOST_HEADS, ROW_TYPES, SOURCE_IDS) if store.get(key) is not None
+            key
+            for key in (HANDOVER, LOST_HEADS, ROW_TYPES, SOURCE_IDS, WATERMARKS)
+            if store.get(key) is not None
         )
         yield from (key for key, _ in store.scan(REFUSALS))
         yield from (key for key, _ in store.everything())

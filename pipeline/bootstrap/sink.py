@@ -17,6 +17,7 @@ from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Emit, Processor
 from holdfast.core.engine.declared.streams import Internal
 from holdfast.core.engine.fold.folding import Refused
+from holdfast.core.engine.fold.stepping import WATERMARKS
 from holdfast.core.engine.merge.positions import Position, choices_of, counted, offsets_of, stored_format
 from holdfast.core.engine.state.codec import APPLIED, NOTHING_APPLIED
 from holdfast.core.engine.state.evolution import ROW_TYPES, encode_row_types, evolved
@@ -27,7 +28,7 @@ from holdfast.kafka.transactions.transactional_producer import UndeliverableErro
 from holdfast.loop_thread import LoopThread
 from holdfast.pipeline.bootstrap.fencing import FENCE_S, TRANSACTION_S, fenced_writer
 from holdfast.pipeline.bootstrap.spool import Spool
-from holdfast.pipeline.folds.folding import RESULT, SUMMARY, FoldSummary
+from holdfast.pipeline.folds.folding import RESULT, SUMMARY, FoldSummary, watermarks_of
 from holdfast.pipeline.folds.positions import position_of
 from holdfast.pipeline.folds.results import decode_summary
 from holdfast.pipeline.topic import Span, TopicLog, TopicReader
@@ -114,7 +115,8 @@ class ChangelogSink:
         loop = LoopThread("holdfast-bootstrap")
         loop.start()
         try:
-            writing = _Writing(self, summary.partition, position, spool, copies)
+            notes = self.notes(position, watermarks_of(summary))
+            writing = _Writing(self, summary.partition, position, spool, copies, notes)
             outcome = loop.wait(writing.run(), FENCE_S + TRANSACTION_S)
         finally:
             loop.stop(nothing())
@@ -171,9 +173,13 @@ class ChangelogSink:
             for source, each, record in refused
         ]
 
-    def notes(self, position: Position) -> list[tuple[bytes, bytes]]:
-        """Return the notes that a first transaction has."""
+    def notes(self, position: Position, watermarks: bytes | None = None) -> list[tuple[bytes, bytes]]:
+        """Return the notes that a first transaction has, and of a step its *watermarks*: without them, what
+        is late in its source would not be told from what is in time.
+        """
         notes: list[tuple[bytes, bytes]] = []
+        if watermarks is not None:
+            notes.append((WATERMARKS, watermarks))
         if not self.processor.stateless:
             notes.append((ROW_TYPES, encode_row_types(evolved(None, self.processor))))
         if self.suppressed and emits_to_others(self.processor):
@@ -192,10 +198,11 @@ class _Writing:
         position: Position,
         spool: Spool,
         refused: list[tuple[str, Refused, FetchedRecord]],
+        notes: list[tuple[bytes, bytes]],
     ) -> None:
         self._sink, self._partition, self._refused = sink, partition, refused
         marker = stored_format(sink.processor).encode(position)
-        self._last = ChangelogPart([*sink.notes(position), (APPLIED, marker)], [])
+        self._last = ChangelogPart([*notes, (APPLIED, marker)], [])
         self._spool = spool
 
     async def run(self) -> BootstrapOutcome:

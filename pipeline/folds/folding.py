@@ -7,7 +7,7 @@ partition. Executors import this module: it needs the core, pyarrow and numpy, n
 
 from __future__ import annotations
 
-from base64 import b64encode
+from base64 import b64decode, b64encode
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,6 +22,7 @@ import pyarrow as pa
 from holdfast.core.engine.declared.processor import Emit, Headers, Input, Processor
 from holdfast.core.engine.fold.folding import Batch, Folder, Refused, Transition
 from holdfast.core.engine.fold.skips import OffsetRanges, behind
+from holdfast.core.engine.fold.stepping import WATERMARKS
 from holdfast.core.engine.merge.choices import event_ms_of, origins_in
 from holdfast.core.engine.merge.positions import Position, stored_format
 from holdfast.core.engine.migrating import Beginning
@@ -178,8 +179,9 @@ class FoldSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     Of several sources *sources* tells it of each, *applied* how many offsets these are in all, less one, and
     *choices* how many recorded choices were obeyed, *position* is the marker as stored, in base64; it is told
-    of one source too where event time passes by the watermarks of origins. *timers*
-    are those of all clocks. *event_ms* is event time where the processor has that.
+    of one source too where event time passes by the watermarks of origins. *timers* are those of all clocks.
+    *event_ms* is event time where the processor has that, *watermarks* the note of a step's sources as
+    stored, in base64, where it has heard any.
     """
 
     partition: int
@@ -194,6 +196,7 @@ class FoldSummary(msgspec.Struct, frozen=True, kw_only=True):
     choices: int | msgspec.UnsetType = msgspec.UNSET
     position: str | msgspec.UnsetType = msgspec.UNSET
     event_ms: int | msgspec.UnsetType = msgspec.UNSET
+    watermarks: str | msgspec.UnsetType = msgspec.UNSET
 
 
 def emit_of(row: Mapping[str, Any]) -> Emit:
@@ -208,6 +211,20 @@ def emit_of(row: Mapping[str, Any]) -> Emit:
 def told_event_time(event_ms: int | None) -> dict[str, Any]:
     """Return what a summary tells of event time: nothing where a processor has none."""
     return {} if event_ms is None else {"event_ms": event_ms}
+
+
+def told_watermarks(note: bytes | None) -> dict[str, Any]:
+    """Return what a summary tells of a step's note of watermarks: nothing where there is none."""
+    return {} if note is None else {"watermarks": b64encode(note).decode()}
+
+
+def watermarks_of(summary: FoldSummary) -> bytes | None:
+    """Return the note of a step's watermarks, with which its next record is to be folded.
+
+    >>> watermarks_of(FoldSummary(partition=0, **told_watermarks(b"note")))
+    b'note'
+    """
+    return b64decode(summary.watermarks) if summary.watermarks else None
 
 
 def other_event_time(position: Position, replayed: FoldSummary) -> str | None:
@@ -418,6 +435,7 @@ class PartitionFold:
             timers=sum(kinds[kind] for kind in TIMER_KINDS),
             digest=digest(self._store.everything()),
             **told_event_time(self._folder.event_ms if self._plan.processor.has_event_time else None),
+            **told_watermarks(self._store.get(WATERMARKS)),
         )
         if self._folder.origins is not None:
             marker = self._folder.unchanged().marker

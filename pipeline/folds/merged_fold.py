@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from holdfast.core.engine.declared.global_tables import Global
-from holdfast.core.engine.fold.stepping import Transition
+from holdfast.core.engine.fold.stepping import WATERMARKS, Transition
 from holdfast.core.engine.merge.choices import VectorMarker, encode_vector_marker, event_ms_of
 from holdfast.core.engine.merge.global_copies import GlobalLog, GlobalReplay
 from holdfast.core.engine.merge.merging import Stretch
@@ -29,6 +29,7 @@ from holdfast.pipeline.folds.folding import (
     states,
     summary_batch,
     told_event_time,
+    told_watermarks,
 )
 from holdfast.pipeline.folds.spilling import SpillingStore
 from holdfast.pipeline.folds.waiting import fold_whole, waiting
@@ -146,6 +147,7 @@ class MergedFold:
                 choices=marker.choices,
                 position=b64encode(encode_vector_marker(marker)).decode(),
                 **told_event_time(event_ms_of(marker)),
+                **told_watermarks(self._store.get(WATERMARKS)),
             )
         )
 

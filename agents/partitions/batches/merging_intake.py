@@ -116,7 +116,7 @@ class MergingIntake:
 
     def _tick_if_due(self) -> None:
         """Have the merger tick if a timer is due and all is folded that was appended before; ask for the ends
-        of sources where that is not known.
+        of sources where that is not known, and where ticks tell that a source is at its end.
         """
         folder, now_ms = self._folding, self._clock.now_ms()
         due_ms = folder.next_tick_ms
@@ -126,7 +126,9 @@ class MergingIntake:
         ticked_ms, reached_ms = folder.marker.tick_ms, min(now_ms, folder.stream_ms)
         if self._clock_ms is not None and self._clock_ms <= ticked_ms:
             self._clock_ms = self._clock_ends = None
-        if due_ms <= reached_ms and ticked_ms < reached_ms:
+        # Append times bound what is folded only where records are merged by them.
+        by_append = not self._part.processor.ticks_at_ends and not folder.order.by_event
+        if by_append and due_ms <= reached_ms and ticked_ms < reached_ms:
             self._merging.tick(reached_ms)
         elif self._clock_ms is None:
             self._clock_ms, self._round = now_ms, self._round + 1

@@ -17,6 +17,7 @@ from holdfast.clients.topics.committed import CommittedOffsets
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.fold.folding import Changes
+from holdfast.core.engine.fold.stepping import WATERMARKS
 from holdfast.core.engine.merge.choices import VectorMarker
 from holdfast.core.engine.merge.merging_folder import MergedChanges
 from holdfast.core.engine.merge.positions import Position, goes_back, offsets_of, stored_format
@@ -32,6 +33,7 @@ from holdfast.kafka.requests.raw_log import RawLog
 from holdfast.pipeline.bootstrap.fencing import TRANSACTION_S, fenced_writer
 from holdfast.pipeline.bronze.extent import Until
 from holdfast.pipeline.folds.bases import read_bases
+from holdfast.pipeline.folds.folding import watermarks_of
 from holdfast.pipeline.folds.positions import position_of
 from holdfast.pipeline.replay import ReplayOptions, replay
 
@@ -95,7 +97,11 @@ class Mender:
             return self._step(partition, found, puts, self._positions.start, "emptied")
         # What the base had lost, as what it was written, and where the version before stood: no replay tells
         # that again.
-        notes = {key: value for key, value in found.notes().items() if not is_refusal_note(key)}
+        notes = {
+            key: value
+            for key, value in found.notes().items()
+            if key != WATERMARKS and not is_refusal_note(key)
+        }
         wanted = {**dict(base.stored), **notes, BASE: encode_base(base.base)}
         how = f"put back to {base.base.told()}"
         return self._step(partition, found, found.changes_to(wanted), base.position, how)
@@ -147,6 +153,7 @@ class Mender:
         and what was refused behind it is folded again.
         """
         notes = found.notes()
+        notes.pop(WATERMARKS, None)  # those of the replayed position come with its rows
         if not self._processor.stateless:
             notes[ROW_TYPES] = encode_row_types(evolved(None, self._processor))
         lasts = dict(zip(self._processor.topics, offsets_of(marker), strict=True))
@@ -201,6 +208,8 @@ class Mender:
         replayed = replay(processor, self._settings, replace(options, refused=refused))
         (summary,) = [each for each in replayed.partitions if each.partition == partition]
         state = dict(replayed.state(partition))
+        if (watermarks := watermarks_of(summary)) is not None:
+            state[WATERMARKS] = watermarks
         if processor.on is None:
             assert until is not None
             self._check_last(partition, "", until.offsets[partition], summary.applied)

@@ -177,7 +177,7 @@ class Map(Step[T], Generic[S, T]):
         if (serde is None) == (to is None):
             raise ConfigError(f"{whose}: give serde= for an internal topic, or to=Stream(topic, serde)")
         sent = Internal(name, serde, read.key, version=version) if serde else _stream(whose, to)
-        out: Stream[T] = sent.written_by(name, time, mixed=tells_origins(read.topic))
+        out: Stream[T] = sent.written_by(name, time, mixed=tells_origins(read.topic), tells=_tells(read))
         encode, topic, stays = out.serde.encode, str(out), to is None
 
         def fold(rows: Rows[NoRow], record: Record, at_ms: int) -> Emits:
@@ -277,13 +277,14 @@ class Branch(Step[T]):
             raise ConfigError(f"{whose}: into is {into!r:.200}; write a dict: {{'paid': is_paid, ...}}")
         branches: dict[str, Stream[T]] = {}
         tests: list[tuple[Callable[[Any], object], str, bool]] = []
+        tells = _tells(read) and not any(type(branch) is Stream for branch in into)
         for branch, test in into.items():
             if not isinstance(branch, str):
                 raise ConfigError(f"{whose}: branch {branch!r:.200}; write a name, or Stream(topic, serde)")
             if (why := why_uncallable(test, ("event",))) is not None:
                 raise ConfigError(f"{whose}: the test of branch {str(branch)!r:.200} {why}")
             given = branch if isinstance(branch, Stream) else None
-            out = _same(whose, name, read, given, version, f"-{branch}")
+            out = _same(whose, name, read, given, version, f"-{branch}", tells=tells)
             if str(out) in (str(each) for each in branches.values()):
                 raise ConfigError(f"{whose}: two branches send to {str(out)!r}: give one another name")
             branches[str(branch)] = out
@@ -346,7 +347,8 @@ class Merge(Step[T]):
         read = [_checked(name, each)[1] for each in sources]
         for each in read:
             _check_alike(whose, each, read[0].serde, f"{str(read[0].topic)!r}")
-        out, stays = _same(whose, name, read[0], to, version, mixed=True), to is None
+        out = _same(whose, name, read[0], to, version, mixed=True, tells=_tells(*read))
+        stays = to is None
         topic = str(out)
 
         def fold(
@@ -463,7 +465,7 @@ class Rekey(Step[T], Generic[S, T]):
                     f"{whose}: with pairs= give serde= for an internal topic, or to=Stream(...)"
                 )
             sent = _stream(whose, to) if serde is None else Internal(name, serde, key, version=version)
-            out = sent.written_by(name, time, mixed=tells_origins(read.topic))
+            out = sent.written_by(name, time, mixed=tells_origins(read.topic), tells=_tells(read))
             assert pairs is not None
             fold = _pairs(out, pairs)
         self._declare(
@@ -624,9 +626,10 @@ def _same(
     key: Serde[Any] | None = None,
     *,
     mixed: bool = False,
+    tells: bool | None = None,
 ) -> Stream[T]:
     """Return where records go on as they are, with the source's event time; ConfigError when other values
-    are declared to lie there.
+    are declared to lie there. *tells* is that of the step, None for one that has this source alone.
     """
     if to is None:
         sent_key = source.key if key is None else key
@@ -636,7 +639,22 @@ def _same(
         _check_alike(whose, source, out.serde, repr(str(to)))
     # The step holds event times against its source's limit: behind it there is none.
     time: Any = "append" if source.by_append else unlimited(source.reads_time)
-    return out.written_by(name, time, mixed=mixed or tells_origins(source.topic))
+    return out.written_by(
+        name,
+        time,
+        mixed=mixed or tells_origins(source.topic),
+        tells=_tells(source) if tells is None else tells,
+    )
+
+
+def _tells(*sources: Source[Any]) -> bool:
+    """Return whether a step of *sources* says how far they have come: of one at least an event time is known,
+    or the step before does.
+    """
+    return any(
+        each.reads_time is not None or (isinstance(each.topic, Stream) and each.topic.tells)
+        for each in sources
+    )
 
 
 def _check_alike(whose: str, source: Source[Any], serde: Serde[Any], where: str) -> None:

@@ -39,6 +39,12 @@ JOINED: Processor[Any, str] = Processor(
 )
 
 
+class AtEnds(Processor[Any, str]):
+    @property
+    def ticks_at_ends(self) -> bool:
+        return True
+
+
 class MergingHost:
     """What an intake needs of its host, and a feed that has read up to the offsets in `read`."""
 
@@ -279,6 +285,25 @@ def test_while_records_come_their_append_times_tell_how_late_it_is(clock: Manual
     bench.fetch(B, 1_120, "5")
     assert (bench.turn(), bench.choices) == ("t213!", 1)
     assert bench.folder.marker.tick_ms == 1_105
+
+
+def test_a_tick_that_says_that_a_source_is_silent_comes_behind_all_that_it_has(clock: ManualClock) -> None:
+    bench = Bench(clock)
+    bench.intake._part.processor = AtEnds(
+        name="joined", on={Source(topic, Text()): meet for topic in TOPICS}, row=str, on_tick=ring
+    )
+    clock.advance_ms(60_000)
+    bench.fetch(A, 10, "t")
+    for offset in range(1, 9):
+        bench.fetch(A, 500 * offset, "x")
+    bench.turn()
+    bench.answer(b=0)
+    assert bench.turn() == "txxxxxxxx"
+    bench.fetch(B, 5_000, "y")  # it was there all the while
+    bench.answer(a=9, b=1)
+    bench.turn()
+    bench.answer(a=9, b=1)
+    assert bench.turn() == "txxxxxxxxy!"
 
 
 def test_a_tick_waits_for_an_end_that_nobody_tells_no_longer_than_records_do(clock: ManualClock) -> None:

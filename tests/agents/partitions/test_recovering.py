@@ -12,6 +12,7 @@ import pytest
 from holdfast.agents.partitions.ownership.recovering import SentResults, how_to_begin, sent_before
 from holdfast.core.engine.commit_notes import CommitNote, TableSent, decode_commit_note, encode_commit_note
 from holdfast.core.engine.fold.folding import Batch, Folder
+from holdfast.core.engine.fold.stepping import WATERMARKS
 from holdfast.core.engine.state.codec import APPLIED, row_key
 from holdfast.core.engine.state.recovery import RECOVERY, Recovery, decode_recovery, encode_recovery
 from holdfast.core.engine.state.source_ids import SourceIds
@@ -96,6 +97,7 @@ def test_a_log_without_its_beginning_is_written_anew_and_known_from_then_on(tmp_
     part = part_of(tmp_path)
     part.reads_from(40)
     part.owner.keep(changes(9), 44)
+    part.store.write([(WATERMARKS, b"those of a step")], part.store.marker, 44)
     begin = how_to_begin(part, None, {("in", 0): 0}, partly=False)
     assert begin is not None
     assert begin.emptied
@@ -103,7 +105,7 @@ def test_a_log_without_its_beginning_is_written_anew_and_known_from_then_on(tmp_
     part.owner._writer = writer
     asyncio.run(part.owner.begin_again(begin.recovery, 1, emptied=True))
     written = [put for each in writer.parts for put in each.puts]
-    assert (row_key("a"), None) in written
+    assert {(row_key("a"), None), (WATERMARKS, None)} <= {*written}
     assert written[-1][0] == APPLIED
     note = dict(written)[RECOVERY]
     assert decode_recovery(note) == Recovery(1, 40, (9,), 0, ("big", "quarantine"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import struct
 import warnings
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -12,6 +13,7 @@ import pytest
 
 from holdfast import Emit, FoldWith, Global, Json, Processor, Source, Stream, Text, create_app
 from holdfast.core.engine.declared.streams import Internal
+from holdfast.core.streams.steps import Step
 from holdfast.errors import AppendTimeWarning, ConfigError
 from holdfast.streams import (
     Branch,
@@ -270,3 +272,31 @@ def test_streams_and_sources_are_sent_to_other_processes_with_what_they_say() ->
         assert isinstance(again, Internal) == isinstance(given, Internal)
     topic = pickle.loads(pickle.dumps(Source("v", Json(View), retention="7d").topic))
     assert (topic, topic.retention_ms) == ("v", 604_800_000)
+
+
+def test_a_topic_knows_whether_its_step_says_how_far_it_has_come() -> None:
+    timed, plain = Source("timed", Json(View), time=lambda view: view.at_ms), Source("plain", Json(View))
+    own: Stream[View] = Stream("own", Json(View))
+
+    def same(view: View) -> View:
+        return view
+
+    def steps(source: Source[View]) -> list[Step[Any]]:
+        by: Rekey[View, View] = Rekey(name="by", source=source, by=lambda view: view.user)
+        return [
+            by,
+            Map(name="behind", source=Source(by.to, Json(View)), each=same, serde=Json(View)),
+            Map(name="map", source=source, each=same, serde=Json(View), time=lambda view: view.at_ms),
+            Branch(name="branch", source=source, into={"a": bool, "b": bool}),
+            Branch(name="partly", source=source, into={"a": bool, own: bool}),
+            Merge(name="merge", sources=[plain, source]) if source is timed else by,
+        ]
+
+    for each in (*steps(timed), *steps(plain)):
+        found = [topic.tells for topic in each.emits if isinstance(topic, Internal)]
+        clock = each.origin_clock()
+        assert found == [clock is not None and clock.speaks] * len(found), (each.name, each.topics)
+    kept: Rekey[View, View] = Rekey(
+        name="by", source=Source("timed", Json(View), time=attrgetter("at_ms")), by=str
+    )
+    assert pickle.loads(pickle.dumps(kept.to)).tells

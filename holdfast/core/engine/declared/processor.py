@@ -569,6 +569,13 @@ class Processor(Generic[E, R]):
         return False
 
     @property
+    def ticks_at_ends(self) -> bool:
+        """Return whether its ticks say that a source says nothing more: then a worker ticks when it has
+        folded all there is, and not within a backlog, whose later records it would not wait for.
+        """
+        return False
+
+    @property
     def passing(self) -> bool:
         """Return whether rows that come and go within one transaction are left out of what is stored."""
         return False

@@ -56,6 +56,8 @@ class Stream(str, Generic[T]):
     """Whether the step reads several logs in a partition, so that the order in which it sends depends on
     pace.
     """
+    tells: bool = False
+    """Whether that step says how far its sources have come, also where it has nothing to send."""
     _topic: str
     _stale: tuple[str, ...]
 
@@ -109,19 +111,24 @@ class Stream(str, Generic[T]):
         return Emit(self._topic, self.key.encode(key), self.serde.encode(value), headers, partition)
 
     def written_by(
-        self, step: str, time: Callable[[T], int] | Literal["append"] | None, *, mixed: bool = False
+        self,
+        step: str,
+        time: Callable[[T], int] | Literal["append"] | None,
+        *,
+        mixed: bool = False,
+        tells: bool = False,
     ) -> Stream[T]:
         """Return this stream as the one that *step* writes; *time* counts unless the stream has one."""
         if self.time is not None or self.by_append:
             time = "append" if self.by_append else self.time
         function, arguments = self.__reduce__()
-        return function(*arguments[:-3], time, step, mixed)  # type: ignore[no-any-return]
+        return function(*arguments[:-4], time, step, mixed, tells)  # type: ignore[no-any-return]
 
     def __reduce__(self) -> tuple[Any, ...]:
         found_ms = self.retention_ms
         retention = found_ms if found_ms is None or found_ms > 0 else spoken(found_ms)
         time = "append" if self.by_append else self.time
-        told = self.watermarks, time, self.step, self.mixed
+        told = self.watermarks, time, self.step, self.mixed, self.tells
         return _stream, (str(self), self.serde, self.key, retention, *told)
 
 
@@ -165,7 +172,8 @@ class Internal(Stream[T]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         time = "append" if self.by_append else self.time
-        return _internal, (self.base, self.serde, self.key, self.version, time, self.step, self.mixed)
+        told = time, self.step, self.mixed, self.tells
+        return _internal, (self.base, self.serde, self.key, self.version, *told)
 
 
 def _check(topic: object, serde: object, key: object) -> None:
@@ -187,9 +195,10 @@ def _stream(
     time: Any = None,
     step: str = "",
     mixed: bool = False,
+    tells: bool = False,
 ) -> Stream[Any]:
     made = Stream(topic, serde, key, retention, time, watermarks=watermarks)
-    made.step, made.mixed = step, mixed
+    made.step, made.mixed, made.tells = step, mixed, tells
     return made
 
 
@@ -201,9 +210,10 @@ def _internal(
     time: Any = None,
     step: str = "",
     mixed: bool = False,
+    tells: bool = False,
 ) -> Internal[Any]:
     made = Internal(topic, serde, key, version=version, time=time)
-    made.step, made.mixed = step, mixed
+    made.step, made.mixed, made.tells = step, mixed, tells
     return made
 
 

@@ -139,7 +139,7 @@ class ForeignRecords:
             puts[key] = self._last_good(key, seen)
             if (
                 key not in self._good
-                and key[:1] in _kinds(self._positions)
+                and (key == WATERMARKS or key[:1] in _kinds(self._positions))
                 and self._first_hole < seen.offset
             ):
                 unknown.append(key)

@@ -140,8 +140,9 @@ class JoinWithin(Processor[Any, Any], Generic[L, R, J]):
 
     **Idle.** A partition without traffic has no stream time that passes. With *idle* (a duration; None for
     never), stream time goes on by the worker's clock once a partition has had no progress for so long, but
-    only to where a record is done with: that is a tick, recorded and replayed. Records that come later than
-    that are late. "inner" needs no ticks and has none.
+    only to where a record is done with, and behind a step not before that has said that it is at its end:
+    that is a tick, recorded and replayed. Records that come later than that are late. "inner" needs no such
+    ticks and has none.
 
     Records without a value are passed over; those without a key are refused. Durations are text such as
     "10s", or ms. ConfigError for what does not fit together, when it is declared.
@@ -251,6 +252,7 @@ class JoinWithin(Processor[Any, Any], Generic[L, R, J]):
         by_origin = [tells_origins(each.topic) and each.reads_time is not None for each in sides]
         check_late(whose, late, to, (one.topic, other.topic))
         lone = how != "inner", how == "outer"
+        sources_tell = tuple(told and _tells(each.topic) for told, each in zip(by_origin, sides, strict=True))
         silent_ms = tuple(SOURCE_IDLE_MS if each.idle_ms is None else each.idle_ms for each in sides)
         by_append = one.reads_time is None, other.reads_time is None
         near = _Near(
@@ -264,6 +266,7 @@ class JoinWithin(Processor[Any, Any], Generic[L, R, J]):
             tells_origins(to),
             *lone,
             tuple(by_origin),
+            sources_tell,
             by_append,
             silent_ms,
         )
@@ -298,6 +301,10 @@ class JoinWithin(Processor[Any, Any], Generic[L, R, J]):
         return True
 
     @property
+    def ticks_at_ends(self) -> bool:
+        return True
+
+    @property
     def final_emits(self) -> tuple[str, ...]:
         assert self.on is not None
         return (str(self.emits[0]),) if all(each.time is not None for each in self.on) else ()
@@ -317,6 +324,11 @@ class JoinWithin(Processor[Any, Any], Generic[L, R, J]):
         tick: Any = self.on_tick
         found: _Near = tick.__self__
         return found
+
+
+def _tells(topic: str) -> bool:
+    """Return whether a step writes *topic* that says when it is at its end."""
+    return tells_origins(topic) and getattr(topic, "tells", False) is True
 
 
 def _row_type(left: Any, right: Any, by_origin: bool) -> Any:
@@ -350,6 +362,8 @@ class _Near:
     lone_left: bool
     lone_right: bool
     by_origin: tuple[bool, ...]
+    sources_tell: tuple[bool, ...]
+    """Of which sources the step tells how far it has come, also where it has sent nothing yet."""
     by_append_time: tuple[bool, ...]
     source_idle_ms: tuple[int, ...]
 
@@ -405,9 +419,10 @@ class _Near:
             if due_ms < stream.next_ms:
                 stream = msgspec.structs.replace(stream, next_ms=due_ms)
         if origins is not None and origins.is_named:
-            own = NAMELESS, time_ms if moves else own_ms
+            # Behind a merge the first log may be farther than the origin, which is the least of several.
+            own = NAMELESS, max(own_ms, time_ms) if moves else own_ms
             origin, after_ms = own if told is None else (told.origin, told.after_ms)
-            origins.hear(rows, origin, max(own_ms, after_ms))
+            origins.hear(rows, origin, after_ms)
             if is_late or is_over:
                 origins.count(rows, origin, after_idle=not is_late)
             moves = False
@@ -502,11 +517,26 @@ class _Near:
         bit = 1 << number
         if (stream.ended | stream.awaited) & bit or max(left_ms, right_ms) < stream.next_ms:
             return stream
-        if self.by_origin[number] and origins_of(rows, partition, number).is_named:
+        if self._is_told(rows, partition, stream, number):
             return stream  # its step says so in a mark
         tick_ms = at_ms + self.source_idle_ms[number]
         rows.wake_at(f"{_IDLE}{partition}/{number}", tick_ms + -tick_ms % TICK_EVERY_MS, clock="tick")
         return msgspec.structs.replace(stream, awaited=stream.awaited | bit)
+
+    def _is_told(self, rows: Rows[Any], partition: int, stream: JoinStreamRow, number: int) -> bool:
+        """Return whether the step before a source says when that is at its end: no clock decides it then."""
+        if not self.by_origin[number]:
+            return False
+        is_unheard = self.sources_tell[number] and _own_ms(stream, number) < 0
+        return is_unheard or origins_of(rows, partition, number).is_named
+
+    def _waits(self, rows: Rows[Any], partition: int, stream: JoinStreamRow) -> bool:
+        """Return whether a step has yet to say that a source is at its end."""
+        return any(
+            self._is_told(rows, partition, stream, number)
+            and not origins_of(rows, partition, number).watermarks.has_ended
+            for number in (0, 1)
+        )
 
     def _alone_ms(self, side: str, time_ms: int) -> int:
         """Return from which stream time on a record has no partner to wait for that is not late.
@@ -691,6 +721,8 @@ class _Near:
         highest_ms = _highest(stream)
         passed_ms = highest_ms + rows.ticks.now_ms - stream.at_ms - self.idle_ms
         stream_ms, next_ms, moved_ms = stream.stream_ms, stream.next_ms, stream.at_ms
+        if self._waits(rows, partition, stream):
+            passed_ms, moved_ms = -1, rows.ticks.now_ms  # a slow step is not one without traffic
         while next_ms <= passed_ms:
             if next_ms > highest_ms:  # else more was due than is done at once, or a source lags
                 moved_ms += next_ms - highest_ms

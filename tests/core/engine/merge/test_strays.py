@@ -8,9 +8,11 @@ import re
 
 import pytest
 
+from holdfast.core.engine.fold.stepping import WATERMARKS
 from holdfast.core.engine.merge.choices import VectorMarker, decode_vector_marker, encode_vector_marker
 from holdfast.core.engine.merge.positions import PositionFormat, of_one_source
 from holdfast.core.engine.merge.strays import Audit, ForeignRecords
+from holdfast.core.engine.origins import StepClock
 from holdfast.core.engine.state.codec import (
     APPLIED,
     EventMarker,
@@ -235,6 +237,19 @@ def test_notes_are_those_of_the_last_worker() -> None:
     assert found.notes() == {LOST_HEADS: heads}
     wanted = {A: row("2"), **found.notes()}
     assert found.changes_to(wanted) == {A: row("2"), LOST_HEADS: heads, key: None}
+
+
+def test_watermarks_that_compaction_has_dropped_behind_a_stray_are_not_guessed() -> None:
+    log = Log()
+    clock = StepClock([lambda event: event])
+    clock.told(0, 70, (), 0, 0)
+    note = clock.encode()
+    log.work(1, (WATERMARKS, note))
+    log.put((WATERMARKS, b"stray"))
+    assert log.findings().mend().puts == {WATERMARKS: note}
+    log.work(2, (A, row("2")))
+    mending = log.compacted().findings().mend()
+    assert mending.unknown == (WATERMARKS,), "a replay of the source has them"
 
 
 def test_what_a_worker_wrote_after_the_stray_counts() -> None:

@@ -36,6 +36,8 @@ from tests.support.scale import scaled
 Numbers = tuple[int, ...]
 RESULTS: Stream[WindowResult[Numbers]] = Stream("results", Json(WindowResult[Numbers]))
 Found = list[tuple[str, int, int, Numbers]]
+Comes = Callable[[Fare], bool]
+"""Whether a record comes through the steps; that of others moves the watermark all the same."""
 
 
 def add(numbers: Numbers | None, fare: Fare) -> Numbers:
@@ -46,29 +48,33 @@ def joined(earlier: Numbers, later: Numbers) -> Numbers:
     return tuple(sorted((*earlier, *later)))
 
 
-def tumbling(logs: Sequence[Sequence[Fare]]) -> Found:
-    return _fixed(logs, 100, 100, 50)
+def every_fare(fare: Fare) -> bool:
+    return True
 
 
-def hopping(logs: Sequence[Sequence[Fare]]) -> Found:
-    return _fixed(logs, 100, 50, 30)
+def tumbling(logs: Sequence[Sequence[Fare]], comes: Comes = every_fare) -> Found:
+    return _fixed(logs, comes, 100, 100, 50)
 
 
-def _fixed(logs: Sequence[Sequence[Fare]], size: int, every: int, grace: int) -> Found:
+def hopping(logs: Sequence[Sequence[Fare]], comes: Comes = every_fare) -> Found:
+    return _fixed(logs, comes, 100, 50, 30)
+
+
+def _fixed(logs: Sequence[Sequence[Fare]], comes: Comes, size: int, every: int, grace: int) -> Found:
     windows: dict[tuple[str, int], list[int]] = defaultdict(list)
     for log in logs:
         highest = -1
         for fare in log:
-            for start in range(0, fare.at_ms + 1, every):
+            for start in range(0, fare.at_ms + 1, every) if comes(fare) else ():
                 if start <= fare.at_ms < start + size and start + size + grace > highest:
                     windows[fare.driver, start].append(fare.number)
             highest = max(highest, fare.at_ms)
     return sorted((key, at, at + size, tuple(sorted(numbers))) for (key, at), numbers in windows.items())
 
 
-def sessions(logs: Sequence[Sequence[Fare]]) -> Found:
+def sessions(logs: Sequence[Sequence[Fare]], comes: Comes = every_fare) -> Found:
     gap, grace = 30, 20
-    kept = timely(logs, lambda at, highest: at + gap + 1 + grace <= highest)
+    kept = [*filter(comes, timely(logs, lambda at, highest: at + gap + 1 + grace <= highest))]
     found: Found = []
     for driver in sorted({each.driver for each in kept}):
         mine, lot = sorted((each for each in kept if each.driver == driver), key=at_of), list[Fare]()
@@ -81,12 +87,10 @@ def sessions(logs: Sequence[Sequence[Fare]]) -> Found:
     return sorted(found)
 
 
-def sliding(logs: Sequence[Sequence[Fare]]) -> Found:
+def sliding(logs: Sequence[Sequence[Fare]], comes: Comes = every_fare) -> Found:
     span, grace = 50, 20
-    kept, found = (
-        timely(logs, lambda at, highest: at + 1 + grace <= highest),
-        dict[tuple[str, int], Numbers](),
-    )
+    kept = [*filter(comes, timely(logs, lambda at, highest: at + 1 + grace <= highest))]
+    found = dict[tuple[str, int], Numbers]()
     for each in kept:
         mine = [one for one in kept if one.driver == each.driver]
         for start in (each.at_ms - span, each.at_ms + 1):
@@ -96,7 +100,7 @@ def sliding(logs: Sequence[Sequence[Fare]]) -> Found:
     return sorted((key, at, at + span + 1, numbers) for (key, at), numbers in found.items())
 
 
-KINDS: dict[str, tuple[Any, Callable[[Sequence[Sequence[Fare]]], Found], Any]] = {
+KINDS: dict[str, tuple[Any, Callable[..., Found], Any]] = {
     "tumbling": (Tumbling(100, grace=50), tumbling, None),
     "hopping": (Hopping(100, every=50, grace=30), hopping, None),
     "sessions": (Session(30, grace=20), sessions, joined),

@@ -1,0 +1,89 @@
+"""Workers of windows behind a re-key, and of a join of two topics: `python -P -m tests.chaos.pacing worker`.
+
+The environment says in `PACED_PREFIX` what names begin with, in `PACED_STEP_VERSION` and
+`PACED_DONE_VERSION` the versions of the step and of what gives results, and in `CHAOS_FAULT` where to die.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import msgspec
+
+from holdfast import Json, Source, Stream
+from holdfast.agents.app import create_app
+from holdfast.core.engine.declared.processor import Processor
+from holdfast.streams import JoinWithin, Rekey, Tumbling, Windowed, WindowResult, final
+
+
+class Fare(msgspec.Struct, frozen=True):
+    driver: str
+    at_ms: int
+    number: int = 0
+
+
+def at_of(fare: Fare) -> int:
+    return fare.at_ms
+
+
+def driver_of(fare: Fare) -> str:
+    return fare.driver
+
+
+def plus_one(count: int | None, fare: Fare) -> int:
+    return (count or 0) + 1
+
+
+def both(left: Fare, right: Fare) -> tuple[int, int]:
+    return left.number, right.number
+
+
+def windows(prefix: str, step: int = 1, done: int = 1) -> list[Processor[Any, Any]]:
+    """Return the fares of an hour by driver, behind a re-key: without grace."""
+    fares = Source(f"{prefix}-fares", Json(Fare), time=at_of)
+    by = Rekey(name=f"{prefix}-by", source=fares, by=driver_of, version=step)
+    hours: Windowed[Fare, int] = Windowed(
+        name=f"{prefix}-hours",
+        source=Source(by.to, Json(Fare), time=at_of),
+        by=driver_of,
+        window=Tumbling("1h"),
+        fold=plus_one,
+        row=int,
+        emit=final(Stream(f"{prefix}-done.v{done}", Json(WindowResult[int]))),
+        version=done,
+    )
+    return [by, hours]
+
+
+def joined(prefix: str, done: int = 1) -> list[Processor[Any, Any]]:
+    """Return the pairs of two topics within ten seconds, with five minutes of grace."""
+    left, right = (Source(f"{prefix}-{side}", Json(Fare), time=at_of) for side in ("left", "right"))
+    pairs: JoinWithin[Fare, Fare, tuple[int, int]] = JoinWithin(
+        name=f"{prefix}-pairs",
+        left=left,
+        right=right,
+        join=both,
+        to=Stream(f"{prefix}-pairs.v{done}", Json(tuple[int, int])),
+        before="10s",
+        after="10s",
+        grace="5m",
+        version=done,
+    )
+    return [pairs]
+
+
+def from_environment() -> list[Processor[Any, Any]]:
+    prefix, of = os.environ["PACED_PREFIX"], os.environ["PACED_OF"]
+    step, done = (int(os.environ.get(f"PACED_{name}_VERSION", "1")) for name in ("STEP", "DONE"))
+    return joined(prefix, done) if of == "join" else windows(prefix, step, done)
+
+
+processors = from_environment() if "PACED_PREFIX" in os.environ else []
+
+if __name__ == "__main__":
+    if fault := os.environ.get("CHAOS_FAULT"):
+        from tests.chaos.faults import Doom, plant
+
+        plant(Doom(fault))
+    create_app(processors).main()
