@@ -406,8 +406,8 @@ class _Page(Collector):
             serving.add_metric(labelled, int(replica.serving))
             if replica.active:
                 standing.add_metric(place, int(replica.stalled is not None))
-                for topic, origin, lag_s in replica.held_back:
-                    held_back.add_metric((*place, topic, origin), lag_s)
+                for each in replica.held_back:
+                    held_back.add_metric((*place, each.topic, each.origin), each.lag_s)
                 if (found := replica.late) is not None:
                     late.add_metric((*place, "own"), found[0])
                     late.add_metric((*place, "after_idle"), found[1])

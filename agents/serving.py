@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 from holdfast.core.engine.declared.global_tables import Global
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.merge.global_copies import GlobalView
+from holdfast.tables.held_origins import HeldOrigin
 
 T = TypeVar("T")
 
@@ -102,8 +103,8 @@ class Replica(Protocol):
         ...
 
     @property
-    def held_back(self) -> list[tuple[str, str, float]]:
-        """Return of each source that holds stream time back its topic, the origin, and how many seconds."""
+    def held_back(self) -> list[HeldOrigin]:
+        """Return the origins that windows or a join wait for: by how much event time, and for how long."""
         ...
 
     @property

@@ -61,17 +61,17 @@ class ReplayOptions:
     """What to replay, and how.
 
     *source* "bronze" and "history" need *lake*. *until* None means all there is. *transitions* tells every
-    change of a row (with *of_key*, table and key, of one row), *rows* False only digests. *partitions* limits
-    the replay to some. *out* is a folder to write the tables to, which must not exist; without it they are in
-    memory. *allow_holes* folds a log whose beginning was deleted. *skips* None: what the application skips of
-    the source, by its topic, or for bronze by what the last landing noted. *positions* stand in for *until*
-    where there are several sources. *emits* has what is emitted told. *refused* are records, by topic and
-    offset, that are refused unread. With *beside* another version is folded over the same records, and only
-    where the two differ is told (holdfast/pipeline/folds/paired.py). About *memory_bytes* of a partition's
-    state are in memory while it is folded, and all of it in a temporary file where there is more. Results go
-    *through* something where they are made: here, or in Spark's tasks, so that it can be pickled. All but
-    summaries go *into* something here, a part at a time and those of a partition in order, in place of being
-    returned.
+    change of a row (with *of_key*, table and key, of one row; with *of_prefixes* of those rows of the
+    processor's own whose keys begin so), *rows* False only digests. *partitions* limits the replay to some.
+    *out* is a folder to write the tables to, which must not exist; without it they are in memory.
+    *allow_holes* folds a log whose beginning was deleted. *skips* None: what the application skips of the
+    source, by its topic, or for bronze by what the last landing noted. *positions* stand in for *until* where
+    there are several sources. *emits* has what is emitted told. *refused* are records, by topic and offset,
+    that are refused unread. With *beside* another version is folded over the same records, and only where the
+    two differ is told (holdfast/pipeline/folds/paired.py). About *memory_bytes* of a partition's state are in
+    memory while it is folded, and all of it in a temporary file where there is more. Results go *through*
+    something where they are made: here, or in Spark's tasks, so that it can be pickled. All but summaries go
+    *into* something here, a part at a time and those of a partition in order, in place of being returned.
     """
 
     engine: ReplayEngine = "auto"
@@ -81,6 +81,7 @@ class ReplayOptions:
     rows: bool = True
     transitions: bool = False
     of_key: tuple[str, str] | None = None
+    of_prefixes: tuple[str, ...] = ()
     partitions: tuple[int, ...] | None = None
     out: str | None = None
     format: Format = "parquet"
@@ -153,6 +154,7 @@ def replay(
         rows=options.rows,
         transitions=options.transitions,
         of_key=options.of_key,
+        of_prefixes=options.of_prefixes,
         emits=options.emits,
         refused=options.refused,
         later_timeout_s=settings.later_timeout_s,

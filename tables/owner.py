@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -41,10 +40,11 @@ from holdfast.core.engine.state.lost_heads import LOST_HEADS, LostHeads, encode_
 from holdfast.core.engine.state.passing_refusals import REFUSALS, refusal_note
 from holdfast.core.engine.state.recovery import RECOVERY, Recovery, encode_recovery
 from holdfast.core.engine.state.source_ids import SOURCE_IDS, SourceIds, decode_source_ids, encode_source_ids
-from holdfast.core.streams.windowing.origins import RowsOfOrigins, origins_of
+from holdfast.core.streams.windowing.origins import origins_of
 from holdfast.core.streams.windowing.rows import stream_key
 from holdfast.errors import ChangelogError, ChoicesError, ConfigError, OutOfRangeError, TopicError
 from holdfast.tables.changelog import ChangelogPart, ChangelogWriter
+from holdfast.tables.held_origins import HeldOrigin, HeldOrigins
 from holdfast.tables.marks import StepMarks
 from holdfast.tables.state import CommittedState
 from holdfast.tables.store import WRITE_ROWS
@@ -66,6 +66,7 @@ class PartitionOwner:
         self._writer: ChangelogWriter | None = None
         self._lost = False
         self._folder: AnyFolder | None = None
+        self._held_origins = HeldOrigins()
         self.sources: SourceIds | None = None
         """The ids that the sources have now, where they are known; set before `activate`."""
         self.out: Mapping[str, str] = {}
@@ -280,18 +281,16 @@ class PartitionOwner:
         return row.late - after_idle, after_idle
 
     @property
-    def held_back(self) -> list[tuple[str, str, float]]:
-        """Return of each source of its owner's windows or joins that holds stream time back the topic, the
-        origin, and by how many seconds, infinite for one that has said nothing: as of the transaction that is
-        folded.
-        """
-        folder, found = self._folder, list[tuple[str, str, float]]()
-        for each in [] if folder is None else [*folder.rows.derived.values()]:
-            if isinstance(each, RowsOfOrigins) and (held := each.watermarks.held_back) is not None:
-                origin, lag_ms = held
-                known = ("unheard", math.inf) if origin is None else (str(origin), lag_ms / 1000)
-                found.append((self._state.processor.topics[each.source], *known))
-        return found
+    def held_back(self) -> list[HeldOrigin]:
+        """Return the origins that its windows or join wait for: as of the transaction that is folded."""
+        state, folder = self._state, self._folder
+        held = [] if folder is None else state.processor.held_back(folder.rows, state.partition)
+        return self._held_origins.look(held, state.processor.topics)
+
+    def look_at_origins(self) -> None:
+        """Note which origins its windows or join wait for, unless that was noted a moment ago."""
+        if self._held_origins.is_due:
+            self.held_back  # noqa: B018
 
     async def commit(self, changes: AnyChanges, extra: Sequence[Emit], timeout_s: float) -> int:
         """Make one transaction durable in Kafka, and return the changelog's next offset: `keep` is to follow.

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from holdfast.clock import system_clock
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.kafka.topic_partition import Place
+from holdfast.tables.held_origins import HeldOrigin
 from holdfast.tables.owner import PartitionOwner
 from holdfast.tables.replay import ChangelogReplay
 from holdfast.tables.state import UNKNOWN, CommittedState, Environment
@@ -109,7 +110,7 @@ class Partition(CommittedState):
         self._serving = serving
 
     @property
-    def held_back(self) -> list[tuple[str, str, float]]:
+    def held_back(self) -> list[HeldOrigin]:
         return self.owner.held_back
 
     @property

@@ -256,7 +256,8 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "entry": frozenset({"__main__"}),
         "config": frozenset({"options", "output"}),
         "dev": frozenset({"command_group", "options", "output"}),
-        "doctor": frozenset({"cures", "options", "output"}),
+        "waiting_origins": frozenset({"options"}),
+        "doctor": frozenset({"cures", "options", "output", "waiting_origins"}),
         "lake": frozenset({"options", "status_line"}),
         "logs": frozenset({"command_group", "lake", "options", "output"}),
         "outbox": frozenset({"asked", "command_group", "options", "output"}),
@@ -266,7 +267,9 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "topics": frozenset({"command_group", "cures", "options", "output"}),
         "worker": frozenset({"cures", "options", "output"}),
         "console": frozenset({"options", "output"}),
-        "groups": frozenset({"asked", "command_group", "logs", "options", "output", "watching"}),
+        "groups": frozenset(
+            {"asked", "command_group", "logs", "options", "output", "waiting_origins", "watching"}
+        ),
     },
     "console": {
         "place": frozenset(),
@@ -295,7 +298,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "ownership": frozenset(),
         "groups": frozenset({"blocking", "ownership"}),
         "picture": frozenset({"reports"}),
-        "findings": frozenset({"picture"}),
+        "findings": frozenset({"picture", "reports"}),
         "history": frozenset({"picture"}),
         "beside": frozenset({"findings"}),
         "outbox": frozenset({"findings"}),

@@ -13,6 +13,7 @@ import ssl
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from importlib import metadata
+from math import isinf
 from typing import Any
 
 from aiohttp import web
@@ -48,6 +49,7 @@ from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.console.place import ROOT
 from holdfast.core.engine import query_wire
+from holdfast.core.engine.declared.graph import origins_of_topic
 from holdfast.core.engine.declared.processor import Processor, table_name
 from holdfast.core.engine.query_wire import PageReply, RowReply, RowsReply, Staleness, render
 from holdfast.core.engine.state.codec import RowCodec, decode_untyped
@@ -362,12 +364,32 @@ class _Tables:
                     **({} if replica.stalled is None else {"standing": replica.stalled}),
                     **as_of(replica),
                     "stream_ms": replica.stream_ms,
+                    **self._held_back(replica),
                     "approximate_rows": replica.approximate_rows(),
                     **self._progress(replica),
                     **self._emitted(replica),
                 }
                 for replica in held
             ],
+        }
+
+    def _held_back(self, replica: Replica) -> dict[str, Any]:
+        """Return which origins the windows or the join of an owner wait for, where they do."""
+        held = replica.held_back if replica.active else []
+        if not held:
+            return {}
+        processors = [*self._serving.tables().values()]
+        return {
+            "held_back": [
+                {
+                    "topic": each.topic,
+                    "origin": each.origin,
+                    "of": list(origins_of_topic(processors, each.topic)),
+                    "lag_s": None if isinf(each.lag_s) else each.lag_s,
+                    "held_s": each.held_s,
+                }
+                for each in held
+            ]
         }
 
     def _progress(self, replica: Replica) -> dict[str, Any]:

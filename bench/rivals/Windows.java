@@ -1,6 +1,7 @@
 // Rival: windows, sessions and interval joins by Kafka Streams' DSL, exactly_once_v2, with its cache.
 //
 //     java -cp JARS bench/rivals/Windows.java work=tumbling|sessions|interval bootstrap=HOST:PORT in=T[,T] out=T id=APP dir=D
+//     ... work=rekeyed|near stay=1   behind a re-key by "page", and a join 10 s before and after; runs until it is killed
 //
 // Event time is the number behind "at": in a record's JSON. Windows are final: suppressed until they are closed.
 // Clock: first record's time extracted, to all offsets of the input stable in the group's committed offsets.
@@ -72,6 +73,12 @@ public class Windows {
         return text.getBytes(StandardCharsets.UTF_8);
     }
 
+    static Bytes page(byte[] value) {
+        String text = new String(value, StandardCharsets.UTF_8);
+        int from = text.indexOf("\"page\":\"") + 8;
+        return Bytes.wrap(text.substring(from, text.indexOf('"', from)).getBytes(StandardCharsets.UTF_8));
+    }
+
     static byte[] pair(byte[] left, byte[] right) {
         byte[] out = new byte[left.length + right.length + 3];
         out[0] = '[';
@@ -86,15 +93,18 @@ public class Windows {
         var consumed = Consumed.with(Serdes.Bytes(), Serdes.ByteArray()).withTimestampExtractor(new EventTime());
         var produced = Produced.with(Serdes.Bytes(), Serdes.ByteArray());
         KStream<Bytes, byte[]> first = builder.stream(in.get(0), consumed);
-        if (work.equals("interval")) {
+        if (work.equals("interval") || work.equals("near")) {
             KStream<Bytes, byte[]> second = builder.stream(in.get(1), consumed);
-            var near = JoinWindows.ofTimeDifferenceAndGrace(Duration.ofSeconds(10), Duration.ofMinutes(5)).before(Duration.ZERO);
+            var near = JoinWindows.ofTimeDifferenceAndGrace(Duration.ofSeconds(10), Duration.ofMinutes(5));
+            if (work.equals("interval")) near = near.before(Duration.ZERO);
             first.join(second, Windows::pair, near, StreamJoined.with(Serdes.Bytes(), Serdes.ByteArray(), Serdes.ByteArray())).to(out, produced);
             return;
         }
-        var grouped = first.groupByKey(Grouped.with(Serdes.Bytes(), Serdes.ByteArray()));
-        KTable<Windowed<Bytes>, Long> counts = work.equals("tumbling")
-            ? grouped.windowedBy(TimeWindows.ofSizeAndGrace(Duration.ofHours(1), Duration.ofMinutes(5)))
+        boolean rekeyed = work.equals("rekeyed");
+        var serdes = Grouped.with(Serdes.Bytes(), Serdes.ByteArray());
+        var grouped = rekeyed ? first.groupBy((key, value) -> page(value), serdes) : first.groupByKey(serdes);
+        KTable<Windowed<Bytes>, Long> counts = rekeyed || work.equals("tumbling")
+            ? grouped.windowedBy(TimeWindows.ofSizeAndGrace(Duration.ofHours(1), rekeyed ? Duration.ZERO : Duration.ofMinutes(5)))
                 .count(Materialized.with(Serdes.Bytes(), Serdes.Long()))
             : grouped.windowedBy(SessionWindows.ofInactivityGapAndGrace(Duration.ofMinutes(10), Duration.ofMinutes(5)))
                 .count(Materialized.with(Serdes.Bytes(), Serdes.Long()));
@@ -128,6 +138,7 @@ public class Windows {
 
         KafkaStreams streams = new KafkaStreams(builder.build(), config);
         streams.start();
+        if (given.containsKey("stay")) Thread.sleep(Long.MAX_VALUE);
         var stable = new ListConsumerGroupOffsetsOptions().requireStable(true);
         for (long committed = 0; committed < total; Thread.sleep(5)) {
             if (firstNs.get() == 0) continue;

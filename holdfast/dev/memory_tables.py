@@ -25,6 +25,7 @@ from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.merge.global_copies import GlobalCopy, GlobalView, key_in_copy, trimmed_at
 from holdfast.core.engine.query_wire import EarlierClaims, TableClaims, WorkerClaims
 from holdfast.core.engine.state.codec import NOTHING_APPLIED, RowCodec, key_in_table, row_key
+from holdfast.tables.held_origins import HeldOrigin
 
 T = TypeVar("T")
 
@@ -43,12 +44,9 @@ class MemoryReplica:
         self.partial: dict[str, int] = {}
         self.rows: dict[str, bytes] = {}
         self.named: dict[str, dict[str, bytes]] = {name: {} for name in processor.tables}
+        self.held_back: list[HeldOrigin] = []
         self.waited_for = asyncio.Event()
         self._moved = asyncio.Condition()
-
-    @property
-    def held_back(self) -> list[tuple[str, str, float]]:
-        return []
 
     @property
     def late(self) -> tuple[int, int] | None:

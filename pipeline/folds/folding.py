@@ -126,7 +126,8 @@ class FoldPlan:
 
     *rows* False leaves final rows and timers out (their digest is in the summary all the same). *transitions*
     tells every change of a row, or with *of_key*, a table ("" for the processor's own) and a key, only those
-    of one. Folding then goes record by record, about three times slower. *skips* are offsets of each
+    of one; or with *of_prefixes* of rows of its own whose keys begin so. Folding then goes record by record,
+    about three times slower. *skips* are offsets of each
     partition that are left out, whatever a reader gives: what is skipped of a source does not exist for its
     application. *later_timeout_s* is how long a record may wait for what its fold needs. *emits* has what is
     emitted told as well. *refused* are records, by topic and offset, that the table refused for what may be
@@ -139,6 +140,7 @@ class FoldPlan:
     refused: Mapping[int, frozenset[tuple[str, int]]] = field(default_factory=dict)
     transitions: bool = False
     of_key: tuple[str, str] | None = None
+    of_prefixes: tuple[str, ...] = ()
     skips: Mapping[int, OffsetRanges] = field(default_factory=dict)
     later_timeout_s: float = 600.0
     bases: Mapping[int, Beginning] = field(default_factory=dict)
@@ -171,6 +173,8 @@ class FoldPlan:
 
     def tells(self, each: Transition[Any]) -> bool:
         """Return whether a transition is one of those asked for."""
+        if self.of_prefixes:
+            return not each.table and each.key.startswith(self.of_prefixes)
         return self.of_key is None or self.of_key == (each.table, each.key)
 
 

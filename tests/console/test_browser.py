@@ -27,9 +27,8 @@ from holdfast.outbox.settings import HarvestSettings
 from holdfast.pipeline.landing.land import land
 from tests.agents.fleet import Fleet, Writer
 from tests.console.running import PARTITIONS, RunningConsole, running_fleet
-from tests.support.browser import DEADLINE_MS, started, violations
+from tests.support.browser import DEADLINE_MS, violations
 from tests.support.harness import Worker, wait_for
-from tests.support.parts import part
 
 TOKEN = "s3cret"
 GUARDED = [
@@ -173,13 +172,6 @@ def harvest_rows(fleet: Fleet, url: str) -> None:
     harvest = HarvestSettings(database=url, kafka=fleet.settings, name=f"{fleet.settings.app}-outbox")
     with OutboxRows(url) as rows, Harvester(harvest):
         wait_for("rows of an outbox to be published", lambda: rows.count() == 0, DEADLINE_MS / 1000)
-
-
-@pytest.fixture(scope="module")
-@part("browser")
-def browser() -> Iterator[Browser]:
-    with started() as found:
-        yield found
 
 
 class Tab:

@@ -253,6 +253,7 @@ class Runner:
         self._stall.end()
         self._count_refusals(changes)
         folder.commit()
+        self.part.owner.look_at_origins()
         self._traced.committed(changes)
         self._host.progressed()
         self._counts.committed(

@@ -4,16 +4,18 @@ that agree.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from holdfast.cli.doctor.diagnosis import Diagnosis, Fitness, examined
 from holdfast.cli.options.application import Application
+from holdfast.cli.waiting_origins import WaitingPartition, follows_time, waiting_partitions
 from holdfast.clients.topics.admin import Admin
 from holdfast.clients.topics.application import check_topics
 from holdfast.clients.topics.grants import worker_grants
 from holdfast.clients.topics.types import ClusterTopics, Severity
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
+from holdfast.console.watching.findings import WAIT_FOR_ORIGIN
 from holdfast.core.kafka.grants import Grant, Pattern, Resource
 
 DEADLINE_S = 10.0
@@ -39,6 +41,8 @@ def cluster(
         yield from examined("topics", lambda: topics(application, admin))
         yield from examined("rights", lambda: rights(application, admin))
     yield from examined("clocks", lambda: clocks(settings, admin, clock))
+    if application is not None and follows_time(application):
+        yield from examined("event time", lambda: event_time(waiting_partitions(application, DEADLINE_S)))
 
 
 def brokers(settings: Settings, seen: ClusterTopics) -> Iterator[Diagnosis]:
@@ -87,6 +91,21 @@ def rights(application: Application, admin: Admin) -> Iterator[Diagnosis]:
         )
     if not lacking:
         yield Diagnosis(check="rights", fitness=Fitness.OK, found="all that a worker needs on these topics")
+
+
+def event_time(waiting: Sequence[WaitingPartition]) -> Iterator[Diagnosis]:
+    """Yield the origins that windows and joins of the running workers wait for."""
+    for each in waiting:
+        yield Diagnosis(
+            check="event time",
+            fitness=Fitness.WARNING if each.is_long else Fitness.OK,
+            found=each.told,
+            cure=WAIT_FOR_ORIGIN if each.is_long else "",
+        )
+    if not waiting:
+        yield Diagnosis(
+            check="event time", fitness=Fitness.OK, found="no windows or joins wait for an origin"
+        )
 
 
 def missing(needed: list[Grant], allowed: Mapping[str, Collection[str]]) -> list[Grant]:

@@ -19,6 +19,7 @@ from holdfast.cli.logs import broker_logs
 from holdfast.cli.options.application import load_application
 from holdfast.cli.options.context import LAST_OFFSET, globals_of, output_of
 from holdfast.cli.output import Cell, Output, OutputRow, note, number_of, show, show_json, utc
+from holdfast.cli.waiting_origins import follows_time, waiting_partitions
 from holdfast.clients.groups.admin import RESET_DEADLINE_S, GroupAdmin, ResetPlan
 from holdfast.clients.groups.records import (
     GroupDescription,
@@ -171,6 +172,22 @@ def describe(
             columns = COLUMNS if all(position.lane is None for position in positions) else LANE_COLUMNS
             columns = _columns((*columns, *more), claims=any(position.status for position in positions))
             _show([_position(position) for position in positions], columns, output_of(context))
+            _note_waiting(context, group, timeout)
+
+
+def _note_waiting(context: typer.Context, group: str, timeout_s: float) -> None:
+    """Tell for which origins the windows and joins wait of the application whose group is shown: they have no
+    lag then, and yet no results.
+    """
+    chosen = globals_of(context)
+    application = load_application(chosen.application, chosen.settings())
+    if group != application.settings.app or not follows_time(application):
+        return
+    try:
+        for each in waiting_partitions(application, timeout_s):
+            note(each.told)
+    except HoldfastError as error:
+        note(f"which origins windows and joins wait for is not known: {error}")
 
 
 def _columns(names: tuple[str, ...], *, claims: bool) -> tuple[str, ...]:

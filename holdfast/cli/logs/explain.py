@@ -1,5 +1,5 @@
 """`holdfast explain`: record batches as they lie in a log, with producers, sequences, transactions and
-control records.
+control records; a row of a table, and a late record.
 
 A batch that cannot be read is shown by what its header claims, and the exit code is 1.
 """
@@ -17,6 +17,7 @@ import typer
 
 from holdfast.cli.lake.engines import EngineName, EngineOption
 from holdfast.cli.lake.sources import LakeOption, SourceName, chosen_source
+from holdfast.cli.logs.explain_late import AskedLate, explain_late
 from holdfast.cli.logs.explain_row import AskedRow, explain_row
 from holdfast.cli.options.context import LAST_OFFSET, LAST_PARTITION, output_of, settings_of
 from holdfast.cli.output import Cell, Output, note, show, show_json
@@ -185,11 +186,19 @@ def _partition(text: str) -> int:
     return int(text)
 
 
+def _late_place(topic: str | None, partition: str | None, offset: int | None) -> tuple[str, int, int]:
+    if topic is None or partition is None or offset is None:
+        raise ConfigError("with --for, name a record as TOPIC PARTITION OFFSET")
+    return topic, _partition(partition), offset
+
+
 @app.command(
     help=(
         "Show the batches of a segment file (--segment FILE), everything known about one offset (TOPIC"
         " PARTITION OFFSET), or a row of a table and the records that led to it (PROCESSOR KEY, with --at"
-        " TIME as it was then). Of a batch that cannot be read it shows what the header claims, and why; the"
+        " TIME as it was then). Show which records windows or an interval join took as late, and why"
+        " (PROCESSOR --late), or why they took one so or did not (TOPIC PARTITION OFFSET --for PROCESSOR). Of"
+        " a batch that cannot be read it shows what the header claims, and why; the"
         " exit code is then 1."
     )
 )
@@ -227,8 +236,25 @@ def explain(
         ),
     ] = None,
     changes: Annotated[
-        int, typer.Option(min=1, max=10_000, help="Of a row, show at most so many changes, the latest.")
+        int,
+        typer.Option(
+            min=1,
+            max=10_000,
+            help="Of a row, show at most so many changes, the latest; of --late so many records.",
+        ),
     ] = 20,
+    late: Annotated[
+        bool,
+        typer.Option("--late", help="Of windows or an interval join, show the records that were late."),
+    ] = False,
+    processor: Annotated[
+        str | None,
+        typer.Option(
+            "--for",
+            metavar="PROCESSOR",
+            help="Of an offset, show whether this processor took the record as late, and why.",
+        ),
+    ] = None,
     engine: EngineOption = EngineName.AUTO,
     source: Annotated[
         SourceName | None,
@@ -243,6 +269,24 @@ def explain(
     ] = False,
 ) -> None:
     output = output_of(context)
+    if late or processor is not None:
+        record = _late_place(topic, place, offset) if processor is not None else None
+        if segment is not None or topic is None or (late and (place is not None or processor is not None)):
+            raise ConfigError("write PROCESSOR --late, or TOPIC PARTITION OFFSET --for PROCESSOR")
+        explain_late(
+            context,
+            AskedLate(
+                processor or topic,
+                record,
+                at,
+                changes,
+                engine,
+                chosen_source(source, lake),
+                lake,
+                allow_holes,
+            ),
+        )
+        return
     of_row = segment is None and offset is None and place is not None and not place.isdecimal()
     if at is not None or of_row:
         if topic is None or place is None or offset is not None or segment is not None:

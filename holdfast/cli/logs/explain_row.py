@@ -56,14 +56,15 @@ def explain_row(context: typer.Context, asked: AskedRow) -> None:
             application.processor(name),
             application.settings,
             asked.key,
-            None if asked.at is None else _at(asked.at),
+            None if asked.at is None else until_of(asked.at),
             AsOfOptions(replay=options, limit=asked.changes),
             table=table,
         )
     _show(found, output_of(context), past=asked.at is not None)
 
 
-def _at(text: str) -> Until | int:
+def until_of(text: str) -> Until | int:
+    """Return what `--at` asks for: a short number is an offset of the one partition."""
     from holdfast.pipeline.bronze.extent import parse_until
 
     return int(text) if text.isdecimal() and len(text) <= OFFSET_DIGITS else parse_until(text, "--at")

@@ -22,6 +22,10 @@ class LoadedApplication(Protocol):
     def settings(self) -> Settings:
         """Return what it runs under."""
 
+    @property
+    def processors(self) -> Sequence[Processor[Any, Any]]:
+        """Return all that it declares."""
+
     def processor(self, name: str) -> Processor[Any, Any]:
         """Return the processor of this name; ConfigError where there is none."""
 
@@ -99,6 +103,41 @@ def answer_why(load: Load, question: WhyQuestion) -> WhyAnswer:
         changes=[_change(row.partition, each) for row in found.rows for each in reversed(row.changes)],
         total=sum(each.total for each in found.rows),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LateQuestion:
+    """Why records of *processor* were late: the one at *place*, a topic, partition and offset, or without it
+    the last ones.
+    """
+
+    processor: str
+    place: tuple[str, int, int] | None
+    lake: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LateAnswer:
+    """The records, the newest of each partition first, of *total* that were late."""
+
+    records: Sequence[Any]
+    total: int
+
+
+def answer_late(load: Load, question: LateQuestion) -> LateAnswer:
+    """Return which records were late, and why, as `WhyLate` has it. Raises whatever `late_records` does."""
+    from holdfast.pipeline.histories.late import LateOptions, RecordPlace, late_records, why_late
+    from holdfast.pipeline.replay import ReplayOptions
+
+    application = load()
+    replay = ReplayOptions(
+        engine="local", source="topic" if question.lake is None else "history", lake=question.lake
+    )
+    known = application.processors, question.processor, application.settings
+    if question.place is not None:
+        return LateAnswer(records=[why_late(*known, RecordPlace(*question.place), replay)], total=1)
+    found = late_records(*known, None, LateOptions(replay=replay, limit=LIMIT_CHANGES))
+    return LateAnswer(records=found.records[::-1][:LIMIT_CHANGES], total=sum(found.totals.values()))
 
 
 def _change(partition: int, made: Any) -> WhyChange:

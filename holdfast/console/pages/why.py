@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from typing import Any
 
 from holdfast.clock import system_clock
 from holdfast.console.access import RequestDenied
-from holdfast.console.asking.why import WhyQuestion, answer_why
+from holdfast.console.asking.why import LateQuestion, Load, WhyQuestion, answer_late, answer_why
 from holdfast.console.desk import ConsoleDesk
 from holdfast.console.pages.page import ConsolePage, Query
 from holdfast.console.pages.quarantine import written
@@ -26,11 +27,15 @@ async def build(desk: ConsoleDesk, query: Query) -> dict[str, Any]:
         "table": table,
         "key": key or "",
         "found": None,
+        "late": None,
+        "judges": any(each.name == name and each.lateness is not None for each in desk.processors),
         "trouble": None,
         "lake": desk.settings.console_lake,
         "able": desk.load is not None,
         "written": written,
     }
+    if desk.load is not None and ("late" in query or query.get("record", "").strip()):
+        return {**context, **await _late(desk, desk.load, name, query)}
     if key is None or desk.load is None:
         return context
     at = query.get("at", "").strip() or str(system_clock.now_ms())
@@ -40,6 +45,28 @@ async def build(desk: ConsoleDesk, query: Query) -> dict[str, Any]:
     except HoldfastError as error:
         return {**context, "trouble": str(error)}
     return {**context, "found": found}
+
+
+async def _late(desk: ConsoleDesk, load: Load, name: str, query: Query) -> dict[str, Any]:
+    """Return why the record that is named was late, or which ones were last."""
+    place = _record(query.get("record", "").strip())
+    question = LateQuestion(processor=name, place=place, lake=desk.settings.console_lake)
+    try:
+        return {"late": await desk.children.run(partial(answer_late, load, question))}
+    except HoldfastError as error:
+        return {"trouble": str(error)}
+
+
+def _record(text: str) -> tuple[str, int, int] | None:
+    """Read TOPIC/PARTITION/OFFSET.
+
+    >>> _record("looks/0/17"), _record("")
+    (('looks', 0, 17), None)
+    """
+    found = re.fullmatch(r"([A-Za-z0-9._-]{1,249})/(\d{1,9})/(\d{1,18})", text)
+    if found is None and text:
+        raise RequestDenied(400, f"record is {text[:40]!r}: write TOPIC/PARTITION/OFFSET.")
+    return None if found is None else (found[1], int(found[2]), int(found[3]))
 
 
 WHY = ConsolePage(path="/tables/why", menu="Tables", template="why.html", build=build, live=False)

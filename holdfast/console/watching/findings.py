@@ -9,8 +9,14 @@ from urllib.parse import urlencode
 
 from holdfast.clients.groups.records import GroupDescription, ShownState
 from holdfast.console.watching.picture import PartitionHealth, Picture, TableLine, WorkerLine, WorkerState
+from holdfast.console.watching.reports import HeldOriginReport
 
 LIMIT_NAMED = 5
+HELD_S, HELD_LAG_S = 60.0, 3_600.0
+"""An origin is told of that windows or a join wait for so long, and that is behind by more event time."""
+WAIT_FOR_ORIGIN = (
+    "Wait while its records are read; see that the step, or the join, has an owner for that partition."
+)
 
 
 class Urgency(StrEnum):
@@ -119,6 +125,7 @@ def _of_tables(picture: Picture) -> Iterator[HealthFinding]:
                 mild = urgency if table.current else Urgency.NOTE
                 what = f"{_partitions(table, numbers)} {verb}"
                 yield HealthFinding(urgency=mild, what=what, cure=cure, page=f"{page}&state=attention")
+        yield from _of_origins(table, page)
         if partial := [each.partition for each in table.partitions if each.partial]:
             yield HealthFinding(
                 urgency=Urgency.NOTE,
@@ -131,6 +138,29 @@ def _of_tables(picture: Picture) -> Iterator[HealthFinding]:
                 ),
                 page=page,
             )
+
+
+def _of_origins(table: TableLine, page: str) -> Iterator[HealthFinding]:
+    """Tell for which origins windows or joins wait longer than they should."""
+    waiting: dict[str, list[int]] = {}
+    for line in table.partitions:
+        for held in line.held_back:
+            if is_worth_telling(held):
+                waiting.setdefault(held.named, []).append(line.partition)
+    for named, numbers in waiting.items():
+        yield HealthFinding(
+            urgency=Urgency.WARNING,
+            what=f"{_partitions(table, numbers)} wait for {named}",
+            cure=WAIT_FOR_ORIGIN,
+            page=page,
+        )
+
+
+def is_worth_telling(held: HeldOriginReport) -> bool:
+    """Return whether windows or a join wait for an origin longer than its pace explains: for a minute, and it
+    has said nothing or is behind by the event time of the alert.
+    """
+    return held.held_s >= HELD_S and (held.lag_s is None or held.lag_s > HELD_LAG_S)
 
 
 def _partitions(table: TableLine, numbers: list[int]) -> str:

@@ -12,7 +12,13 @@ from functools import cached_property
 from typing import Any
 
 from holdfast.clients.tables.directory import Workers
-from holdfast.console.watching.reports import GlobalReport, HeldReport, Silence, WorkerReport
+from holdfast.console.watching.reports import (
+    GlobalReport,
+    HeldOriginReport,
+    HeldReport,
+    Silence,
+    WorkerReport,
+)
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.query_wire import WorkerClaims
 
@@ -69,6 +75,8 @@ class PartitionLine:
     """One partition of one version of a table; what is not known is None. *restored* is the share of its
     changelog that was read.
 
+    *held_back* are the origins that its windows or join wait for.
+
     *behind_of* is by source, where there are several; *emitted* is how many records its owner has emitted to
     which topic since it started.
     """
@@ -84,6 +92,7 @@ class PartitionLine:
     behind_of: Mapping[str, int]
     emitted: Mapping[str, int]
     stream_ms: int | None
+    held_back: tuple[HeldOriginReport, ...]
     standing: str | None
     partial: bool
     restored: float | None
@@ -299,6 +308,7 @@ class _Painter:
             behind_of={} if told is None else told.behind_of,
             emitted={} if told is None else told.emitted,
             stream_ms=None if told is None or told.stream_ms < 0 else told.stream_ms,
+            held_back=() if told is None else tuple(told.held_back),
             standing=None if told is None else told.standing,
             partial=self._directory.is_partial(*place),
             restored=_share(opening or told),

@@ -33,6 +33,26 @@ class ChangelogReport(msgspec.Struct, frozen=True):
     end: int
 
 
+class HeldOriginReport(msgspec.Struct, frozen=True):
+    """An origin that windows or a join wait for: of the source *topic*, a partition, or "unheard", of the
+    topics *of*. *lag_s* is by how much event time others are ahead, None where it has said nothing, and
+    *held_s* for how long by the clock.
+    """
+
+    topic: str
+    origin: str
+    of: list[str]
+    lag_s: float | None
+    held_s: float
+
+    @property
+    def named(self) -> str:
+        """Return which log it is, in words."""
+        if self.origin == "unheard":
+            return f"a partition of {' and '.join(self.of)} that has said nothing"
+        return " and ".join(f"{each}-{self.origin}" for each in self.of)
+
+
 class HeldReport(msgspec.Struct, frozen=True):
     """A partition that a worker has. What workers of older releases do not tell is None."""
 
@@ -50,6 +70,7 @@ class HeldReport(msgspec.Struct, frozen=True):
     changelog: ChangelogReport | None = None
     behind_of: dict[str, int] = {}
     """Records of each source that are not folded yet, where there are several."""
+    held_back: list[HeldOriginReport] = []
     emitted: dict[str, int] = {}
     """Records emitted to each topic since this worker started."""
 

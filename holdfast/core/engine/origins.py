@@ -68,6 +68,16 @@ class StepReached(NamedTuple):
     has_ended: bool
 
 
+class HeldBack(NamedTuple):
+    """The origin that holds stream time back, of the source with this number: None for one that has said
+    nothing, and then *lag_ms* is None too. Else it is by how much event time others are ahead.
+    """
+
+    source: int
+    origin: int | None
+    lag_ms: int | None
+
+
 def is_mark(headers: Headers) -> bool:
     """Return whether a record with *headers* is a mark, which no fold of users sees."""
     return bool(headers) and headers[0][0] == MARK
@@ -246,17 +256,20 @@ class OriginWatermarks:
         """Return the origin that holds stream time back, None for one that is not heard, and how many ms the
         farthest is ahead of it; None where nothing is held back.
         """
-        named = {origin: mark for origin, mark in self.marks.items() if origin != NAMELESS}
+        named = [mark for origin, mark in self.marks.items() if origin != NAMELESS]
         if not named:
             return None
-        highest = max(named.values())
+        highest = max(named)
         if not self._all_heard:
-            return None, highest - min(named.values())
-        held = [origin for origin in named if origin not in self.ended]
-        if not held:
-            return None
-        last = min(held, key=named.__getitem__)
-        return (last, highest - named[last]) if named[last] < highest else None
+            return None, highest - min(named)
+        last = self.last
+        return None if last is None or self.marks[last] == highest else (last, highest - self.marks[last])
+
+    @property
+    def last(self) -> int | None:
+        """Return the origin of the least watermark among those that are heard and will say more."""
+        held = [origin for origin in self.marks if origin not in self.ended and origin != NAMELESS]
+        return min(held, key=self.marks.__getitem__, default=None)
 
 
 class _Stored(msgspec.Struct, frozen=True, array_like=True):

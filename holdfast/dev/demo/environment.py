@@ -45,6 +45,12 @@ UPGRADE = {"app": "pages", "session_timeout_s": 6.0, "heartbeat_interval_s": 0.5
 JOIN = {"app": "ads", "instance_id": "joiner", "session_timeout_s": 6.0, "heartbeat_interval_s": 0.5}
 """Settings of the application that joins: a static member finds its partitions again when it is restarted."""
 
+LIVE_RUN, BACKLOG_RUN = "live", "backlog"
+DAY_WORKERS = f"{LIVE_RUN}-1", f"{BACKLOG_RUN}-1", f"{BACKLOG_RUN}-2"
+"""The workers of two runs of one application, each a static member of its run's group."""
+DAY = {"session_timeout_s": 6.0, "heartbeat_interval_s": 0.5, "fetch_records": 500}
+"""Settings of that application: so few records at once that there is a middle of reading a day."""
+
 KEPT_FOLDER = Path(".holdfast/demo")
 STOP_GRACE_S = 10.0
 COMMAND_DEADLINE_S = 120.0
@@ -131,6 +137,10 @@ class DemoEnvironment:
             (self.service_config, SERVICE),
             (self.join_config, JOIN),
             (self.upgrade_config, UPGRADE),
+            *(
+                (self._day_config(each), {"app": each[:-2], "instance_id": each, **DAY})
+                for each in DAY_WORKERS
+            ),
         ):
             holdfast = "".join(f"{name} = {json.dumps(value)}\n" for name, value in given.items())
             path.write_text(f"[holdfast]\n{holdfast}\n[kafka]\n{kafka}", encoding="utf-8")
@@ -164,6 +174,17 @@ class DemoEnvironment:
     def upgrader(self, name: str, module: str) -> Process:
         """Start a worker of the application whose table is upgraded; it ends with the demo at the latest."""
         return self._worker(name, module, self.upgrade_config)
+
+    def day_settings(self, worker: str) -> Settings:
+        """Return the settings of a worker, one of DAY_WORKERS."""
+        return load_settings(flags={}, env={}, file=self._day_config(worker))
+
+    def day_reader(self, worker: str, module: str) -> Process:
+        """Start one of DAY_WORKERS; it ends with the demo at the latest."""
+        return self._worker(worker, module, self._day_config(worker))
+
+    def _day_config(self, worker: str) -> Path:
+        return self.folder / f"{worker}.toml"
 
     def _worker(self, name: str, module: str, settings: Path) -> Process:
         process = procfile.worker(

@@ -156,6 +156,18 @@ class JoinFindings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DayFindings:
+    """What the steps of the day measured: its backlog was counted again in *seconds*, with a worker killed
+    when *read* offsets lay between its step and its windows.
+    """
+
+    views: int
+    windows: int
+    read: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UpgradeFindings:
     """What the steps of the upgrade measured: of *visits* the new version began with *begun*; *pause_s* is
     the longest time without an answer.
@@ -185,6 +197,7 @@ class Measurements:
     ways: Sequence[Way]
     claimed: ClaimFindings
     joined: JoinFindings
+    day: DayFindings
     upgraded: UpgradeFindings
     outbox: OutboxFindings
     elapsed_s: float
@@ -245,6 +258,11 @@ def summary(found: Measurements, pointers: Sequence[tuple[str, str]]) -> list[Li
             "join",
             f"{found.joined.results:,} impressions told once, with their click or without, past a SIGKILL;"
             f" folded again from logs and choices: {found.joined.digest[:HASH_SHOWN]}",
+        ),
+        Line(
+            "a day again",
+            f"{found.day.windows:,} windows over {found.day.views:,} views, the same from the backlog as"
+            f" live, past a SIGKILL, in {found.day.seconds:.1f} s",
         ),
         Line(
             "upgrade",

@@ -18,6 +18,7 @@ from holdfast.dev import processes
 from holdfast.dev.demo.environment import SESSION_TIMEOUT_S, DemoEnvironment, Running
 from holdfast.dev.demo.narrator import (
     ClaimFindings,
+    DayFindings,
     JoinFindings,
     Measurements,
     OutboxFindings,
@@ -31,6 +32,7 @@ from holdfast.dev.demo.processes import fleet_process
 from holdfast.dev.demo.processes.capture import PARTITIONS
 from holdfast.dev.demo.processes.fleet import LiveFleet
 from holdfast.dev.demo.steps.claims import ClaimSteps
+from holdfast.dev.demo.steps.days import DaySteps
 from holdfast.dev.demo.steps.joins import JoinSteps
 from holdfast.dev.demo.steps.outbox import OutboxSteps
 from holdfast.dev.demo.steps.upgrades import UpgradeSteps
@@ -86,12 +88,21 @@ def _play(
 
         ways = Proof(stage, steps.claims, teller, steps.seen.ends).ways(table)
     joined = JoinSteps(stage, teller).play()
+    counted = DaySteps(stage, teller).play()
     upgraded = UpgradeSteps(stage, teller).play()
     claimed = ClaimSteps(stage, teller).play()
     outbox = OutboxSteps(stage, teller).play()
     pointers = _leave_running(stage, steps) if options.keep else _end(teller, stage)
     found = _findings(
-        steps, ways, joined, upgraded, claimed, outbox, rows=len(table.rows), elapsed_s=teller.elapsed_s
+        steps,
+        ways,
+        joined,
+        counted,
+        upgraded,
+        claimed,
+        outbox,
+        rows=len(table.rows),
+        elapsed_s=teller.elapsed_s,
     )
     return found, pointers
 
@@ -115,8 +126,9 @@ def _introduce(teller: Teller, options: DemoOptions, stage: DemoEnvironment) -> 
         "holdfast demo",
         f"{options.clients:,} clients share {options.claims:,} partitions through {kafka}. Two workers fold"
         f" what they write into a table, one of them is killed, and {again}. Then two streams are joined, a"
-        " table goes to its next version while it is asked, three services claim the partitions of a topic,"
-        " and an outbox in SQLite is published; all but the table lose a process to SIGKILL in the middle."
+        " day is counted live and again from its backlog, a table goes to its next version while it is asked,"
+        " three services claim the partitions of a topic, and an outbox in SQLite is published; all but the"
+        " table lose a process to SIGKILL in the middle."
         f" All of it runs on this machine, reachable from nowhere else, in {stage.folder}, and {fate}.",
     )
 
@@ -203,6 +215,7 @@ def _findings(
     steps: WorkerSteps,
     ways: Sequence[Way],
     joined: JoinFindings,
+    day: DayFindings,
     upgraded: UpgradeFindings,
     claimed: ClaimFindings,
     outbox: OutboxFindings,
@@ -225,6 +238,7 @@ def _findings(
         session_timeout_s=SESSION_TIMEOUT_S,
         ways=ways,
         joined=joined,
+        day=day,
         upgraded=upgraded,
         claimed=claimed,
         outbox=outbox,

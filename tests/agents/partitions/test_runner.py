@@ -98,6 +98,8 @@ class Part:
 
     def wake(self) -> None: ...
 
+    def look_at_origins(self) -> None: ...
+
     @property
     def owner(self) -> Part:
         return self

@@ -24,6 +24,7 @@ from holdfast.clock import ManualClock
 from holdfast.dev.demo.environment import DemoEnvironment, Running, down
 from holdfast.dev.demo.narrator import (
     ClaimFindings,
+    DayFindings,
     JoinFindings,
     Measurements,
     OutboxFindings,
@@ -430,6 +431,7 @@ def findings(*digests: str) -> Measurements:
             for name, digest in zip(names, digests, strict=True)
         ],
         claimed=ClaimFindings(messages=1_297, again=59, takeover_s=6.12, bound_s=7.0),
+        day=DayFindings(views=24_000, windows=240, read=6_000, seconds=5.1),
         joined=JoinFindings(results=1_204, away_s=3.1, digest="ef" * 32),
         upgraded=UpgradeFindings(visits=4_321, begun=1_234, answers=987, pause_s=1.24),
         outbox=OutboxFindings(orders=3_182, rolled_back=348, takeover_s=7.1, session_s=6.0),

@@ -133,3 +133,11 @@ class TopologyGraph:
             lines += [f"  {ids[topic]} -.-> p{at}" for topic in node.reads]
             lines += [f"  p{at} --> {ids[topic]}" for topic in node.emits]
         return "\n".join(lines)
+
+
+def origins_of_topic(processors: Sequence[Processor[Any, Any]], topic: str) -> tuple[str, ...]:
+    """Return the topics whose partitions are the origins of *topic*: those that the steps read which write
+    it. It is *topic* itself where no step of these does.
+    """
+    found = [each.topics for each in processors if each.stateless and topic in map(str, each.emits)]
+    return tuple(dict.fromkeys(name for topics in found for name in topics)) or (topic,)

@@ -36,7 +36,7 @@ from holdfast.core.engine.declared.sources import (
 )
 from holdfast.core.engine.declared.streams import Internal, Stream, tells_origins
 from holdfast.core.engine.emits import Emit, Emits, Headers
-from holdfast.core.engine.origins import StepClock, StepReached
+from holdfast.core.engine.origins import HeldBack, StepClock, StepReached
 from holdfast.core.engine.state.row_types import why_unfit
 from holdfast.core.engine.state.rows import Rows
 from holdfast.errors import ConfigError
@@ -562,6 +562,15 @@ class Processor(Generic[E, R]):
         read together.
         """
         return ()
+
+    def held_back(self, rows: Rows[Any], partition: int) -> list[HeldBack]:
+        """Return the origins that hold the event time of a partition back, as its rows have it."""
+        return []
+
+    @property
+    def lateness(self) -> Any:
+        """Return what reads why records of it are late, a `Lateness`; None where none ever is."""
+        return None
 
     @property
     def stateless(self) -> bool:

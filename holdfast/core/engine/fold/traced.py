@@ -77,7 +77,8 @@ def _of_source(fold: Callable[..., Emits] | FoldWith | FoldColumns) -> FoldWith 
     call, asked = (fold.fold, tuple(fold.inputs)) if isinstance(fold, FoldWith) else (fold, ())
     added = "headers" not in asked
     told = (*asked, "headers") if added else asked
-    return FoldWith(_TracedFoldWith(call, told.index("headers"), added), told)
+    marks = isinstance(fold, FoldWith) and fold.marks
+    return FoldWith(_TracedFoldWith(call, told.index("headers"), added), told, marks)
 
 
 class TracedEvent:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, Literal, TypeVar, overload
@@ -21,6 +21,7 @@ from holdfast.core.engine.fold.paced import Work, begun
 from holdfast.core.engine.origins import (
     NAMELESS,
     UNHEARD,
+    HeldBack,
     Mark,
     StepReached,
     plain,
@@ -42,6 +43,7 @@ from holdfast.core.streams.joins.joining import (
 from holdfast.core.streams.reading import warn_of_append_time
 from holdfast.core.streams.windowing.due import AT_ONCE, CLOSE, DROP, Entry, add_due, has_due, settle
 from holdfast.core.streams.windowing.fold import TICK_EVERY_MS
+from holdfast.core.streams.windowing.lateness import JudgedRecord, Lateness, PartitionTime
 from holdfast.core.streams.windowing.origins import origins_of
 from holdfast.core.streams.windowing.rows import (
     DIGITS,
@@ -274,12 +276,7 @@ class JoinWithin(Processor[Any, Any], Generic[L, R, J]):
             (*_ASKED, "headers") if late is not None or told else _ASKED for told in by_origin
         ]
 
-        def of_left(rows: Rows[Any], event: Any, at_ms: int, key: Any, *told: Any) -> Emits:
-            return near.fold(rows, _LEFT, one, event, at_ms, key, *told)
-
-        def of_right(rows: Rows[Any], event: Any, at_ms: int, key: Any, *told: Any) -> Emits:
-            return near.fold(rows, _RIGHT, other, event, at_ms, key, *told)
-
+        of_left, of_right = _SideFold(near, _LEFT, one), _SideFold(near, _RIGHT, other)
         super().__init__(
             name=name,
             on={
@@ -303,6 +300,25 @@ class JoinWithin(Processor[Any, Any], Generic[L, R, J]):
     @property
     def ticks_at_ends(self) -> bool:
         return True
+
+    @property
+    def lateness(self) -> Lateness:
+        sides = self._sides
+
+        def judged(source: int, given: Sequence[Any], at_ms: int) -> JudgedRecord | None:
+            side = sides[source]
+            return side.near.judged(side.side, side.source, given, at_ms)
+
+        return Lateness(judged, _time_of)
+
+    def held_back(self, rows: Rows[Any], partition: int) -> list[HeldBack]:
+        return self._sides[0].near.held_back(rows, partition)
+
+    @property
+    def _sides(self) -> list[_SideFold]:
+        assert self.on is not None
+        declared: list[Any] = [*self.on.values()]
+        return [getattr(each.fold, "fold", each.fold) for each in declared]  # as they are traced
 
     @property
     def final_emits(self) -> tuple[str, ...]:
@@ -337,6 +353,8 @@ def _row_type(left: Any, right: Any, by_origin: bool) -> Any:
 
 
 _ASKED: tuple[Asked, ...] = ("key", "partition", "offset")
+_HEADERS = 1 + len(_ASKED)
+"""Where in what a fold is given, behind rows and stream time, the headers are: the event is the first."""
 _LEFT, _RIGHT = "l/", "r/"
 _START = JoinStreamRow(left_ms=-1, right_ms=-1)
 SOURCE_IDLE_MS = 1_000
@@ -345,6 +363,31 @@ back no longer.
 """
 Alone = tuple[int, str, str, Any]
 """The time of a record that met none, its row's key, its own key, and what is held of it."""
+
+
+_decode_stream = msgspec.json.Decoder(JoinStreamRow).decode
+
+
+def _time_of(text: str) -> PartitionTime:
+    row = _decode_stream(text)
+    return PartitionTime(
+        stream_ms=row.stream_ms,
+        watermarks=(row.left_ms, row.right_ms),
+        ended=row.ended,
+        late=row.late,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _SideFold:
+    """The fold of one source of a join."""
+
+    near: _Near
+    side: str
+    source: Source[Any]
+
+    def __call__(self, rows: Rows[Any], event: Any, at_ms: int, key: Any, *told: Any) -> Emits:
+        return self.near.fold(rows, self.side, self.source, event, at_ms, key, *told)
 
 
 @dataclass(frozen=True, slots=True)
@@ -543,7 +586,48 @@ class _Near:
 
         The last for a left record is of the time + after, and is late once its origin is beyond that + grace.
         """
-        return time_ms + (self.after_ms if side == _LEFT else self.before_ms) + self.grace_ms + 1
+        return time_ms + self._reach_ms(side) + self.grace_ms + 1
+
+    def _reach_ms(self, side: str) -> int:
+        """Return how long after a record of *side* the last partner may be."""
+        return self.after_ms if side == _LEFT else self.before_ms
+
+    def held_back(self, rows: Rows[Any], partition: int) -> list[HeldBack]:
+        """Return the origins that hold stream time back: of a source behind a step, the last of its origins;
+        of two sources, the one that is behind the other and does not let go.
+        """
+        stream = _stream(rows, partition)
+        left_ms, right_ms = stream.left_ms, stream.right_ms
+        named = [
+            origins_of(rows, partition, number) if by_origin else None
+            for number, by_origin in enumerate(self.by_origin)
+        ]
+        found = [held for each in named if each is not None and each.is_named for held in each.held_back]
+        assert left_ms is not None
+        assert right_ms is not None
+        if left_ms == right_ms:
+            return found
+        behind = 0 if left_ms < right_ms else 1
+        if stream.ended & 1 << behind or behind in [held.source for held in found]:
+            return found
+        least_ms, origins = min(left_ms, right_ms), named[behind]
+        origin = partition if origins is None or not origins.is_named else origins.watermarks.last
+        lag_ms = None if least_ms < 0 else abs(right_ms - left_ms)
+        return [*found, HeldBack(behind, None if lag_ms is None else origin, lag_ms)]
+
+    def judged(self, side: str, source: Source[Any], given: Sequence[Any], at_ms: int) -> JudgedRecord | None:
+        """Return what decides whether a record is late, see `Lateness`."""
+        event, key = given[:2]
+        if event is None or event.__class__ is Mark:
+            return None
+        number = 0 if side == _LEFT else 1
+        told = told_of(given[_HEADERS]) if self.by_origin[number] else None
+        origin, before_ms = (None, None) if told is None else told[:2]
+        of, time_ms = key_of(key), time_and_move(source, event, at_ms)[0]
+        reach_ms = self._reach_ms(side)
+        return JudgedRecord(
+            of, time_ms, time_ms, time_ms + 1, self.grace_ms, reach_ms, origin, before_ms, f"{side}{of}@"
+        )
 
     def _tells_alone(self, side: str) -> bool:
         return self.lone_left if side == _LEFT else self.lone_right

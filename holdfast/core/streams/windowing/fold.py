@@ -4,7 +4,7 @@ records.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -30,6 +30,7 @@ from holdfast.core.streams.windowing.due import (
     has_due,
     settle,
 )
+from holdfast.core.streams.windowing.lateness import JudgedRecord, Lateness, PartitionTime
 from holdfast.core.streams.windowing.ordered import Ordered, held_key, time_of
 from holdfast.core.streams.windowing.origins import RowsOfOrigins, origins_of
 from holdfast.core.streams.windowing.rows import (
@@ -61,6 +62,7 @@ event there may be a `Mark`.
 """
 AnyWindow = WindowRow[Any]
 
+_ARRIVED = ("event", "partition", "record")
 TAKEN, PARTLY_LATE, LATE = range(3)
 _START = StreamRow()
 TICK_EVERY_MS = 250
@@ -410,6 +412,23 @@ class WindowFold:
             at_end = origins.watermarks.has_ended
         return StepReached(told_ms, at_end and not has_due(rows, CLOSE))
 
+    # -- explained
+
+    @property
+    def lateness(self) -> Lateness:
+        """Return what reads why records of it are late."""
+        return Lateness(self._judged, _time_of)
+
+    def _judged(self, source: int, given: Sequence[Any], at_ms: int) -> JudgedRecord | None:
+        arrived = getattr(given[0], "event", given[0])  # as it comes of a traced decoder
+        event, told = arrived[0], None if len(arrived) == len(_ARRIVED) else arrived[3]
+        if event.__class__ is Mark:
+            return None
+        key, time_ms = checked_key(self._by(event)), at_ms if self._time is None else self._time(event)
+        start_ms, end_ms = self._last_window(checked_time(time_ms))
+        origin, before_ms = (None, None) if told is None else told[:2]
+        return JudgedRecord(key, time_ms, start_ms, end_ms, self._grace_ms, 0, origin, before_ms, f"{key}@")
+
     # -- of each kind of window
 
     def _place(
@@ -427,9 +446,15 @@ class WindowFold:
         """
         raise NotImplementedError
 
+    def _last_window(self, time_ms: int) -> tuple[int, int]:
+        """Return start and end of the last window that a record of *time_ms* can be in; of sessions, of the
+        one that it would be alone.
+        """
+        raise NotImplementedError
+
     def _over_ms(self, time_ms: int) -> int:
         """Return from which watermark on a record of *time_ms* is late."""
-        raise NotImplementedError
+        return self._last_window(time_ms)[1] + self._grace_ms
 
     def _closed(self, rows: Rows[Any], window: str) -> None:
         """Called when *window* is closed, or at the latest when it is dropped."""
@@ -643,6 +668,14 @@ class WindowFold:
                 _send(rows, emits, self._updates, window, row)
         rows[window] = None
         return None
+
+
+_decode_stream = msgspec.json.Decoder(StreamRow).decode
+
+
+def _time_of(text: str) -> PartitionTime:
+    row = _decode_stream(text)
+    return PartitionTime(stream_ms=row.stream_ms, late=row.late, partly_late=row.partly_late)
 
 
 def _result(window: str, row: AnyWindow) -> WindowResult[Any]:

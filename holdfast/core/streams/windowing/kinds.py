@@ -44,8 +44,9 @@ class TumblingFold(WindowFold):
             return NEVER, LATE
         return self._add(rows, f"{key}@{start_ms:016d}", end_ms, event, stream_ms, emits), TAKEN
 
-    def _over_ms(self, time_ms: int) -> int:
-        return time_ms - time_ms % self._size_ms + self._size_ms + self._grace_ms
+    def _last_window(self, time_ms: int) -> tuple[int, int]:
+        start_ms = time_ms - time_ms % self._size_ms
+        return start_ms, start_ms + self._size_ms
 
 
 class HoppingFold(WindowFold):
@@ -86,8 +87,9 @@ class HoppingFold(WindowFold):
             first_due_ms = min(first_due_ms, due_ms)
         return first_due_ms, TAKEN if not missed else PARTLY_LATE if took else LATE
 
-    def _over_ms(self, time_ms: int) -> int:
-        return time_ms - time_ms % self._every_ms + self._size_ms + self._grace_ms
+    def _last_window(self, time_ms: int) -> tuple[int, int]:
+        start_ms = time_ms - time_ms % self._every_ms
+        return start_ms, start_ms + self._size_ms
 
 
 class SessionFold(WindowFold):
@@ -159,8 +161,8 @@ class SessionFold(WindowFold):
             rows[name] = OpenRow(now_open)
         return due_ms, TAKEN
 
-    def _over_ms(self, time_ms: int) -> int:
-        return time_ms + self._gap_ms + 1 + self._grace_ms
+    def _last_window(self, time_ms: int) -> tuple[int, int]:
+        return time_ms, time_ms + self._gap_ms + 1
 
     def _last_ms(self, end_ms: int) -> int:
         return end_ms - 1 - self._gap_ms
@@ -268,8 +270,8 @@ class SlidingFold(WindowFold):
             due_ms = min(due_ms, self._put(rows, f"{key}@{start_ms:016d}", before, row, stream_ms, emits))
         return due_ms, TAKEN
 
-    def _over_ms(self, time_ms: int) -> int:
-        return time_ms + 1 + self._grace_ms
+    def _last_window(self, time_ms: int) -> tuple[int, int]:
+        return time_ms - self._difference_ms, time_ms + 1
 
     def _done_ms(self, time_ms: int) -> int:
         return time_ms + self._difference_ms + 1 + self._grace_ms  # behind all windows that hold it

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from holdfast.core.engine.origins import NAMELESS, Mark, OriginWatermarks
+from holdfast.core.engine.origins import NAMELESS, HeldBack, Mark, OriginWatermarks
 from holdfast.core.engine.state.rows import Rows
 from holdfast.core.streams.windowing.rows import ORIGINS, OriginRow, origin_key, stream_key
 
@@ -43,6 +43,15 @@ class RowsOfOrigins:
     def late_after_idle(self) -> int:
         """Return how many records were late only because others went on while their origin had let go."""
         return sum(each[2] for each in self._counts.values())
+
+    @property
+    def held_back(self) -> list[HeldBack]:
+        """Return the origin that holds the watermark of the source back, none where nothing is."""
+        held = self.watermarks.held_back
+        if held is None:
+            return []
+        origin, lag_ms = held
+        return [HeldBack(self.source, origin, None if origin is None else lag_ms)]
 
     def begin(self, rows: Rows[Any], nameless_ms: int) -> None:
         """Take in that the first header is met; records without one had come to *nameless_ms*."""

@@ -16,6 +16,7 @@ from holdfast.core.engine.declared.sources import FoldColumns, RawSource, Readab
 from holdfast.core.engine.declared.streams import tells_origins
 from holdfast.core.engine.emits import Headers
 from holdfast.core.engine.origins import (
+    HeldBack,
     StepReached,
     is_mark,
     mark_of,
@@ -28,7 +29,9 @@ from holdfast.core.streams.emitting import Final, Updates, check_topics, encode_
 from holdfast.core.streams.reading import reading, warn_of_append_time, warn_of_unsaid_time
 from holdfast.core.streams.windowing.fold import Arrived, ToldArrived, WindowFold
 from holdfast.core.streams.windowing.kinds import HoppingFold, SessionFold, SlidingFold, TumblingFold
+from holdfast.core.streams.windowing.lateness import Lateness
 from holdfast.core.streams.windowing.ordered import Ordered
+from holdfast.core.streams.windowing.origins import origins_of
 from holdfast.core.streams.windowing.rows import routed, row_type
 from holdfast.core.streams.windowing.windows import Hopping, Session, Sliding, Tumbling, Window
 from holdfast.errors import ConfigError
@@ -226,6 +229,13 @@ class Windowed(Processor[Any, Any], Generic[E, A]):
     @property
     def _by_origin(self) -> bool:
         return _folds_by_origin(self._method)
+
+    @property
+    def lateness(self) -> Lateness:
+        return self._windows.lateness
+
+    def held_back(self, rows: Rows[Any], partition: int) -> list[HeldBack]:
+        return origins_of(rows, partition).held_back if self._by_origin else []
 
 
 def _folds_by_origin(fold: object) -> bool:

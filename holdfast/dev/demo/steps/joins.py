@@ -7,13 +7,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Self
+from typing import Generic, Self, TypeVar
 
 from holdfast.clients.topics.admin import Admin
 from holdfast.clients.topics.application import create_topics
 from holdfast.clock import system_clock
 from holdfast.config import Settings
 from holdfast.core.engine.declared.sources import Source
+from holdfast.core.engine.declared.streams import Stream
 from holdfast.dev.demo.beside import Beside
 from holdfast.dev.demo.environment import DemoEnvironment
 from holdfast.dev.demo.narrator import HASH_SHOWN, JoinFindings, Teller
@@ -33,6 +34,8 @@ from holdfast.errors import DemoError
 from holdfast.kafka.clients import make_reader, make_writer, reader_options
 from holdfast.kafka.reading.log_reader import LogReader
 from holdfast.pipeline.verify.table import verify
+
+T = TypeVar("T")
 
 PARTITIONS = 2
 SHOWN_A_SECOND = 200
@@ -57,7 +60,10 @@ class JoinSteps:
         admin = Admin(self._settings)
         admin.apply([new_topic(topic, PARTITIONS, BROKER_TIME) for topic in (*joined.topics, str(outcomes))])
         create_topics(self._settings, [joined], partitions=PARTITIONS, admin=admin)
-        with Audience(self._settings) as audience, OutcomeReader(self._settings) as reader:
+        with (
+            Audience(self._settings) as audience,
+            ResultReader(self._settings, outcomes, PARTITIONS) as reader,
+        ):
             worker = self._start(audience, reader)
             away_s = self._kill(worker, audience, reader)
             expected = audience.stop()
@@ -67,7 +73,7 @@ class JoinSteps:
 
     # -- steps
 
-    def _start(self, audience: Audience, reader: OutcomeReader) -> Process:
+    def _start(self, audience: Audience, reader: ResultReader[AdOutcome]) -> Process:
         with self._teller.step("Join impressions of advertisements with the clicks on them"):
             self._teller.waiting("waiting for the first results")
             worker = self._stage.joiner("joiner", "holdfast.dev.demo.processes.advertising")
@@ -79,7 +85,7 @@ class JoinSteps:
             )
         return worker
 
-    def _kill(self, worker: Process, audience: Audience, reader: OutcomeReader) -> float:
+    def _kill(self, worker: Process, audience: Audience, reader: ResultReader[AdOutcome]) -> float:
         with self._teller.step("Kill the worker that joins, and start it again"):
             self._teller.waiting("waiting until it goes on")
             worker.kill()
@@ -97,7 +103,7 @@ class JoinSteps:
             )
         return away_s
 
-    def _hold(self, expected: Mapping[int, int | None], reader: OutcomeReader) -> None:
+    def _hold(self, expected: Mapping[int, int | None], reader: ResultReader[AdOutcome]) -> None:
         with self._teller.step("Stop the audience, and hold every result against what it did"):
             self._teller.waiting("waiting until the last impressions are told, by ticks")
 
@@ -134,7 +140,7 @@ class JoinSteps:
     # -- within
 
     def _until(
-        self, what: str, reader: OutcomeReader, worker: Process, audience: Audience, count: int
+        self, what: str, reader: ResultReader[AdOutcome], worker: Process, audience: Audience, count: int
     ) -> None:
         def is_complete() -> bool:
             self._results += reader.take()
@@ -166,13 +172,13 @@ def flaws(expected: Mapping[int, int | None], results: list[AdOutcome]) -> list[
     ]
 
 
-class OutcomeReader:
-    """Reads the results that are committed."""
+class ResultReader(Generic[T]):
+    """Reads the records of a stream that are committed, from its beginning."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, stream: Stream[T], partitions: int) -> None:
         config = settings.consumer(**reader_options(f"{settings.app}-reader", committed=True, wait_ms=10))
-        self._reader = LogReader(make_reader(config), limit=READ_RECORDS)
-        self._reader.assign({(str(outcomes), partition): 0 for partition in range(PARTITIONS)})
+        self._reader, self._stream = LogReader(make_reader(config), limit=READ_RECORDS), stream
+        self._reader.assign({(str(stream), partition): 0 for partition in range(partitions)})
 
     def __enter__(self) -> Self:
         return self
@@ -182,9 +188,9 @@ class OutcomeReader:
     ) -> None:
         self._reader.close()
 
-    def take(self, wait_s: float = 0.02) -> list[AdOutcome]:
+    def take(self, wait_s: float = 0.02) -> list[T]:
         """Return what has come, waiting up to *wait_s* for it."""
-        return [outcomes.serde.decode(each.value() or b"") for each in self._reader.read(wait_s)]
+        return [self._stream.serde.decode(each.value() or b"") for each in self._reader.read(wait_s)]
 
 
 class Audience(Beside):
