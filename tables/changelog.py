@@ -14,7 +14,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from holdfast.core.engine.declared.partitioners import of_key
-from holdfast.core.engine.declared.processor import Emit
+from holdfast.core.engine.declared.processor import Emit, Headers
 from holdfast.core.engine.fold.stepping import Written as Changes
 from holdfast.core.engine.state.codec import APPLIED
 from holdfast.core.kafka.topic_partition import Place
@@ -133,6 +133,8 @@ class ChangelogWriter:
         turn, emits = LoopTurn(), part.emits
         topics: dict[str, _ByPartition] = {}
         topic, of_key, appends = None, _NOWHERE.of_key, _NOWHERE.appends
+        before: Headers = ()
+        listed = _NO_HEADERS
         for first in range(0, len(emits), TURN_EMITS):
             for emit in emits[first : first + TURN_EMITS]:
                 key, partition, headers = emit.key, emit.partition, emit.headers
@@ -147,7 +149,9 @@ class ChangelogWriter:
                     key = key.encode()
                 if partition is None:
                     partition = random.randrange(len(appends)) if key is None else of_key[key]
-                appends[partition]((key, emit.value, list(headers) if headers else _NO_HEADERS))
+                if headers is not before:
+                    before, listed = headers, [*headers] if headers else _NO_HEADERS
+                appends[partition]((key, emit.value, listed))
                 if key and len(key) > SHORT_KEY_BYTES:
                     await turn.let_others()
             await turn.let_others()

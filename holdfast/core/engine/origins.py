@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from struct import Struct
+from struct import error as StructError
 from typing import Any, NamedTuple
 
 import msgspec
@@ -26,6 +27,7 @@ NAMELESS = -1
 """The origin of records without the header: of a source that no step writes, or of an older holdfast."""
 ALONE = 0
 """In a mark, in place of the number of origins: this partition hears no other origin than this one."""
+_NEVER = 1 << 62
 LIMIT_ORIGINS = 1 << 20
 LIMIT_TIME_MS = 10**15
 """Event times of which watermarks are made lie in [0, this), as those of windows do."""
@@ -116,11 +118,11 @@ def told_of(headers: Headers) -> RecordOrigin | None:
 
 def quickly_told_of(headers: Headers) -> tuple[int, int, int] | None:
     """Return what `told_of` does, of a record without other headers; None of others, which may have it."""
-    if len(headers) == 1:
-        name, value = headers[0]
-        if name == ORIGIN and value is not None and len(value) == _RECORD.size and value[0] == _FORMAT:
-            return _unpack(value)
-    return None
+    try:
+        ((name, value),) = headers
+        return _unpack(value) if name == ORIGIN and value and value[0] == _FORMAT else None
+    except (ValueError, StructError):
+        return None
 
 
 def mark_of(headers: Headers) -> Mark:
@@ -171,38 +173,51 @@ class OriginWatermarks:
     70
     """
 
-    __slots__ = ("_least", "ended", "marks", "origins")
+    __slots__ = ("_others", "ended", "known_least_ms", "marks", "origins")
 
     def __init__(self) -> None:
         self.marks: dict[int, int] = {}
         self.ended: set[int] = set()
         self.origins: int | None = None
-        self._least: int | None = UNHEARD
+        self.known_least_ms: int | None = UNHEARD
+        """What `least_ms` gives, None where that has to be found first."""
+        self._others: int | None = None
+        """No other origin that holds time back is below this, besides the one with the least watermark: None
+        for unknown. Up to here that one may come without a look at the others, which only go on.
+        """
 
     def of(self, origin: int) -> int:
         """Return the watermark of *origin*."""
         return self.marks.get(origin, UNHEARD)
 
-    def hear(self, origin: int, watermark_ms: int) -> None:
-        """Take a record's word: the origin has come to *watermark_ms*, and is not at its end."""
+    def hear(self, origin: int, watermark_ms: int) -> bool:
+        """Take a record's word: the origin has come to *watermark_ms*, and is not at its end. Return whether
+        that is news.
+        """
         before = self.marks.get(origin)
-        if before is None or self.ended:
+        if before is None or (self.ended and origin in self.ended):
             self.ended.discard(origin)
-            self._least = None
-        elif watermark_ms <= before:
-            return
-        elif before == self._least:
-            is_only = len(self.marks) == 1 and self._all_heard
-            self._least = watermark_ms if is_only else None
-        if before is None or watermark_ms > before:
-            self.marks[origin] = watermark_ms
+            self.known_least_ms = self._others = None
+            if before is None or watermark_ms > before:
+                self.marks[origin] = watermark_ms
+            return True
+        if watermark_ms <= before:
+            return False
+        self.marks[origin] = watermark_ms
+        if before == self.known_least_ms or origin == NAMELESS:
+            others = self._others
+            if others is None or watermark_ms > others or (origin == NAMELESS and len(self.marks) > 1):
+                self.known_least_ms = self._others = None
+            else:
+                self.known_least_ms = watermark_ms
+        return True
 
     def mark(self, mark: Mark) -> None:
         """Take a mark's word."""
         self.hear(mark.origin, mark.watermark_ms)
         if mark.has_ended:
             self.ended.add(mark.origin)
-        self._least = None
+        self.known_least_ms = self._others = None
         if self.origins is None or mark.origins > self.origins:
             self.origins = mark.origins
 
@@ -215,14 +230,14 @@ class OriginWatermarks:
             self.ended.add(origin)
         if origins >= 0 and (self.origins is None or origins > self.origins):
             self.origins = origins
-        self._least = None
+        self.known_least_ms = self._others = None
 
     @property
     def least_ms(self) -> int:
         """Return the least watermark of the origins that will say more: of none, the highest of all."""
-        if self._least is None:
-            self._least = self._found()
-        return self._least
+        if self.known_least_ms is None:
+            self.known_least_ms, self._others = self._found()
+        return self.known_least_ms
 
     @property
     def is_named(self) -> bool:
@@ -242,14 +257,18 @@ class OriginWatermarks:
         # A partition that a source has got meanwhile is heard before the others tell of it.
         return self.origins == ALONE or named >= max(self.origins, 1 + max(self.marks))
 
-    def _found(self) -> int:
-        marks = self.marks
+    def _found(self) -> tuple[int, int | None]:
+        """Return the least watermark, and the least of the others, None for unknown."""
+        marks, ended = self.marks, self.ended
         if len(marks) == (NAMELESS in marks):
-            return marks.get(NAMELESS, UNHEARD)
+            return marks.get(NAMELESS, UNHEARD), _NEVER if marks else None
         if not self._all_heard:
-            return UNHEARD
-        held = [mark for origin, mark in marks.items() if origin not in self.ended and origin != NAMELESS]
-        return min(held) if held else max(marks.values())
+            return UNHEARD, None
+        held = [mark for origin, mark in marks.items() if origin not in ended and origin != NAMELESS]
+        if not held:
+            return max(marks.values()), None
+        held.sort()
+        return held[0], held[1] if len(held) > 1 else _NEVER
 
     @property
     def held_back(self) -> tuple[int | None, int] | None:
@@ -326,7 +345,7 @@ class StepClock:
                 self.watermark_ms = note.watermark_ms
                 if at < len(note.sources):
                     each.origins, ended, marks = note.sources[at]
-                    each.ended, each.marks, each._least = set(ended), dict(marks), None
+                    each.ended, each.marks, each.known_least_ms = set(ended), dict(marks), None
 
     @property
     def speaks(self) -> bool:
@@ -367,10 +386,10 @@ class StepClock:
         time is too far ahead of *append_ms*, unless its source holds such records.
         """
         of, time = self._of[source], self._times[source]
-        told = told_of(headers) if headers else None
+        told = (quickly_told_of(headers) or told_of(headers)) if headers else None
         if told is not None:
-            before_ms = told.before_ms
-            of.hear(told.origin, told.after_ms)
+            origin, before_ms, after_ms = told
+            of.hear(origin, after_ms)
         elif time is None:
             return headers
         else:
@@ -381,10 +400,10 @@ class StepClock:
             if at_ms is not None and at_ms > before_ms and moves:
                 of.hear(NAMELESS, at_ms)
         self._pass()
-        return (
-            *(headers if told is None else plain(headers)),
-            (ORIGIN, _pack(_FORMAT, partition, before_ms, self.watermark_ms)),
-        )
+        header = (ORIGIN, _pack(_FORMAT, partition, before_ms, self.watermark_ms))
+        if not headers or (told is not None and len(headers) == 1):
+            return (header,)
+        return (*(headers if told is None else plain(headers)), header)
 
     def told_all(
         self,
@@ -397,26 +416,36 @@ class StepClock:
         of, time = self._of[0], self._times[0]
         if time is None:
             return [*headers]
-        highest = before_ms = of.marks.get(NAMELESS, UNHEARD)
+        highest = of.marks.get(NAMELESS, UNHEARD)
         pack, name, made = _pack, ORIGIN, list[Headers]()
-        append, out = made.append, max(self.watermark_ms, highest)
+        append, out, least = made.append, max(self.watermark_ms, highest), max(highest, -1)
         limit_ms, holds = self._limits[0]
+        same: Headers = ()
+        same_of = NAMELESS
         records = zip(events, headers, partitions, append_times, strict=True)
         for event, old, partition, append_ms in records:
             try:
-                at_ms = UNHEARD if event is None else time(event)
-                if type(at_ms) is not int or not 0 <= at_ms < LIMIT_TIME_MS:
-                    at_ms = UNHEARD
+                at_ms = None if event is None else time(event)
             except (Exception, SystemExit):  # noqa: BLE001  whoever needs the time refuses the record
-                at_ms = UNHEARD
-            before_ms = highest
-            if at_ms > highest and (
-                at_ms - append_ms <= limit_ms or check_ahead("", at_ms, append_ms, limit_ms, holds=holds)
+                at_ms = None
+            if (
+                at_ms.__class__ is int
+                and least < at_ms < LIMIT_TIME_MS
+                and (
+                    at_ms - append_ms <= limit_ms or check_ahead("", at_ms, append_ms, limit_ms, holds=holds)
+                )
             ):
-                highest = at_ms
-                out = max(out, at_ms)
-            header = (name, pack(_FORMAT, partition, before_ms, out))
-            append((*old, header) if old else (header,))
+                if at_ms > out:  # noqa: PLR1730  max() takes a tenth of a microsecond
+                    out = at_ms
+                told: Headers = ((name, pack(_FORMAT, partition, highest, out)),)
+                highest = least = at_ms
+                same_of = NAMELESS
+            elif partition == same_of:
+                told = same
+            else:  # what moves no watermark is told as the record before it that did not
+                told = same = ((name, pack(_FORMAT, partition, highest, out)),)
+                same_of = partition
+            append((*old, *told) if old else told)
         if highest != UNHEARD:
             of.hear(NAMELESS, highest)
         self._pass()

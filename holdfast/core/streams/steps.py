@@ -132,6 +132,15 @@ class Step(Processor[Any, NoRow], Generic[T]):
         if clock is None:
             read = zip(map(self.decode, *columns), columns[0], strict=True)
             return [emit for record, _ in read for emit in fold(none, record, -1) or ()]
+        if not self.meets_marks:
+            records = [*map(self.decode, *columns)]
+            events = [record[0] for record in records]
+            headers_of = clock.told_all(events, columns[2], columns[3], append_times)
+            return [
+                emit
+                for (event, value, key, _, partition), headers in zip(records, headers_of, strict=True)
+                for emit in fold(none, (event, value, key, headers, partition), -1) or ()
+            ]
         told = zip(map(partial(self.told_by, clock), append_times, *columns), columns[0], strict=True)
         return [emit for record, _ in told if record is not SKIPPED for emit in fold(none, record, -1) or ()]
 

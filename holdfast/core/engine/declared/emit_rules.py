@@ -6,12 +6,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from holdfast.core.engine.declared.processor import Processor
-from holdfast.core.engine.emits import Emit
+from holdfast.core.engine.emits import Emit, Headers
 from holdfast.core.engine.origins import ORIGIN, record_header
 from holdfast.errors import FoldError
 
 HEADER_BYTES = 10
 """What a header takes besides its name and content, at most."""
+_LIMIT_PARTITIONS = 1 << 31
 _ORIGIN_BYTES = HEADER_BYTES + len(ORIGIN) + len(record_header(0, 0, 0)[1])
 
 
@@ -41,21 +42,27 @@ class EmitRules:
     def check_all(self, emits: Iterable[Emit]) -> None:
         """Do what `check` does for each of *emits*, at once for what is plainly in order."""
         declared, limit_bytes = self._may_emit_to, self._limit_bytes
+        before: Headers = ()
+        most_bytes = limit_bytes  # most that key and value may take behind these headers
         for emit in emits:
+            if (headers := emit.headers if type(emit) is Emit else None) is not before:
+                if headers == ():
+                    most_bytes = limit_bytes
+                elif headers and len(headers) == 1 and headers[0][0] is ORIGIN:  # as a step has set it
+                    most_bytes = limit_bytes - _ORIGIN_BYTES
+                else:
+                    self.check(emit)
+                    continue
+                before = headers
             if (
-                type(emit) is Emit
-                and type(emit.topic) is str
-                and emit.topic in declared
+                type(topic := emit.topic) is str
+                and topic in declared
                 and (type(key := emit.key) is bytes or (type(key) is str and key.isascii()))
                 and type(value := emit.value) is bytes
-                and emit.partition is None
+                and len(key) + len(value) <= most_bytes
                 and (
-                    ((headers := emit.headers) == () and len(key) + len(value) <= limit_bytes)
-                    or (
-                        len(headers) == 1
-                        and headers[0][0] is ORIGIN  # as a step has set it
-                        and len(key) + len(value) + _ORIGIN_BYTES <= limit_bytes
-                    )
+                    (partition := emit.partition) is None
+                    or (type(partition) is int and 0 <= partition < _LIMIT_PARTITIONS)
                 )
             ):
                 continue
@@ -78,7 +85,7 @@ class EmitRules:
             )
         if not isinstance(key, str | bytes | type(None)) or not isinstance(value, bytes | type(None)):
             raise FoldError(f"emit to {topic}: key must be str or bytes and value bytes, or None")
-        if partition is not None and not (type(partition) is int and 0 <= partition < 1 << 31):
+        if partition is not None and not (type(partition) is int and 0 <= partition < _LIMIT_PARTITIONS):
             raise FoldError(f"emit to {topic}: partition {partition!r:.200} is not a partition's number")
         size = len(key.encode() if isinstance(key, str) else key or b"") + len(value or b"")
         if not isinstance(emit.headers, tuple | list):

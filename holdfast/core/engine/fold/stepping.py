@@ -644,7 +644,8 @@ class SteppingFolder(ABC, Generic[R, P, C]):
         open_asides(rows, asides)
         try:
             made = _called(act) or ()
-            parts, emits = made.parts if isinstance(made, Paced) else iter((made,)), list[Emit]()
+            parts = made.parts if isinstance(made, Paced) else iter((made,))
+            emits: list[Emit] = []
             while (some := _called(next, parts, None)) is not None:
                 emits += _called(list, require_emits(some))
                 if isinstance(made, Paced):

@@ -222,6 +222,10 @@ class Rows(Generic[R]):
         self._changed[key] = row
         self.put.append(row)
 
+    def note(self, key: str, row: R | None) -> None:
+        """Set a row of our own, or None: one that is small, and that every reader finds as it is."""
+        self._changed[key] = row
+
     def __delitem__(self, key: str) -> None:
         if self.get(key) is None:
             raise KeyError(key)
@@ -460,6 +464,9 @@ class CanonicalRows(Rows[R]):
             row = self._codec.canonical(row)
         self._note(key)
         super().__setitem__(key, row)
+
+    def note(self, key: str, row: R | None) -> None:
+        self[key] = row  # type: ignore[assignment]
 
     def _note(self, key: str) -> None:
         """Called before the row of *key* changes."""

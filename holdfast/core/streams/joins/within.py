@@ -436,7 +436,8 @@ class _Near:
                 origins.begin(rows, _own_ms(stream, number))
             origins.mark(rows, event)
             return self._passed(rows, partition, stream, number, at_ms, [])
-        of, emits = key_of(key), list[Emit]()
+        of = key_of(key)
+        emits: list[Emit] = []  # list[Emit]() takes half a microsecond
         time_ms, moves = time_and_move(source, event, at_ms)
         told = None if origins is None else told_of(headers)
         if told is not None and origins is not None and not origins.is_named:

@@ -68,7 +68,7 @@ def add_due(rows: Rows[Any], entry: Entry) -> None:
     """Note what is due. Noting it twice is noting it once."""
     due_ms, kind, window = entry
     name = f"{DUE}{due_ms:016d}/{kind}/{window}"
-    rows[name] = _DUE
+    rows.note(name, _DUE)
     queue: _Queue | None = rows.derived.get(DUE)
     if queue is not None:
         queue.add(name)
@@ -78,7 +78,7 @@ def cancel_due(rows: Rows[Any], entry: Entry) -> None:
     """Forget what was noted."""
     due_ms, kind, window = entry
     name = f"{DUE}{due_ms:016d}/{kind}/{window}"
-    rows[name] = None
+    rows.note(name, None)
     queue: _Queue | None = rows.derived.get(DUE)
     if queue is not None:
         queue.live.discard(name)
@@ -105,7 +105,7 @@ def take_due(
     while (following := queue.take(beyond, taken, limit)) is None and queue.last is not None:
         queue = rows.derived[DUE] = _Queue(_look_up(rows, int(queue.last[_AT:_KIND]), queue.last))
     for name in taken:
-        rows[name] = None
+        rows.note(name, None)
     return [*map(_entry, taken)], None if following is None else _entry(following)
 
 

@@ -17,7 +17,7 @@ class RowsOfOrigins:
     Records without the header are of the origin NAMELESS.
     """
 
-    __slots__ = ("_changed", "_counts", "_name", "_source", "is_named", "stream", "watermarks")
+    __slots__ = ("_counts", "_name", "_source", "changed", "is_named", "stream", "watermarks")
 
     def __init__(self, rows: Rows[Any], partition: int, source: int, name: str) -> None:
         self._source, self._name = (partition, source), name
@@ -27,7 +27,8 @@ class RowsOfOrigins:
         self.stream: Any = None
         """The `StreamRow` of the partition as it will be set, where windows leave that to this; else None."""
         self._counts: dict[int, tuple[int, int, int]] = {}
-        self._changed: set[int] = set()
+        self.changed: set[int] = set()
+        """The origins whose rows are yet to be set, when the transaction ends."""
         for key, row in rows.scan(name):
             origin = int(key[len(name) :])
             found.restore(origin, row.watermark_ms, has_ended=row.has_ended, origins=row.origins)
@@ -61,18 +62,19 @@ class RowsOfOrigins:
 
     def hear(self, rows: Rows[Any], origin: int, watermark_ms: int) -> None:
         """Take in a record of *origin*, which has come to *watermark_ms* with it."""
-        of = self.watermarks
-        known_ms = of.marks.get(origin)
-        if known_ms is None or watermark_ms > known_ms or origin in of.ended:
-            of.hear(origin, watermark_ms)
-            self._changed.add(origin)
-            self._set(rows)
+        if self.watermarks.hear(origin, watermark_ms):
+            self.note(rows, origin)
+
+    def note(self, rows: Rows[Any], origin: int) -> None:
+        """Have the row of *origin* be set, unless it is in `changed`: what it has come to is another."""
+        self.changed.add(origin)
+        self._set(rows)
 
     def count(self, rows: Rows[Any], origin: int, *, after_idle: bool) -> None:
         """Count a record of *origin* as late: by its origin, or only because others went on without it."""
         origins, late, idle = self._counts.get(origin, _NOTHING)
         self._counts[origin] = origins, late + (not after_idle), idle + after_idle
-        self._changed.add(origin)
+        self.changed.add(origin)
         self._set(rows)
 
     def mark(self, rows: Rows[Any], mark: Mark) -> None:
@@ -80,7 +82,7 @@ class RowsOfOrigins:
         self.watermarks.mark(mark)
         origins, late, idle = self._counts.get(mark.origin, _NOTHING)
         self._counts[mark.origin] = max(origins, mark.origins), late, idle
-        self._changed.add(mark.origin)
+        self.changed.add(mark.origin)
         self._set(rows)
 
     def set_stream(self, rows: Rows[Any], stream: Any) -> None:
@@ -96,12 +98,12 @@ class RowsOfOrigins:
 
     def _write(self, rows: Rows[Any]) -> None:
         of = self.watermarks
-        for origin in sorted(self._changed):
+        for origin in sorted(self.changed):
             name = origin_key(*self._source, origin)
             row = OriginRow(of.marks[origin], origin in of.ended, *self._counts.get(origin, _NOTHING))
             if row != rows.get(name):
                 rows[name] = row
-        self._changed.clear()
+        self.changed.clear()
         if self.stream is not None and self.stream != rows.get(name := stream_key(self._source[0])):
             rows[name] = self.stream
 
@@ -110,13 +112,14 @@ _NOTHING = (-1, 0, 0)
 
 
 @lru_cache(maxsize=4_096)
-def _prefix(partition: int, source: int) -> str:
+def origins_prefix(partition: int, source: int = 0) -> str:
+    """Return what the keys of the rows of origins begin with, under which they are also remembered."""
     return f"{ORIGINS}{partition}/{source}/"
 
 
 def origins_of(rows: Rows[Any], partition: int, source: int = 0) -> RowsOfOrigins:
     """Return the origins of a source of a partition, remembered beside the rows."""
-    name = _prefix(partition, source)
+    name = origins_prefix(partition, source)
     found: RowsOfOrigins | None = rows.derived.get(name)
     if found is None:
         found = rows.derived[name] = RowsOfOrigins(rows, partition, source, name)
