@@ -1,5 +1,5 @@
-"""Fixtures of all tests. `broker` is the one real Kafka of the run; `fresh_topic` makes topics on it.
-`guarded_broker` is the one that asks who comes.
+"""Fixtures of all tests. `broker` is the run's Kafka, the embedded one in `make test`; `fresh_topic` makes
+topics on it. `guarded_broker` authenticates its clients.
 
 `postgres`, `mariadb` and `mysql` are the session's databases, and `schema_registry` its schema registry, each
 started by the first test that asks.
@@ -22,12 +22,13 @@ from holdfast.dev.broker.cluster import Cluster
 from holdfast.dev.databases.schema_registry import SchemaRegistryServer
 from holdfast.dev.databases.server import DatabaseServer
 from holdfast.dev.databases.servers import MariaDB, MySQL, Postgres
+from holdfast.dev.embedded_process import EmbeddedProcess
 from holdfast.dev.fixtures import SessionBroker, fresh_topic, session_broker
 from holdfast.pipeline.spark import session
-from tests.support import collecting, own_topics, schedule, shared_broker, variants
+from tests.support import collecting, own_topics, schedule, shared_broker, tiers, variants
 from tests.support.installations import Installations
 from tests.support.own_broker import disturbed_broker
-from tests.support.parts import PARTS, part, parts_of, times
+from tests.support.parts import IS_EMBEDDED, PARTS, part, parts_of, times
 from tests.support.scale import scaled
 from tests.support.secured import Guarded
 
@@ -53,6 +54,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.args_source is pytest.Config.ArgsSource.TESTPATHS:
         try:
             variants.check(items)
+            tiers.check(items)
         except pytest.UsageError as error:
             config.stash[REFUSED] = str(error)
             raise
@@ -60,13 +62,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def mark(items: list[pytest.Item]) -> None:
-    """Mark each test with the parts it needs, and those that show a promise once more."""
+    """Mark each test with the parts it needs and its tiers, and those that show a promise once more."""
     for item in items:
         variants.mark(item)
         for name in set(parts_of(item)):
             item.add_marker(name)
         if needed := [name for name in PARTS if item.get_closest_marker(name)]:
             item.user_properties.append(("parts", "+".join(needed)))
+        tiers.mark(item)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -121,23 +124,46 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(scope="session")
-def holdfast_broker(
+def run_broker(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[SessionBroker]:
-    """Give the Kafka of the run, which all its processes share: none may freeze or kill it."""
-    desk = getattr(request.config, "workerinput", {}).get("broker_desk")
-    if desk is None or os.environ.get("KAFKA_BOOTSTRAP_SERVERS"):
+    """Give the Kafka of the run: an embedded one for each process, or the Apache Kafka of all of them."""
+    if IS_EMBEDDED:
+        embedded = EmbeddedProcess.start(tmp_path_factory.mktemp("embedded"), nodes=1, port=None, bound=True)
+        try:
+            yield own_topics.kept(embedded.client_config)
+        finally:
+            embedded.stop()
+    elif os.environ.get("KAFKA_BOOTSTRAP_SERVERS"):
         for broker in session_broker(lambda: tmp_path_factory.mktemp("kafka")):
-            own_topics.broker = own_topics.RunBroker(config=broker.config, cluster=broker.cluster)
-            yield own_topics.broker
+            yield own_topics.kept(broker.config)
     else:
-        own_topics.broker = shared_broker.ask(desk)
-        yield own_topics.broker
+        yield request.getfixturevalue("apache_broker")
+
+
+@pytest.fixture(scope="session")
+def apache_broker(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SessionBroker]:
+    """Give the Apache Kafka that all processes of the run share: no test may freeze or kill it."""
+    desk = getattr(request.config, "workerinput", {}).get("broker_desk")
+    if desk is not None:
+        shared = shared_broker.ask(desk)
+        yield own_topics.kept(shared.config, shared.cluster)
+        return
+    with Cluster(tmp_path_factory.mktemp("kafka"), short_lived=True) as cluster:
+        yield own_topics.kept(cluster.client_config(), cluster)
+
+
+@pytest.fixture(scope="session")
+def holdfast_broker(run_broker: SessionBroker) -> SessionBroker:
+    """Give the Kafka of the run."""
+    return run_broker
 
 
 @pytest.fixture(scope="module", autouse=True)
 def topics_end_with_their_file() -> Iterator[None]:
-    """Delete the topics that a file of tests has left on the run's broker."""
+    """Delete the topics that a file of tests has left on the run's brokers."""
     yield
     own_topics.delete_all()
 
@@ -146,11 +172,13 @@ def topics_end_with_their_file() -> Iterator[None]:
 @part("broker")
 def guarded_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     """Give the session's Kafka with SCRAM, TLS and ACLs: a test makes users, topics and groups of its own."""
-    with Guarded.on_kafka(tmp_path_factory.mktemp("guarded")) as broker:
+    guarded = Guarded.on_embedded() if IS_EMBEDDED else Guarded.on_kafka(tmp_path_factory.mktemp("guarded"))
+    with guarded as broker:
         yield broker
 
 
 @pytest.fixture(scope="session")
+@part("process")
 def installations(tmp_path_factory: pytest.TempPathFactory) -> Installations:
     """Give the environments of the run, each with what one install line brings."""
     return Installations(tmp_path_factory.mktemp("installations"))
@@ -196,20 +224,27 @@ def schema_registry() -> Iterator[SchemaRegistryServer]:
 
 @pytest.fixture(scope="session", autouse=True)
 def nothing_but_what_is_marked() -> Iterator[None]:
-    """With ``TESTS_WITHOUT_PARTS`` set, as `make fast` does, fail a test that starts a real part and bears
-    no mark that says so.
+    """In `make fast` and `make test`, fail a test outside of tests/promises that starts Apache Kafka, a
+    database server or Spark: it lacks a mark that says so.
     """
-    if not WITHOUT_PARTS:
+    if not (WITHOUT_PARTS or IS_EMBEDDED):
         yield
         return
 
-    def refuse(*_: object, **__: object) -> None:
-        raise AssertionError("this test starts a real part: see tests/support/parts.py")
+    def refusing(start: Any) -> Any:
+        def start_for_a_promise(*given: Any, **named: Any) -> Any:
+            running = os.environ.get("PYTEST_CURRENT_TEST", "")
+            assert running.startswith(tiers.PROMISES), (
+                "this test starts a real part: see tests/support/parts.py"
+            )
+            return start(*given, **named)
+
+        return start_for_a_promise
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Cluster, "start", refuse)
-        patched.setattr(DatabaseServer, "start", refuse)
-        patched.setattr(session, "_start", refuse)
+        patched.setattr(Cluster, "start", refusing(Cluster.start))
+        patched.setattr(DatabaseServer, "start", refusing(DatabaseServer.start))
+        patched.setattr(session, "_start", refusing(session._start))
         yield
 
 

@@ -115,7 +115,7 @@ def logs(folder: Path) -> str:
 
 
 @pytest.mark.variants("tutorial-claims", "tutorial-streams")
-@pytest.mark.broker
+@pytest.mark.kafka
 @pytest.mark.parametrize("name", PAGES)
 def test_the_tutorial_does_what_it_says(name: str, tmp_path: Path, installations: Installations) -> None:
     page, installed = PAGES[name].read_text(), installations.of_page(PAGES[name])
@@ -136,7 +136,6 @@ def test_the_tutorial_does_what_it_says(name: str, tmp_path: Path, installations
     assert len(printed) == len(commands) + 1
 
 
-@pytest.mark.broker
 @pytest.mark.parametrize(
     ("name", "file"),
     [("tutorial", "shop.py"), ("tutorial-claims", "billing.py"), ("tutorial-streams", "word_count.py")],
@@ -148,7 +147,7 @@ def test_the_program_of_the_tutorial_is_the_one_among_the_examples(name: str, fi
 # -- the checks can fail
 
 
-@pytest.mark.broker
+@pytest.mark.process
 def test_a_session_that_fails_or_hangs_or_prints_something_else_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -130,6 +130,7 @@ def market(broker: SessionBroker, tmp_path: Path, request: pytest.FixtureRequest
         yield application
 
 
+@pytest.mark.process
 @pytest.mark.variants("memory")
 def test_everything_works_and_a_restart_finds_the_tables_as_they_were(market: Market) -> None:
     worker = market.worker().start()
@@ -207,6 +208,7 @@ def test_an_agent_that_is_behind_the_processors_of_its_source_gets_every_record(
         market.wait_page(worker, "/seen/", {str(number): 45 for number in everywhere})
 
 
+@pytest.mark.process
 @pytest.mark.variants("memory")
 @pytest.mark.parametrize("store", ["memory://", "rocksdb://"], ids=["memory", "rocksdb"])
 def test_nothing_is_lost_while_workers_die_and_move(

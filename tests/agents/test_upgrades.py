@@ -182,6 +182,7 @@ def counts(fleet: Versioned, version: int, least: int, *, timeout_s: float = DEA
     )
 
 
+@pytest.mark.promise
 def test_a_table_is_served_while_its_workers_are_rolled_to_the_next_version(fleet: Versioned) -> None:
     old, other = fleet.worker().start(), fleet.worker().start()
     fleet.wait_spread(old, other)

@@ -60,7 +60,7 @@ def test_a_leader_whose_clock_goes_back_is_folded_live_as_in_a_replay(
 
 
 @pytest.fixture
-@part("broker")
+@part("kafka")
 def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SessionBroker]:
     with Cluster(tmp_path_factory.mktemp("three"), nodes=3) as cluster:
         yield SessionBroker(config=cluster.client_config(), cluster=cluster)

@@ -34,7 +34,7 @@ UNREADY_DEADLINE_S = TIMES["session_timeout_s"] + 10
 
 
 @pytest.fixture(scope="module")
-@part("broker")
+@part("kafka")
 def frail(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SessionBroker]:
     """Give a broker that these tests may do anything to."""
     with Cluster(tmp_path_factory.mktemp("frail"), short_lived=True) as cluster:

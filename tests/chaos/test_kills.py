@@ -51,6 +51,7 @@ def visits(point: str, chance: random.Random) -> int:
     )
 
 
+@pytest.mark.promise
 def test_sigkill_at_every_step_leaves_counts_exact(application: MakeApplication) -> None:
     chance = random.Random(4)
     die_at_each(application, [(point, visits(point, chance), False) for point in FAULTS], seed=11)

@@ -51,7 +51,7 @@ Told = dict[str, list[tuple[bytes | None, bytes | None]]]
 
 
 @pytest.fixture(scope="module")
-@part("broker")
+@part("kafka")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SessionBroker]:
     """Give a broker of its own: the programs' topics have the names that their users read."""
     with Cluster(tmp_path_factory.mktemp("alone"), short_lived=True) as cluster:

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture
-@part("broker")
+@part("kafka")
 def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SessionBroker]:
     with Cluster(tmp_path_factory.mktemp("three"), nodes=3) as cluster:
         yield SessionBroker(config=cluster.client_config(), cluster=cluster)

@@ -125,7 +125,7 @@ def cpu_s() -> float:
     return times.user + times.system
 
 
-@pytest.mark.broker
+@pytest.mark.kafka
 @pytest.mark.slow
 def test_a_member_with_much_to_say_to_a_frozen_broker_does_not_spin(tmp_path: Path) -> None:
     """An idempotent producer alone takes a core here. All frames arrive after the thaw, in order."""

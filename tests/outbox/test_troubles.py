@@ -41,8 +41,8 @@ from tests.support.secured import Guarded
 
 
 @pytest.fixture
-def rig(broker: SessionBroker, fresh_topic: FreshTopic, postgres_outbox: FreshOutbox) -> Rig:
-    return Rig(broker, postgres_outbox, fresh_topic("events", partitions=PARTITIONS))
+def rig(broker: SessionBroker, fresh_topic: FreshTopic, run_outbox: FreshOutbox) -> Rig:
+    return Rig(broker, run_outbox, fresh_topic("events", partitions=PARTITIONS))
 
 
 @contextmanager
@@ -96,6 +96,7 @@ def test_the_command_says_when_its_database_is_away_and_when_it_is_back(
     )
 
 
+@pytest.mark.database
 def test_the_command_says_that_its_tables_are_missing(rig: Rig, tmp_path: Path) -> None:
     rig.fill(1)
     with command(rig, tmp_path) as said:

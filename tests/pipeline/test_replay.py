@@ -86,6 +86,7 @@ def test_both_engines_tell_the_same_of_a_bronze_table(
     assert (local.engine, far.engine) == ("local", "spark")
 
 
+@pytest.mark.promise
 @hypothesis_settings(parent=ROUNDS, max_examples=1)
 @given(log=logs(partitions=3, limit=150))
 def test_both_engines_tell_the_same_of_a_topic(

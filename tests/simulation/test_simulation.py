@@ -61,7 +61,7 @@ def test_no_schedule_breaks_a_rule(kind: Kind) -> None:
     outcomes = [run_schedule(seed) for seed in seeds_of(kind, 1 if kind is Kind.CROWD else scaled(SEEDS))]
     assert all(outcome.kind is kind for outcome in outcomes)
     if kind is not Kind.CROWD and len(outcomes) < SEEDS:
-        return  # a few schedules may do little; `make test` takes enough of them
+        return  # a few schedules may do little; `make variants` takes enough of them
     assert sum(outcome.handed_out for outcome in outcomes) > 100 * len(outcomes) / 2, (
         "the schedules do something"
     )

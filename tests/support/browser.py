@@ -46,7 +46,7 @@ def chromium() -> Path:
         if (found := shutil.which(name)) is not None:
             return Path(found)
     raise BrowserMissingError(
-        f"none of {', '.join(NAMES)} is on PATH: `make browser` installs Debian's as root, else sudo apt-get"
+        f"none of {', '.join(NAMES)} is on PATH: `tools/browser` installs Debian's as root, else sudo apt-get"
         " install chromium"
     )
 

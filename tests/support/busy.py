@@ -1,5 +1,4 @@
-"""Run a command on a machine that other programs keep busy: `python -P -m tests.support.busy TIMES COMMAND…`,
-or `make test LOAD=20 ARGS='tests/clients'`.
+"""Run a command on a machine that other programs keep busy: `python -P -m tests.support.busy TIMES COMMAND…`.
 
 With TIMES processes for each core that never rest, the command gets one part in TIMES + 1 of the machine. It
 may take that much longer; it must not fail. The processes end with the command, and with this one, by

@@ -1,6 +1,6 @@
-"""Topics of one file of tests on the run's broker, which go when the file ends.
+"""Topics of one file of tests on the run's brokers, which go when the file ends.
 
-All files of a run share the broker, and it pays for each topic that is there: every metadata request that
+All files of a run share a broker, and it pays for each topic that is there: every metadata request that
 names none, every look of its cleaner, every tick of its meters.
 """
 
@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from confluent_kafka.admin import AdminClient
 
 from holdfast.clock import system_clock
+from holdfast.dev.broker.cluster import Cluster
 from holdfast.dev.fixtures import SessionBroker
 from tests.support.patience import DEADLINE_S
 
@@ -47,15 +48,21 @@ class RunBroker(SessionBroker):
         return topic
 
 
-broker: RunBroker | None = None
-"""The broker of the run, once a test has asked for it."""
+brokers: list[RunBroker] = []
+"""The brokers of the run that a test of this process has asked for."""
+
+
+def kept(config: Mapping[str, str], cluster: Cluster | None = None) -> RunBroker:
+    """Return a broker of the run, whose topics `delete_all` deletes."""
+    brokers.append(RunBroker(config=config, cluster=cluster))
+    return brokers[-1]
 
 
 def delete_all() -> None:
     """Delete the topics of the file that has ended, a few at a time: the broker tells of no new topic
     meanwhile.
     """
-    if broker is not None and _endings:
+    for broker in brokers if _endings else ():
         admin = AdminClient(broker.client_config())
         made = [each for each in _topics(admin) if any(ending in each for ending in _endings)]
         for few in (made[at : at + AT_ONCE] for at in range(0, len(made), AT_ONCE)):

@@ -1,12 +1,23 @@
-"""The real parts that tests need, as marks: `@part("broker")` below `@pytest.fixture` marks the tests that
-use what it starts.
+"""The parts that tests need, as marks: `@part("kafka")` below `@pytest.fixture` marks the tests that use what
+the fixture starts.
 
-A test that starts a part in its own body bears the mark itself (`@pytest.mark.broker`). `make fast` runs what
-has none.
+A test that starts a part in its own body bears the mark itself (`@pytest.mark.kafka`). So does a test that
+takes the fixture `broker` and needs Apache Kafka.
+
+| mark | part |
+|---|---|
+| broker | the run's broker: the embedded Kafka in `make test`, else Apache Kafka |
+| sql | the run's database: SQLite where the broker is embedded, else PostgreSQL |
+| kafka | Apache Kafka itself |
+| database | a database server, or a schema registry |
+| spark | a Spark session |
+| process | other programs, which take seconds |
+| browser | Chromium |
 """
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
@@ -15,7 +26,9 @@ import pytest
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-PARTS = ("broker", "spark", "database", "process", "browser")
+PARTS = ("broker", "sql", "kafka", "database", "spark", "process", "browser")
+IS_EMBEDDED = bool(os.environ.get("TESTS_EMBEDDED"))
+"""Whether the run's broker is the embedded Kafka, as in `make test`."""
 DATABASES = ("postgres", "mariadb", "mysql")
 
 QUICK_JAVA = {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1"}
@@ -25,7 +38,7 @@ processor time.
 
 
 def part(name: str) -> Callable[[F], F]:
-    """Say of a fixture which part it starts: broker, database, spark or browser."""
+    """Mark the tests that use a fixture with the part *name*, one of `PARTS`."""
 
     def told(make: F) -> F:
         make.__dict__["part"] = name
@@ -38,8 +51,10 @@ def parts_of(item: pytest.Item) -> Iterator[str]:
     """Yield the parts that the fixtures of a test start, or that it asks for by a parameter."""
     known = getattr(item, "_fixtureinfo", None)
     for name in getattr(item, "fixturenames", ()):
-        if name == "holdfast_broker":
+        if name == "run_broker":
             yield "broker"
+        if name == "apache_broker":
+            yield "kafka"
         for found in known.name2fixturedefs.get(name, ()) if known is not None else ():
             if (told := getattr(found.func, "part", None)) is not None:
                 yield told

@@ -1,7 +1,7 @@
 """How hard the random tests try.
 
-A test says how long it searches, and `HOLDFAST_TEST_SCALE` how many times that it does: half of it in
-`make test`, a fifth in `make fast`, four times in `make variants`, forty in `make sim`.
+A test says how long it searches, and `HOLDFAST_TEST_SCALE` how many times that it does: a fifth in
+`make fast` and `make test`, half in `make test-all`, four times in `make variants`, forty in `make sim`.
 """
 
 from __future__ import annotations

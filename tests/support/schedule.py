@@ -16,11 +16,13 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
-from tests.support.parts import PARTS
+from tests.support.parts import IS_EMBEDDED, PARTS
 from tests.support.places import ROOT
 
 SPARK = "tests with a Spark session"
-SESSION = re.compile(r"""\bspark: SparkSession\b|getfixturevalue\("spark"\)""")
+SESSION = re.compile(
+    r"""\bspark: SparkSession\b|getfixturevalue\("spark"\)|\bimport .*\bspark$""", re.MULTILINE
+)
 SERVERS = "tests with servers that they disturb"
 DISTURBED = re.compile(
     r"""\bown_broker\.|\bDATABASES\b|\boutbox: FreshOutbox\b|\bschema_registry: SchemaRegistryServer\b|\bguarded_broker: Guarded\b|["'](?:mariadb|mysql)["']"""  # noqa: E501
@@ -103,4 +105,5 @@ class Groups(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
         file = _file(nodeid)
         if with_session(file):
             return SPARK
-        return SERVERS if with_servers(file) else file
+        # The embedded Kafka and SQLite are cheap: each process has its own.
+        return SERVERS if with_servers(file) and not IS_EMBEDDED else file

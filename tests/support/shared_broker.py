@@ -1,4 +1,4 @@
-"""One broker for all processes of a run of tests (`make test JOBS=4`): each of its own would warm up anew.
+"""One Apache Kafka for all processes of a run of tests (`make test-all`): one for each would warm up anew.
 
 The process that hands out the tests owns the broker and starts it when the first of the others asks. It ends
 with that process, by whatever that ends.

@@ -1,7 +1,6 @@
 """Further cases of promises: another database, the other engine, another kind of the same fault.
 
-`make test` shows each promise in its main case, in the time that a change can wait for. `make variants`
-shows the others:
+`make test` and `make test-all` show each promise in its main case, and `make variants` shows the others:
 
     @pytest.mark.variants("mysql-debezium", "mariadb-debezium")   # of these parameters
     @pytest.mark.variant                                          # the whole test
@@ -54,8 +53,8 @@ def _check_main_cases(items: Sequence[pytest.Item]) -> None:
             shown |= places
     if lacking := sorted(of_variants - shown):
         raise pytest.UsageError(
-            f"{', '.join(lacking)}: variants alone, so that make test does not show it; leave the main case"
-            " out of them"
+            f"{', '.join(lacking)}: variants alone, so that `make test-all` does not show it; leave the"
+            " main case out of them"
         )
 
 

@@ -285,7 +285,7 @@ def _topics(
 
 
 @pytest.fixture(scope="module")
-@part("broker")
+@part("process")
 def left(
     request: pytest.FixtureRequest,
     broker: SessionBroker,

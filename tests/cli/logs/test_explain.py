@@ -363,6 +363,7 @@ def test_a_bomb_is_explained_by_its_header(broker: SessionBroker, run: Run, code
     assert explained(run, topic, "0", "0", "--bootstrap", broker.bootstrap)["record"]["value"] == "before"
 
 
+@pytest.mark.kafka
 @pytest.mark.parametrize(
     ("change", "checksum", "error", "last"),
     [

@@ -32,7 +32,7 @@ PARTITIONS = 3
 
 
 @pytest.fixture(scope="module")
-@part("broker")
+@part("kafka")
 def frail(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SessionBroker]:
     """Give a broker that these tests may do anything to, and that lets late batches into transactions, as
     Kafka before 3.6 did.

@@ -206,6 +206,7 @@ def test_what_no_consumer_is_given_is_not_skipped(shop: Shop, run: Run) -> None:
     assert skip_of(run, shop, 2)["error"] == "TooLargeError"
 
 
+@pytest.mark.kafka
 @pytest.mark.parametrize(
     ("change", "checksum", "error"),
     [(spoil, False, "ChecksumError"), (lie, True, "LengthError"), (break_header, True, "CompressionError")],
@@ -222,6 +223,7 @@ def test_a_damaged_batch_is_asked_to_be_skipped_whole(
     assert (found.first, found.last, found.error, found.reason) == (2, 4, error, asked["reason"])
 
 
+@pytest.mark.kafka
 def test_records_before_the_corrupt_one_of_a_batch_are_not_skipped(shop: Shop, run: Run) -> None:
     send(shop.broker, shop.source, "none", [b"0", b"1", b"2"], linger_ms=LINGER_MS)
 

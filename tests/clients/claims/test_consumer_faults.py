@@ -96,6 +96,7 @@ async def told_by_a_heartbeat(ground: Ground, child: Child) -> int:
     return done
 
 
+@pytest.mark.promise
 @scenario
 async def test_a_frozen_owner_hands_out_nothing_after_its_thaw(ground: Ground, children: list[Child]) -> None:
     """But for the one message, if any, that had passed its gate and was on its way to the caller: see the
@@ -207,6 +208,7 @@ async def test_a_stopped_event_loop_gives_its_claim_up_and_hands_out_nothing_mor
         taking.cancel()
 
 
+@pytest.mark.kafka
 @scenario
 async def test_a_member_cut_off_from_the_broker_stops_before_its_claim_is_over(
     broker: SessionBroker, ground: Ground
@@ -233,6 +235,7 @@ async def test_a_member_cut_off_from_the_broker_stops_before_its_claim_is_over(
         taking.cancel()
 
 
+@pytest.mark.kafka
 @scenario
 async def test_a_flush_that_loses_its_claim_in_an_outage_is_an_error(
     broker: SessionBroker, ground: Ground, caplog: pytest.LogCaptureFixture
@@ -258,7 +261,7 @@ async def test_a_flush_that_loses_its_claim_in_an_outage_is_an_error(
     assert ("frame", "frame") not in itertools.pairwise(told), "each outage is reported once, then its end"
 
 
-@pytest.mark.broker
+@pytest.mark.kafka
 @pytest.mark.slow
 @scenario
 async def test_a_restart_of_the_broker_is_survived(tmp_path: Path) -> None:
@@ -333,6 +336,7 @@ async def test_a_crash_after_the_commit_of_a_batch_has_it_delivered_never(
     assert second == [10]
 
 
+@pytest.mark.promise
 @scenario
 async def test_kills_at_any_moment_deliver_nothing_twice_at_most_once(
     ground: Ground, children: list[Child]

@@ -110,6 +110,7 @@ def coordinated(groups: BrokerGroups, group: str) -> bool:
     return True
 
 
+@pytest.mark.kafka
 def test_questions_to_a_coordinator_that_stands_still_end_and_nothing_of_them_is_left(
     broker: SessionBroker, ground: Ground
 ) -> None:
@@ -140,7 +141,7 @@ def test_questions_to_a_coordinator_that_stands_still_end_and_nothing_of_them_is
         assert groups.describe(ground.group) is None
 
 
-@pytest.mark.broker
+@pytest.mark.kafka
 @pytest.mark.slow
 @scenario
 async def test_what_was_asked_in_an_outage_is_answered_after_it(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ REQUEST_S = 3.0
 
 
 @pytest.fixture(scope="module")
-@part("broker")
+@part("kafka")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with Cluster(tmp_path_factory.mktemp("kafka"), short_lived=True) as made:
         yield made

@@ -306,6 +306,7 @@ async def test_who_leaves_gives_its_blocks_back_at_once_also_after_a_cancelled_w
     assert field.dead_letters() == []
 
 
+@pytest.mark.kafka
 @scenario
 async def test_an_error_of_the_callers_own_is_raised_also_where_no_broker_takes_the_blocks_back(
     field: Field, broker: SessionBroker, caplog: pytest.LogCaptureFixture

@@ -17,7 +17,7 @@ from tests.support.parts import part
 
 
 @pytest.fixture
-@part("broker")
+@part("kafka")
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Give a cache that has the jars, and no archive yet."""
     known = kafka_jars()[0].parent

@@ -38,7 +38,7 @@ def holdfast_dev(*arguments: str, folder: Path, **env: str) -> subprocess.Comple
 
 
 @pytest.fixture(scope="module")
-@part("broker")
+@part("kafka")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Give the folder of a broker started by the command, and what the command printed."""
     folder = tmp_path_factory.mktemp("up")
@@ -216,7 +216,7 @@ def test_restart_down_and_up_again_keep_data_port_and_properties(up: tuple[Path,
 
 
 @pytest.mark.variant
-@pytest.mark.broker
+@pytest.mark.kafka
 def test_a_broker_that_is_back_leads_all_its_partitions_at_once(tmp_path: Path) -> None:
     with Cluster(tmp_path, short_lived=True) as cluster:
         admin = AdminClient({**cluster.client_config()})
@@ -253,7 +253,7 @@ def stood_still_since_its_start(folder: Path) -> bool:
 # --- starts that fail ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.broker
+@pytest.mark.kafka
 def test_a_start_that_fails_says_why_leaves_nothing_running_and_spoils_no_later_one(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path / "b", properties={"log.flush.interval.messages": "no number"})
     with pytest.raises(DevBrokerError, match=r"log\.flush\.interval\.messages"):
@@ -272,7 +272,7 @@ def test_a_start_that_fails_says_why_leaves_nothing_running_and_spoils_no_later_
 
 
 @pytest.mark.variant
-@pytest.mark.broker
+@pytest.mark.kafka
 def test_a_port_lost_between_choice_and_bind_is_chosen_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -295,7 +295,7 @@ def test_a_taken_port_is_refused_before_anything_starts(tmp_path: Path) -> None:
     assert "is taken by another program" in done.stderr
 
 
-@pytest.mark.broker
+@pytest.mark.kafka
 def test_without_java_nothing_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("JAVA_HOME", raising=False)
@@ -351,7 +351,7 @@ def test_a_cluster_not_started_says_so() -> None:
     Cluster("/nowhere").stop()
 
 
-@pytest.mark.broker
+@pytest.mark.kafka
 def test_nodes_end_with_the_process_that_started_them_even_by_sigkill(tmp_path: Path) -> None:
     code = (
         f"from holdfast.dev.broker.cluster import Cluster; c = Cluster({str(tmp_path)!r}).start();"

@@ -107,7 +107,6 @@ def test_a_topic_that_cannot_be_made_says_why(broker: SessionBroker) -> None:
     broker.delete_topics([made])
 
 
-@pytest.mark.broker
 def test_kafka_bootstrap_servers_names_the_cluster_to_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", "kafka.example:9092")
     monkeypatch.setenv("HOLDFAST_KAFKA__SECURITY_PROTOCOL", "SSL")
@@ -143,7 +142,7 @@ def test_kafka_bootstrap_servers_embedded_is_an_embedded_kafka_without_a_jdk(
         socket.create_connection((host, int(port)), timeout=DEADLINE_S).close()
 
 
-@pytest.mark.broker
+@pytest.mark.kafka
 def test_without_it_the_session_starts_a_node_and_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

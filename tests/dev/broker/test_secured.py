@@ -24,7 +24,7 @@ PASSWORD = "s3cret._~+/@%!?:;*#&|(){}<>^$-"
 
 
 @pytest.fixture(scope="module")
-@part("broker")
+@part("kafka")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with Cluster(
         tmp_path_factory.mktemp("secured"),

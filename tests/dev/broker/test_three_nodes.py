@@ -146,7 +146,7 @@ def wait_in_sync(client: AdminClient, topic: str, replicas: set[int]) -> None:
 
 
 @pytest.fixture(scope="module")
-@part("broker")
+@part("kafka")
 def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with Cluster(tmp_path_factory.mktemp("three"), nodes=3) as made:
         yield made

@@ -117,7 +117,7 @@ def demo(folder: Path, *arguments: str) -> Iterator[Run]:
             run.process.wait(DEADLINE_S)
 
 
-@pytest.mark.broker
+@pytest.mark.kafka
 @pytest.mark.spark
 def test_the_whole_demo_holds_prints_three_equal_hashes_and_leaves_nothing(tmp_path: Path) -> None:
     with demo(tmp_path, *SMALL) as run:
@@ -182,7 +182,7 @@ def test_the_demo_on_the_embedded_kafka_needs_no_java_and_leaves_nothing(
 
 
 @pytest.mark.variants("Start two workers-15")
-@pytest.mark.broker
+@pytest.mark.kafka
 @pytest.mark.parametrize(
     ("words", "number"),
     [
@@ -229,7 +229,7 @@ def test_a_demo_in_which_a_worker_dies_by_itself_fails_says_why_and_keeps_only_t
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its owner's death")
 @pytest.mark.parametrize(
     "kind",
-    [pytest.param((), marks=pytest.mark.broker), pytest.param(("--embedded",), marks=pytest.mark.process)],
+    [pytest.param((), marks=pytest.mark.kafka), pytest.param(("--embedded",), marks=pytest.mark.process)],
 )
 def test_even_a_demo_that_is_killed_leaves_no_process(tmp_path: Path, kind: tuple[str, ...]) -> None:
     # They are watched for long enough that it has not gone on by the time it is looked at.

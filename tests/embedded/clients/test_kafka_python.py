@@ -1,6 +1,4 @@
-"""kafka-python, a client in Python alone, against Apache Kafka. The same tests run on the embedded broker in
-`promises`.
-"""
+"""kafka-python, a client in Python alone, against the run's broker: the embedded Kafka and Apache Kafka."""
 
 from __future__ import annotations
 

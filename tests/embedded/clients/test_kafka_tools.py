@@ -16,6 +16,6 @@ def test_they_say_of_the_embedded_broker_what_they_said_of_kafka() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.broker
+@pytest.mark.kafka
 def test_they_say_of_kafka_what_they_said(broker: SessionBroker) -> None:
     assert told(broker.bootstrap) == recorded()

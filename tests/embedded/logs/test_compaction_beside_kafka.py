@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+import pytest
 from confluent_kafka import Producer
 
 # the package does not declare what it re-exports
@@ -148,6 +149,7 @@ def rounds(log: Log, clean: Callable[[list[Left]], None]) -> Iterator[list[Left]
         yield log.left()
 
 
+@pytest.mark.kafka
 def test_the_same_is_left(embedded: EmbeddedKafka, broker: SessionBroker, fresh_topic: FreshTopic) -> None:
     settings: Mapping[str, str] = {
         "cleanup.policy": "delete",

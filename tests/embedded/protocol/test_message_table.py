@@ -19,7 +19,7 @@ EVERY = [
 ]
 
 
-@pytest.mark.broker
+@pytest.mark.kafka
 def test_the_table_is_that_of_kafkas_archives() -> None:
     """Marked for the archives, which a broker runs on."""
     table = TABLE.read_text()

@@ -58,7 +58,7 @@ def test_the_embedded_broker_guards_as_kafka_did(guarded: Guarded, name: str) ->
 
 
 @pytest.mark.slow
-@pytest.mark.broker
+@pytest.mark.kafka
 def test_kafka_guards_as_it_did(tmp_path: Path) -> None:
     with GuardedKafka(tmp_path) as kafka:
         for name in GUARDED_SCENARIOS:

@@ -45,9 +45,9 @@ holdfast_broker, broker = own_broker.holdfast_broker, own_broker.broker
 
 
 @pytest.fixture
-def rig(broker: SessionBroker, fresh_topic: FreshTopic, postgres_outbox: FreshOutbox) -> Rig:
-    """Give an outbox on Postgres."""
-    return Rig(broker, postgres_outbox, fresh_topic("events", partitions=PARTITIONS))
+def rig(broker: SessionBroker, fresh_topic: FreshTopic, run_outbox: FreshOutbox) -> Rig:
+    """Give an outbox on the run's database."""
+    return Rig(broker, run_outbox, fresh_topic("events", partitions=PARTITIONS))
 
 
 @pytest.mark.variants("mysql", "mariadb")
@@ -88,6 +88,7 @@ STEPS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.promise
 def test_a_kill_at_any_step_costs_nothing(rig: Rig) -> None:
     """O7:
 
@@ -336,6 +337,7 @@ def test_a_progress_topic_that_refuses_is_told_and_no_row_is_blamed(
     rig.prove()
 
 
+@pytest.mark.database
 def test_rows_that_become_visible_late_are_published_and_keep_their_keys_order(rig: Rig) -> None:
     """H2: a transaction that holds low ids commits while higher ones are in flight; what follows it on its
     key comes after it.
@@ -527,6 +529,7 @@ def has(leader: Alone, published: int) -> bool:
     return leader.published == published
 
 
+@pytest.mark.database
 def test_an_idle_harvester_asks_little_and_hears_at_once(rig: Rig) -> None:
     """H13, O8: fewer than 5 queries a second; a row written then is published without waiting for the next
     of them.

@@ -34,11 +34,10 @@ MARK: dict[str, Any] = {"strategy": "mark"}
 
 
 @pytest.fixture
-def rig(broker: SessionBroker, fresh_topic: FreshTopic, postgres: Postgres) -> Rig:
-    """Give an outbox in goharvest's layout on Postgres."""
-    return Rig(
-        broker, FreshOutbox.make(postgres.url, "goharvest"), fresh_topic("events", partitions=PARTITIONS)
-    )
+def rig(broker: SessionBroker, fresh_topic: FreshTopic, run_database: str) -> Rig:
+    """Give an outbox in goharvest's layout on the run's database."""
+    outbox = FreshOutbox.make(run_database, "goharvest")
+    return Rig(broker, outbox, fresh_topic("events", partitions=PARTITIONS))
 
 
 @pytest.fixture(params=DATABASES)
@@ -138,6 +137,7 @@ def test_rows_are_published_as_goharvest_would(rig: Rig) -> None:
     assert all(record.headers == [("n", b"%d" % record.number)] for record in records)
 
 
+@pytest.mark.database
 def test_writers_that_tell_of_their_rows_are_heard_though_others_do_not(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,9 +29,9 @@ from tests.support.patience import DEADLINE_S
 
 
 @pytest.fixture
-def rig(broker: SessionBroker, fresh_topic: FreshTopic, postgres_outbox: FreshOutbox) -> Rig:
-    """Give an outbox on Postgres."""
-    return Rig(broker, postgres_outbox, fresh_topic("events", partitions=PARTITIONS))
+def rig(broker: SessionBroker, fresh_topic: FreshTopic, run_outbox: FreshOutbox) -> Rig:
+    """Give an outbox on the run's database."""
+    return Rig(broker, run_outbox, fresh_topic("events", partitions=PARTITIONS))
 
 
 # -- the value

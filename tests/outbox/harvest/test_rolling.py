@@ -21,7 +21,6 @@ from confluent_kafka import KafkaError, Message, Producer
 
 from holdfast.core.engine.declared.partitioners import murmur2
 from holdfast.core.producers.audit import Rules
-from holdfast.dev.databases.servers import Postgres
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.outbox.harvest.harvester import Harvester
 from holdfast.pipeline.audit import AuditOptions, audit
@@ -224,8 +223,8 @@ def prove_mark(rig: Rig, nodes: list[Harvester]) -> int:
     return len(records) - rig.filled
 
 
-def rig_of(layout: str, broker: SessionBroker, fresh_topic: FreshTopic, postgres: Postgres) -> Rig:
-    return Rig(broker, FreshOutbox.make(postgres.url, layout), fresh_topic("rolling", partitions=PARTITIONS))
+def rig_of(layout: str, broker: SessionBroker, fresh_topic: FreshTopic, run_database: str) -> Rig:
+    return Rig(broker, FreshOutbox.make(run_database, layout), fresh_topic("rolling", partitions=PARTITIONS))
 
 
 MARK: dict[str, Any] = {"strategy": "mark", "key_in_flight": 1}
@@ -234,10 +233,10 @@ FAULTY: dict[str, Any] = {"make_producer": Faulty}
 
 @pytest.mark.parametrize("pace", [SHORT, pytest.param(SLOWER, marks=pytest.mark.slow)], ids=["short", "long"])
 def test_four_fenced_harvesters_with_faults_come_and_go(
-    broker: SessionBroker, fresh_topic: FreshTopic, postgres: Postgres, pace: Pace
+    broker: SessionBroker, fresh_topic: FreshTopic, run_database: str, pace: Pace
 ) -> None:
     """O1: 2 % of rows refused by the client, 2 % not delivered."""
-    rig = rig_of("holdfast", broker, fresh_topic, postgres)
+    rig = rig_of("holdfast", broker, fresh_topic, run_database)
     refused, lost = Faulty.refused, Faulty.lost
     nodes = roll(rig, 4, pace, FAULTY)
     assert Faulty.refused > refused
@@ -248,40 +247,40 @@ def test_four_fenced_harvesters_with_faults_come_and_go(
 
 @pytest.mark.slow
 def test_eight_fenced_harvesters_come_and_go(
-    broker: SessionBroker, fresh_topic: FreshTopic, postgres: Postgres
+    broker: SessionBroker, fresh_topic: FreshTopic, run_database: str
 ) -> None:
     """O1."""
-    rig = rig_of("holdfast", broker, fresh_topic, postgres)
+    rig = rig_of("holdfast", broker, fresh_topic, run_database)
     prove_fenced(rig, roll(rig, 8, LONG, {}))
 
 
 @pytest.mark.variant
 @pytest.mark.parametrize("pace", [SHORT, pytest.param(SLOWER, marks=pytest.mark.slow)], ids=["short", "long"])
 def test_four_marking_harvesters_with_faults_come_and_go(
-    broker: SessionBroker, fresh_topic: FreshTopic, postgres: Postgres, pace: Pace
+    broker: SessionBroker, fresh_topic: FreshTopic, run_database: str, pace: Pace
 ) -> None:
     """O1: rows that were delivered but reported lost come again, and nothing out of order."""
-    rig = rig_of("goharvest", broker, fresh_topic, postgres)
+    rig = rig_of("goharvest", broker, fresh_topic, run_database)
     nodes = roll(rig, 4, pace, FAULTY, **MARK)
     assert prove_mark(rig, nodes) > 0
 
 
 @pytest.mark.slow
 def test_eight_marking_harvesters_come_and_go(
-    broker: SessionBroker, fresh_topic: FreshTopic, postgres: Postgres
+    broker: SessionBroker, fresh_topic: FreshTopic, run_database: str
 ) -> None:
     """O1."""
-    rig = rig_of("goharvest", broker, fresh_topic, postgres)
+    rig = rig_of("goharvest", broker, fresh_topic, run_database)
     prove_mark(rig, roll(rig, 8, LONG, {}, **MARK))
 
 
 def test_what_was_changed_or_moved_after_it_was_published_is_found(
-    broker: SessionBroker, fresh_topic: FreshTopic, postgres: Postgres
+    broker: SessionBroker, fresh_topic: FreshTopic, run_database: str
 ) -> None:
     """A mirror of the topic, stamps and all, in which one row has another value, one another key, and one
     lies elsewhere.
     """
-    rig = rig_of("holdfast", broker, fresh_topic, postgres)
+    rig = rig_of("holdfast", broker, fresh_topic, run_database)
     rig.fill(60)
     with rig.harvester() as harvester:
         rig.wait_empty(harvester)

@@ -548,8 +548,6 @@ def test_upkeep_of_the_table_does_not_lose_the_vector(
     assert rows(path) == before
 
 
-@pytest.mark.broker
-@pytest.mark.spark
 def test_a_history_cut_off_before_the_last_landing_is_refused() -> None:
     with pytest.raises(LakeError, match="reaches back to version 7 only"):
         last_landed(

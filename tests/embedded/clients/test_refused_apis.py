@@ -1,20 +1,18 @@
-"""kafka-python, against the embedded broker."""
+"""APIs of Kafka that the embedded Kafka refuses by name, as kafka-python meets them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import pytest
 from kafka import KafkaAdminClient, TopicPartition, TopicPartitionReplica
 from kafka.errors import IncompatibleBrokerVersion
 
-from tests.embedded.clients import test_kafka_python
-from tests.embedded.promises.bodies import bodies_of
+from holdfast.embedded.kafka import EmbeddedKafka
 
 pytestmark = pytest.mark.long
-
-globals().update(bodies_of(test_kafka_python))
 
 REFUSED: dict[str, Callable[[KafkaAdminClient, str], Any]] = {
     "DescribeQuorum": lambda admin, _: admin.describe_metadata_quorum(),
@@ -29,8 +27,10 @@ REFUSED: dict[str, Callable[[KafkaAdminClient, str], Any]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_it_has_no_part_for_is_refused_by_name(admin: KafkaAdminClient, topic: str, name: str) -> None:
+def test_an_api_without_a_subject_here_is_refused_by_name(embedded: EmbeddedKafka, name: str) -> None:
     """Kafka answers these; docs/embedded.md says why they are not offered here."""
-    with pytest.raises(IncompatibleBrokerVersion, match=name):
-        REFUSED[name](admin, topic)
-    assert topic in admin.list_topics(), "the connection goes on"
+    topic = embedded.create_topic(f"orders-{name}")
+    with closing(KafkaAdminClient(bootstrap_servers=embedded.bootstrap)) as admin:
+        with pytest.raises(IncompatibleBrokerVersion, match=name):
+            REFUSED[name](admin, topic)
+        assert topic in admin.list_topics(), "the connection goes on"

@@ -1,0 +1,1 @@
+"""The main promises on Apache Kafka, PostgreSQL and Spark, once in each `make test`."""
