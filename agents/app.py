@@ -54,9 +54,9 @@ BESIDE = {
     "topic_allow_declare": True,
     "Topic": "holdfast.agents.faust.declared.topics:PlacedTopic",
 }
-"""What an application has of Faust's settings unless it says otherwise."""
+"""Faust's settings of an application unless it says otherwise."""
 FAUST_DATADIR = "{conf.name}-data"
-"""What `faust` exports when nobody says --datadir."""
+"""The value that `faust` exports without --datadir."""
 
 
 TRANSPORTS.aliases["holdfast"] = "holdfast.agents.faust.transport.transport:BatchTransport"
@@ -80,17 +80,17 @@ class App(FaustParts):
     BootStrategy = Boot
     manager: PartitionManager
     harvesting: HarvesterService | None = None
-    """What harvests the outbox in this worker."""
+    """The service that harvests the outbox in this worker."""
     exporting: Exporting | None = None
-    """What sends this worker's traces, while it runs."""
+    """The exporter of this worker's traces, while it runs."""
     bound: str
     """Faust's web_bind as it was before its command line was read."""
     load_again: Load | None = None
     """Loads this application again in a process of its own, where the console on the worker folds a partition
-    anew; `holdfast worker` knows how.
+    again; `holdfast worker` knows how.
     """
     worded: Callable[[str], str] | None = None
-    """Words what a worker leaves with for whoever started it: `holdfast worker` adds the application to the
+    """Words a worker's last message for its parent process: `holdfast worker` adds the application to the
     commands that errors advise.
     """
 
@@ -178,13 +178,13 @@ class App(FaustParts):
     def _on_rebalance_when_stopped(self) -> None:
         """Keep the consumer while this worker ends, which closes it in its turn.
 
-        Stock closes it here, in the middle of what still goes on: to wait until streams are done is to commit
-        by it, and that would never return.
+        Stock closes it here, while other parts still run: to wait until streams are done is to commit by it,
+        and that would never return.
         """
 
 
 def _changeable_by_others(folder: Path) -> Path | None:
-    """Return which folder above *folder* lets every account rename what is in it, None where none does."""
+    """Return the folder above *folder* in which every account may rename entries, None without one."""
     above = (each for each in folder.resolve().parents if each.stat().st_mode & 0o1002 == 0o002)
     return next(above, None)
 
@@ -200,7 +200,7 @@ def make_data_dir(folder: Path) -> None:
             folder.chmod(0o700)  # a volume's root may be another's; the stores' folders in it are ours
         if (loose := _changeable_by_others(folder)) is not None:
             logger.warning(
-                "other accounts can put another folder in place of data_dir: all may write to %(folder)s, "
+                "other accounts can replace data_dir by another folder: all may write to %(folder)s, "
                 "which lacks the sticky bit; chmod it, or name another data_dir",
                 {"folder": str(loose)},
             )
@@ -218,7 +218,8 @@ def make_data_dir(folder: Path) -> None:
 def quiet_the_collector() -> None:
     """Have Python's cycle collector run rarely: a backlog keeps 10^5 records alive, none of them in a cycle,
     and walking them again and again costs a fifth of the worker's time; yet walk few at once, since the event
-    loop waits meanwhile. What was loaded at start is not walked at all."""
+    loop waits for it. Objects loaded at start are not walked at all.
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 4, 2_000)
@@ -230,10 +231,11 @@ def create_app(
     """Return a Faust app that folds *processors* exactly once: `faust -A module worker -l info`.
 
     Settings come from the environment and `holdfast.toml` unless given. *faust* are Faust's own for agents,
-    tables and pages beside the processors (agents/faust/declared/options.py), such as `topic_partitions` or
-    `store`; ConfigError for one that holdfast's settings govern. Nothing is contacted before the worker
-    starts. ChainError when one is of another version than those that read what it emits allow, ConfigError
-    when two declare another retention of one topic, or read a step's topic with other serdes than the step's.
+    tables and pages in addition to the processors (agents/faust/declared/options.py), such as
+    `topic_partitions` or `store`; ConfigError for one that holdfast's settings govern. Nothing is contacted
+    before the worker starts. ChainError when one is of another version than those that read what it emits
+    allow, ConfigError when two declare another retention of one topic, or read a step's topic with other
+    serdes than the step's.
     """
     named = by_name(processors)
     require_chains(processors)

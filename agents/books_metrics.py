@@ -1,5 +1,5 @@
-"""What a scrape shows of the ledgers that a worker keeps: the sums of each partition, read from one row, and
-never a producer's name.
+"""The metrics of the ledgers that a worker keeps: the sums of each partition, read from one row, and never a
+producer's name.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ COUNTERS = (
 def book_families(replicas: Iterable[Replica]) -> Iterator[Metric]:
     """Yield the families of the ledgers this worker owns and serves; none when it keeps none.
 
-    The counts are part of the state: they go on where another worker stopped, and begin at 0 with a new
+    The counts are part of the state: they continue where another worker stopped, and begin at 0 with a new
     version of the table.
     """
     found: list[tuple[Replica, Totals]] = []

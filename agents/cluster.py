@@ -1,4 +1,4 @@
-"""What the cluster says of this application's topics, asked once before a worker consumes anything."""
+"""The cluster's state of this application's topics, asked once before a worker consumes anything."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from holdfast.tables.state import Environment
 logger = logging.getLogger(__name__)
 
 REQUEST_S = 10.0
-"""How long one request of a transaction waits before it is sent again over another connection."""
+"""The time that one request of a transaction waits before it is sent again over another connection."""
 SLACK_S = 1.0
-"""What an answer may be late after its request's own deadline."""
+"""The delay of an answer after its request's own deadline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Survey:
 
 
 def survey(settings: Settings, processors: Sequence[Processor[Any, Any]]) -> Survey:
-    """Return what a worker needs of the cluster.
+    """Return a worker's information about the cluster.
 
     Blocks; raises TopicError for a missing or wrong topic, BrokerError without an answer.
     """
@@ -120,13 +120,13 @@ def tell(findings: Sequence[TopicFinding]) -> None:
     if limited := sorted({finding.topic for finding in findings if finding.limited}):
         logger.info(
             "%(topics)s keep their records for a time only, so a version that begins later is partial:"
-            " `holdfast topics check` tells more",
+            " `holdfast topics check` shows more",
             {"topics": ", ".join(limited)},
         )
 
 
 def _compression(settings: Settings) -> int:
-    """Return the number by which record batches tell how they are packed."""
+    """Return the number by which record batches name their compression."""
     name = str(settings.kafka.get("compression.type", "none"))
     try:
         return int(Compression[name.upper()])
@@ -138,7 +138,7 @@ def _compression(settings: Settings) -> int:
 
 
 class _Identity:
-    """The cluster's id, and its topics: their partitions by name, and their ids, which tell one that was
+    """The cluster's id, and its topics: their partitions by name, and their ids, which identify one that was
     deleted and made again under its name.
     """
 

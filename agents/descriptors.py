@@ -1,4 +1,4 @@
-"""How many files and sockets this process may have open, and how many a worker needs."""
+"""The number of files and sockets that this process may have open, and the number that a worker needs."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def needed(partitions: int, connections: int) -> int:
 
 
 def shortage(limit: int, partitions: int, connections: int) -> str | None:
-    """Return what to say when *limit* is below what is needed, None when it is enough.
+    """Return the warning when *limit* is below the need, None when it is enough.
 
     >>> shortage(256, 4, 64) is None
     True

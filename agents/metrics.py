@@ -1,4 +1,4 @@
-"""What a worker counts, and how Prometheus reads it.
+"""A worker's counts, and their form for Prometheus.
 
 Counting is plain attribute arithmetic, once a transaction and never per record; all formatting is done when
 someone asks. What a replica knows itself (position, lag, rows) is read from it at that moment. No label ever
@@ -144,7 +144,7 @@ class Metrics:
         self.skipped: Counter[tuple[str, int]] = Counter()
         """Batches that this worker has skipped, by partition."""
         self.pages: list[Collector] = []
-        """What other parts of this worker count."""
+        """Further counts, of other parts of this worker."""
 
     def partition(self, table: str, partition: int) -> PartitionMetrics:
         """Return the counters of a partition of *table* (its processor's name)."""
@@ -182,7 +182,7 @@ class Metrics:
     # -- what a scrape shows
 
     def counters(self) -> Iterator[Metric]:
-        """Yield what was counted by partition and for the whole worker."""
+        """Yield the counts by partition and for the whole worker."""
         for name, text, attribute in (
             ("records_folded", "Source records taken into committed state", "records"),
             ("transactions", "Kafka transactions committed", "transactions"),
@@ -436,7 +436,7 @@ def source_positions(replica: Replica) -> Iterator[tuple[str, int, int]]:
 
 
 def global_families(copies: Collection[GlobalReplica]) -> Iterator[Metric]:
-    """Yield what is told of this worker's copies of global tables; nothing where no processor reads one."""
+    """Yield the metrics of this worker's copies of global tables; none where no processor reads one."""
     if not copies:
         return
     of_all, of_each = ("table",), ("table", "partition")

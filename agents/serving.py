@@ -1,4 +1,4 @@
-"""What the web port and the metrics need to know of the partitions a worker holds.
+"""The partitions that a worker holds, as the web port and the metrics use them.
 `agents/partitions/manager.py` provides it.
 
 Everything here is called on the event loop, and nothing but `reached`, and `read` of a global, waits.
@@ -68,8 +68,8 @@ class Replica(Protocol):
 
     @property
     def role(self) -> str:
-        """Return what this worker is for the partition: "active", "standby", or "earlier" for what it keeps
-        of an earlier version.
+        """Return this worker's role for the partition: "active", "standby", or "earlier" for the state it
+        keeps of an earlier version.
         """
         ...
 
@@ -116,7 +116,7 @@ class Replica(Protocol):
 
     @property
     def source_end(self) -> int:
-        """Return the next offset to be written at the source, as last heard from the broker; UNKNOWN (-1)
+        """Return the next offset to be written at the source, as last received from the broker; UNKNOWN (-1)
         before that. Of several sources, the sum.
         """
         ...
@@ -214,7 +214,7 @@ class GlobalReplica(Protocol):
     def approximate_rows(self) -> int: ...
 
     async def read(self, work: Callable[[GlobalView], T]) -> T:
-        """Return what *work* makes of the copy as it is now, beside the event loop; StoreError once it is
+        """Return the result of *work* on the copy as it is now, off the event loop; StoreError once it is
         closed.
         """
         ...
@@ -225,7 +225,7 @@ class GlobalReplica(Protocol):
 
 
 class Serving(Protocol):
-    """What this worker serves, and where the rest is."""
+    """The tables that this worker serves, and the workers that serve the rest."""
 
     def tables(self) -> Mapping[str, Processor[Any, Any]]:
         """Return every table of the application by its processor's name."""
@@ -240,11 +240,11 @@ class Serving(Protocol):
         ...
 
     def lookup(self, table: str, partition: int) -> Replica | None:
-        """Return what this worker holds of the partition now, active or standby."""
+        """Return this worker's present replica of the partition, active or standby."""
         ...
 
     def earlier(self, table: str, partition: int) -> Replica | None:
-        """Return what this worker keeps of the partition in an earlier version that nobody folds any more."""
+        """Return this worker's replica of the partition in an earlier version that is no longer folded."""
         ...
 
     def earlier_version(self, table: str) -> int | None:
@@ -270,7 +270,7 @@ class Serving(Protocol):
         ...
 
     def unreadable(self) -> Collection[tuple[str, int]]:
-        """Return the source partitions (topic, number) that stand before a batch that cannot be read."""
+        """Return the source partitions (topic, number) whose next batch cannot be read."""
         ...
 
     def unready(self) -> str | None:

@@ -8,7 +8,7 @@ from holdfast import Processor, Rows, create_app
 
 
 class Count(msgspec.Struct, frozen=True, array_like=True):
-    """How often a word was seen, and when last (ms, the broker's append time)."""
+    """The count of a word, and when it was last seen (ms, the broker's append time)."""
 
     seen: int = 0
     last_ms: int = 0

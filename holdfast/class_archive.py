@@ -18,7 +18,7 @@ from holdfast.jars import exclusive
 ARCHIVES_KEPT = 4
 """Environments and worktrees of one user have an archive each: none may cost the others theirs."""
 
-# The JVM goes on without an archive that does not fit it, and says so on every start: nobody needs to know.
+# The JVM continues without an archive that does not fit it, and says so on every start: that is of no use.
 _QUIET = ("-Xshare:auto", "-Xlog:cds=off", "-Xlog:cds+dynamic=off")
 
 
@@ -47,7 +47,7 @@ class ClassArchive:
         return cls(path=path, made_at=None if path.exists() else path.with_suffix(f".{os.getpid()}.making"))
 
     def flags(self) -> list[str]:
-        """Return what to tell a JVM: use the archive or, where there is none, make it."""
+        """Return the flags of a JVM: to use the archive or, where there is none, to make it."""
         if self.made_at is None:
             return [f"-XX:SharedArchiveFile={self.path}", *_QUIET]
         return [f"-XX:ArchiveClassesAtExit={self.made_at}", *_QUIET]
@@ -72,15 +72,16 @@ def shared_classes(
 ) -> tuple[str, ...]:
     """Return the flags for programs that share the archive which *of* finds; none where none could be made.
 
-    Where it is not there yet, *run_once* is given the flags of a JVM that makes it. It starts one that nobody
-    uses, has it load what the others will, and ends it in good order. Other processes wait meanwhile.
+    If there is none yet, *run_once* is called with the flags of a JVM that makes it. It starts an otherwise
+    unused JVM, has it load the classes that the others will, and ends it in good order. Other processes wait
+    for that.
     """
     archive = of()
     if archive.made_at is not None:
         lock = archive.path.with_name("making.lock")
         lock.parent.mkdir(parents=True, exist_ok=True)
         with exclusive(lock, deadline_at_s=system_clock.monotonic_s() + deadline_s):
-            if (archive := of()).made_at is not None:  # nobody made it meanwhile
+            if (archive := of()).made_at is not None:  # no other process made it since
                 run_once(archive.flags())
                 archive.keep()
         archive = of()
@@ -88,7 +89,7 @@ def shared_classes(
 
 
 def _used_at_s(path: Path) -> float:
-    """Return when an archive was last used; 0 for one that another process has dropped meanwhile."""
+    """Return when an archive was last used; 0 for one that another process has dropped since."""
     try:
         return path.stat().st_mtime
     except FileNotFoundError:

@@ -14,24 +14,24 @@ from typing import Any, Protocol
 
 
 class Clock(Protocol):
-    """What the shells ask for the time; tests pass a `ManualClock`."""
+    """The time as the shells use it; tests pass a `ManualClock`."""
 
     def now_ms(self) -> int:
         """Return the wall clock in milliseconds since the epoch."""
         ...
 
     def monotonic_s(self) -> float:
-        """Return a clock for durations and deadlines, in seconds; never goes back, and goes on while the
+        """Return a clock for durations and deadlines, in seconds; never goes back, and advances while the
         machine is asleep.
         """
         ...
 
 
 def sleepless(system: Any) -> Callable[[], float]:
-    """Return the monotonic clock of *system*, the module `time`, that goes on while the machine is asleep.
+    """Return the monotonic clock of *system*, the module `time`, that advances while the machine is asleep.
 
-    `time.monotonic` stands still then on Linux and macOS: a laptop that was closed for an hour would take its
-    leases and claims for held.
+    `time.monotonic` does not advance then on Linux and macOS: a laptop that was closed for an hour would take
+    its leases and claims for held.
     """
     if hasattr(system, "CLOCK_BOOTTIME"):  # Linux
         return partial(system.clock_gettime, system.CLOCK_BOOTTIME)
@@ -42,8 +42,8 @@ def sleepless(system: Any) -> Callable[[], float]:
 
 
 class SystemClock:
-    """The machine's own clocks. *monotonic_s* goes on while the machine is asleep, *processor_s* is what this
-    process has used of its processors, in seconds, *thread_s* what this thread has.
+    """The machine's own clocks. *monotonic_s* advances while the machine is asleep, *processor_s* is the
+    processor time of the process, in seconds, *thread_s* that of this thread.
     """
 
     monotonic_s = staticmethod(sleepless(time))

@@ -20,21 +20,21 @@ HoldfastError
 ├── PaceError                final results of a test of a topology depend on the order of reading its sources
 ├── TopologyError            a test of a topology asks for what it does not have, or processors feed themselves
 │   └── UnseenRefusalsError  a test of a topology ends with refused records that it did not look at
-├── SchemaError              a schema is not registered, is refused, or does not fit what was registered before it
+├── SchemaError              a schema is not registered, is refused, or does not fit those registered before it
 ├── StateError               local or logged state is not what it must be
 │   ├── StoreError           a RocksDB store cannot be opened or written
-│   │   └── RottenStoreError  a store does not hold what was written to it; it is set aside and rebuilt
+│   │   └── RottenStoreError  a store differs from the data written to it; it is set aside and rebuilt
 │   ├── ChangelogError       a changelog does not fit: torn, foreign or newer
 │   ├── ChoicesError         recorded choices do not fit: one is missing, malformed, or of other sources
 │   └── GlobalsError         a global table cannot be read as of the position that was recorded
 ├── FencedError              a newer owner of this partition exists; this one must stop writing
 ├── InstanceFencedError      another worker has joined the group with this one's instance_id
-├── ClaimError               a claim client cannot do what was asked
+├── ClaimError               a claim client cannot do the requested operation
 │   ├── ClaimLostError       the message's claim is not held any more: another member may get the message too
 │   ├── CommitError          an offset that was never delivered was to be committed
 │   ├── InstanceConflictError  a newer process runs under the same client id; this one has stopped
 │   ├── ClockSkewError       this machine's clock is too far from the broker's to take part
-│   ├── MembershipError      the balanced group does not take this member, or has given its place to another
+│   ├── MembershipError      the balanced group does not take this member, or has replaced it by another
 │   └── TerminatedError      the client has been terminated, or failed before
 ├── GroupError               a group cannot be paused, reset or described as asked
 │   └── ResetStoppedError    a reset was asked to stop before it was decided
@@ -47,7 +47,7 @@ HoldfastError
 │   └── AccessError          the endpoint asks for a token or certificate that was not given
 ├── QuarantineError          a refused record cannot be found, or cannot be tried again
 ├── SkipError                what an operator asks to be skipped of a source cannot be, or need not
-├── OutboxError              the outbox could not do what was asked
+├── OutboxError              the outbox could not do the requested operation
 │   ├── OutboxRecordError    a record cannot be written as it is given; nothing was written
 │   ├── OutboxDroppedError   the database reported success for a statement without its effect
 │   ├── OutboxSchemaError    the outbox's tables are missing or not of the layout that was named
@@ -55,13 +55,13 @@ HoldfastError
 ├── JarError                 the Java archives that Kafka and Spark run on could not be had
 │   ├── JarChecksumError     a fetched archive is not the one that the lock file names
 │   └── JavaMissingError     no JDK, or one that is too old
-├── PipelineError            landing, replaying or verifying could not go on
+├── PipelineError            landing, replaying or verifying could not continue
 │   ├── SparkError           Spark is missing, did not start, or a job of it failed
 │   ├── LostRecordsError     records that are needed are not in the topic any more
 │   ├── UnreadableError      a batch of the source is corrupt or unpacks to too much, and is not skipped
 │   ├── LakeError            a table of the lake does not continue where it must: overlap, hole, foreign rows
 │   │   ├── UnknownCommitError   whether a commit was made is not known; files that it may name are kept
-│   │   ├── LinkTakenError       another commit follows the one that a landing went on from
+│   │   ├── LinkTakenError       another commit follows the one that a landing continued from
 │   │   └── RepeatedOffsetError  an offset is in a table of the lake twice
 │   └── OrderError           records of a partition came out of offset order; never folded
 ├── DevBrokerError           the local development broker could not be set up or started
@@ -157,14 +157,14 @@ class FoldError(HoldfastError):
 
 
 class Later(HoldfastError):
-    """What a fold or a serde needs is not there yet. The record is folded again later, and is never refused.
+    """A fold's or a serde's need is not there yet. The record is folded again later, and is never refused.
 
     Raise it from a decoder, a fold, a timer's function, a serde or a `time`; that is all there is to do. It
-    must tell whether something is there, never what it holds: what a fold makes of a record depends on its
-    arguments alone.
+    must depend on whether something is there, never on its content: a fold's result for a record depends on
+    its arguments alone.
 
     Attributes:
-        needs: what is awaited, as an operator knows it, such as ``schema registry http://localhost:8081``.
+        needs: the missing need, as an operator knows it, such as ``schema registry http://localhost:8081``.
         at: where it was raised: the topic ("" for the only source) and the offset of the record, of a tick
         the number
             of its choice. holdfast sets it.
@@ -177,9 +177,7 @@ class Later(HoldfastError):
 
 
 class StillWaitingError(HoldfastError):
-    """What a fold needs did not come within `later_timeout_s`. Nothing was refused; *needs* is what was
-    awaited.
-    """
+    """A fold's need was not met within `later_timeout_s`. Nothing was refused; *needs* names it."""
 
     def __init__(self, text: str, *, needs: str) -> None:
         super().__init__(text)
@@ -190,7 +188,7 @@ class StoppedError(HoldfastError):
     """A record would be refused, and its processor is declared with ``on_error="stop"``: nothing of it is
     folded.
 
-    *topic* ("" for the only source) and *offset* tell which, of a tick the number of its choice; *stage*,
+    *topic* ("" for the only source) and *offset* identify it, of a tick the number of its choice; *stage*,
     *error* and *reason* are those of the refusal.
     """
 
@@ -200,7 +198,7 @@ class StoppedError(HoldfastError):
 
 
 class SchemaError(HoldfastError):
-    """A schema is not registered, is refused by its registry, or does not fit what was registered before
+    """A schema is not registered, is refused by its registry, or does not fit the schemas registered before
     it.
     """
 
@@ -232,9 +230,7 @@ class StoreError(StateError):
 
 
 class RottenStoreError(StoreError):
-    """A store does not hold what was written to it: its bytes fail a checksum, or its rows are not the
-    changelog's.
-    """
+    """A store differs from the written data: bytes fail a checksum, or rows differ from the changelog."""
 
 
 class ChangelogError(StateError):
@@ -242,12 +238,12 @@ class ChangelogError(StateError):
 
 
 class ChoicesError(StateError):
-    """Recorded choices do not fit: one is missing, malformed, of other sources, or behind the state."""
+    """Recorded choices do not fit: one is missing, malformed, of other sources, or after the state."""
 
 
 class GlobalsError(StateError):
-    """A global table cannot be read as of the position that was recorded: its log lacks records, or a copy is
-    behind.
+    """A global table cannot be read as of the position that was recorded: its log lacks records, or a copy
+    lags.
     """
 
 
@@ -260,7 +256,7 @@ class InstanceFencedError(HoldfastError):
 
 
 class ClaimError(HoldfastError):
-    """A claim client cannot do what was asked."""
+    """A claim client cannot do the requested operation."""
 
 
 class ClaimLostError(ClaimError):
@@ -282,7 +278,7 @@ class ClockSkewError(ClaimError):
 
 
 class MembershipError(ClaimError):
-    """The balanced group does not take this member, or has given its place to another.
+    """The balanced group does not take this member, or has replaced it by another.
 
     *code* is Kafka's error code.
     """
@@ -297,7 +293,7 @@ class TerminatedError(ClaimError):
 
 
 class GroupError(HoldfastError):
-    """A group cannot be paused, reset or described as asked: the text names who or what stands in the way."""
+    """A group cannot be paused, reset or described as asked: the text names the obstacle."""
 
 
 class ResetStoppedError(GroupError):
@@ -340,13 +336,13 @@ class QuarantineError(HoldfastError):
 
 
 class SkipError(HoldfastError):
-    """What an operator asks to be skipped of a source cannot be, or need not: it can be read, or is
-    skipped already.
+    """A requested skip of a source cannot be made, or need not: the offsets can be read, or are skipped
+    already.
     """
 
 
 class OutboxError(HoldfastError):
-    """The outbox could not do what was asked."""
+    """The outbox could not do the requested operation."""
 
 
 class OutboxRecordError(OutboxError, ValueError):
@@ -364,7 +360,7 @@ class OutboxSchemaError(OutboxError):
 class OutboxDatabaseError(OutboxError):
     """The database could not be reached, or refused a statement.
 
-    *is_lost* tells that the connection is gone and the call may be repeated.
+    *is_lost* says that the connection is gone and the call may be repeated.
     """
 
     def __init__(self, text: str, *, is_lost: bool = False) -> None:
@@ -385,7 +381,7 @@ class JavaMissingError(JarError):
 
 
 class PipelineError(HoldfastError):
-    """Landing, replaying or verifying could not go on."""
+    """Landing, replaying or verifying could not continue."""
 
 
 class SparkError(PipelineError):
@@ -405,13 +401,13 @@ class LakeError(PipelineError):
 
 
 class UnknownCommitError(LakeError):
-    """Whether a commit was made is not known, since the table cannot be read; files that it may name are
+    """It is not known whether a commit was made, since the table cannot be read; files that it may name are
     kept.
     """
 
 
 class LinkTakenError(LakeError):
-    """Another commit follows the one that a landing went on from; nothing was written by the landing."""
+    """Another commit follows the one that a landing continued from; nothing was written by the landing."""
 
 
 class RepeatedOffsetError(LakeError):

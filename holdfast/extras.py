@@ -1,4 +1,4 @@
-"""Which extra of holdfast brings each package that not every installation has.
+"""The extra of holdfast for each package that not every installation has.
 
 A service that claims partitions, asks tables or writes an outbox needs none of them.
 """
@@ -67,7 +67,7 @@ class MissingExtras:
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> None:
-        """Raise ModuleNotFoundError with the extra in its text where holdfast asks for a package of one."""
+        """Raise ModuleNotFoundError with the extra in its text if holdfast imports a package of an extra."""
         package = next((each for each in EXTRAS if f"{each}.".startswith(f"{name}.")), None)
         if package is not None and (module := _importer()).startswith("holdfast."):
             raise ModuleNotFoundError(

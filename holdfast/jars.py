@@ -2,16 +2,16 @@
 
 The local broker and Spark need jars that no wheel carries. They come from Maven's central repository
 (`holdfast.maven`) into a cache per user, and are used only when their SHA-256 is the one in the lock file
-beside this module. A warm cache needs neither a JDK nor a network. Settings (environment), besides those of
+next to this module. A warm cache needs neither a JDK nor a network. Settings (environment), besides those of
 `holdfast.maven`:
 
 - ``HOLDFAST_CACHE``: the cache folder itself; otherwise ``$XDG_CACHE_HOME/holdfast`` or ``~/.cache/holdfast``
-- ``JAVA_HOME``: a JDK to use in place of the first ``java`` on ``PATH``
+- ``JAVA_HOME``: a JDK to use instead of the first ``java`` on ``PATH``
 
-A lock file is text, one jar a line: SHA-256, ``group:artifact:version``, file name. ``root`` lines name what
-was asked for; all the rest follows from them. ``python -m holdfast.jars`` writes a new one, by Ivy, the
-resolver that ships inside pyspark. A file that is not the artifact's own jar is named as the repository names
-it (``artifact-version-classifier.tar.gz``), and pinned by hand.
+A lock file is text, one jar a line: SHA-256, ``group:artifact:version``, file name. ``root`` lines name the
+requested was asked for; all the rest follows from them. ``python -m holdfast.jars`` writes a new one, by Ivy,
+the resolver that ships inside pyspark. A file that is not the artifact's own jar is named as the repository
+names it (``artifact-version-classifier.tar.gz``), and pinned by hand.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def kafka_jars(*, progress: Progress = _silent, meter: Meter | None = None) -> l
 
 
 def spark_jars(*, progress: Progress = _silent, meter: Meter | None = None) -> list[Path]:
-    """Return what Spark needs beside pyspark's own jars:
+    """Return the jars that Spark needs besides pyspark's own:
 
     Delta Lake and the Kafka connector (for ``spark.jars``).
     """
@@ -135,8 +135,8 @@ def resolve(
     """Return the verified local path of every jar in *lock_path*, in its order, fetching what the cache
     lacks.
 
-    *progress* gets one line if something is fetched, *meter* how far that is. What is *for_java* is not
-    fetched where none is found (JavaMissingError): it would be of no use. A fetch that is broken off goes on
+    *progress* gets one line if something is fetched, *meter* the progress of that. Jars *for_java* are not
+    fetched without a JDK (JavaMissingError): they would be of no use. A fetch that is broken off continues
     from there the next time.
 
     Safe for any number of processes at once: one fetches, the others wait (at most *deadline_s* in all). A
@@ -157,7 +157,7 @@ def resolve(
             " write to"
         ) from error
     with exclusive(folder.with_name(f"{lock.name}.lock"), deadline_at_s=deadline_at_s):
-        if lacking := _lacking(lock, folder):  # another process may have fetched them meanwhile
+        if lacking := _lacking(lock, folder):  # another process may have fetched them since
             if for_java:
                 find_java()
             progress(f"fetching {len(lacking)} jars of {lock.name} into {folder} (once per user)")
@@ -344,7 +344,7 @@ def _coordinate(retrieved: Path) -> str:
 
 
 def _reason(output: str) -> str:
-    """Return Ivy's most telling complaint: an unreachable server explains every module that was then not
+    """Return Ivy's most helpful complaint: an unreachable server explains every module that was then not
     found.
     """
     lines = [line.strip(" \t:") for line in output.splitlines()]
@@ -390,7 +390,7 @@ def write_lock(lock_path: Path, roots: Sequence[str], *, name: str, beside_pyspa
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write a lock file beside this module:
+    """Write a lock file next to this module:
 
     ``python -m holdfast.jars [--beside-pyspark] NAME.lock FOLDER GROUP:ARTIFACT:VERSION…``.
     """

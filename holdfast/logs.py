@@ -15,9 +15,11 @@ from typing import Any
 from holdfast.terminal import printable, visible_lines
 
 _OF_EVERY_RECORD = frozenset(logging.makeLogRecord({}).__dict__) | {"asctime", "message", "extra", "data"}
-"""What logging itself notes of a record, and mode, Faust's library; the rest was given as `extra`."""
+"""The attributes of a record by logging itself, and by mode, Faust's library; the rest was given as
+`extra`.
+"""
 _OF_MODE = re.compile(r"\[\^-*([^\]]*)\]: ")
-"""How mode begins the lines of its services: `[^--App]: Starting...`"""
+"""The beginning of lines of mode's services: `[^--App]: Starting...`"""
 
 
 class JsonFormatter(logging.Formatter):
@@ -64,9 +66,7 @@ def _event(record: logging.LogRecord) -> str:
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, object]:
-    """Return the named fields of a record: the mapping that its text is made with, and what was given as
-    `extra`.
-    """
+    """Return the named fields of a record: the mapping that its text is made with, and those of `extra`."""
     named = record.args if isinstance(record.args, Mapping) else {}
     if (service := _OF_MODE.match(str(record.msg))) is not None:
         named = {**named, "service": service[1]}
@@ -74,8 +74,8 @@ def fields_of(record: logging.LogRecord) -> dict[str, object]:
 
 
 class VisibleFormatter(logging.Formatter):
-    """Formats a record as *of* does, with what is no visible character escaped: in fields, which are others'
-    keys, names and reasons, also the end of a line.
+    """Formats a record as *of* does, with invisible characters escaped: in fields, which hold others' keys,
+    names and reasons, also the end of a line.
     """
 
     def __init__(self, of: logging.Formatter) -> None:
@@ -107,7 +107,7 @@ def _visible_field(value: Any) -> Any:
 
 def use_format(log_format: str) -> None:
     """Have the root logger's handlers write as the setting `log_format` says; with `text` in their own form,
-    what is no visible character escaped.
+    with invisible characters escaped.
     """
     for handler in logging.getLogger().handlers:
         if log_format == "json":

@@ -37,12 +37,12 @@ class LoopThread:
 
     @property
     def closed(self) -> bool:
-        """Whether `stop` has ended the thread."""
+        """Return whether `stop` has ended the thread."""
         return self._loop.is_closed()
 
     def wait(self, coroutine: Coroutine[Any, Any, T], timeout_s: float) -> T:
-        """Return what *coroutine* gives; NotReadyError when the loop itself does not answer, was never
-        started, or is stopped meanwhile.
+        """Return the result of *coroutine*; NotReadyError when the loop itself does not answer, was never
+        started, or is stopped in the meantime.
         """
         if self._thread.ident is None or self._stopping:
             coroutine.close()
@@ -89,7 +89,7 @@ def _not_open() -> NotReadyError:
 
 
 async def _ended() -> None:
-    """Cancel what is left on this loop, and wait for its end."""
+    """Cancel the remaining tasks on this loop, and wait for their end."""
     for _ in range(2):  # a call that came while it was stopped begins only now
         left = asyncio.all_tasks() - {asyncio.current_task()}
         for task in left:

@@ -1,6 +1,6 @@
 """Files of a Maven repository over HTTP: given coordinates, whole files in a folder out.
 
-The standard library alone fetches them, so neither a JDK nor another package is needed. What is broken off is
+The standard library alone fetches them, so neither a JDK nor another package is needed. A partial file is
 kept, and the next try asks for the rest only. Whether the bytes are the right ones, the caller checks.
 Settings (environment):
 
@@ -32,14 +32,14 @@ from typing import Any
 from holdfast.clock import system_clock
 from holdfast.errors import JarError
 
-# In parts, since what is published is searched for the hosts of registries.
+# In parts, since published files are searched for the hosts of registries.
 _HOST = ("repo1", "maven", "org")
 CENTRAL = f"https://{'.'.join(_HOST)}/maven2"
 REPOSITORY = "HOLDFAST_MAVEN_REPOSITORY"
 IDLE_S = 30.0
-"""How long a server may send nothing before the connection is given up."""
+"""A server that sends nothing for so long is given up."""
 TRIES = 4
-"""How often a file is asked for while some of it comes each time, or the server is overloaded."""
+"""The number of requests for a file while some of it comes each time, or the server is overloaded."""
 AT_ONCE = 4
 LIMIT_BYTES = 2 * 1024**3
 """More than any file has that is pinned: a server that sends without an end is stopped."""
@@ -72,7 +72,7 @@ class MavenFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchProgress:
-    """How far a fetch is: files that are whole, of all; bytes; and the share of it all, 0 to 1."""
+    """The progress of a fetch: files that are whole, of all; bytes; and the share of it all, 0 to 1."""
 
     files: int
     of: int
@@ -131,7 +131,8 @@ def download(
     """Return the paths in *folder* of the *wanted* files, in their order, each whole.
 
     A file that is in the folder already is taken as it is; one that was broken off is named ``NAME.part``,
-    and goes on. JarError when the repository does not have one, or cannot be reached, or the deadline passes.
+    and continued. JarError when the repository does not have one, or cannot be reached, or the deadline
+    passes.
     """
     server = _Repository.from_environment()
     count = _Count(len(wanted), meter)
@@ -153,7 +154,7 @@ def download(
 
 
 class _Repository:
-    """The root of a repository: what is asked of it, and through which proxy."""
+    """The root of a repository: its requests, and their proxy."""
 
     def __init__(self, root: str) -> None:
         parts = urllib.parse.urlsplit(root)

@@ -1,4 +1,5 @@
-r"""What a terminal is shown: no text of others moves its cursor, and what it has no letters for is escaped.
+r"""Output for terminals: no foreign text moves the cursor, and characters that the terminal lacks are
+escaped.
 
 A terminal of ASCII or cp1252, or a pipe under LC_ALL=C, takes all that a command writes: `\u0301` stands for
 what its encoding lacks, and for a lone surrogate. So JSON stays JSON, and no command ends in the middle.
@@ -47,9 +48,9 @@ codecs.register(_find)
 
 
 def printable(told: str) -> str:
-    r"""Return text with what is no visible character escaped: names of groups and clients, keys and reasons
-    are others', and must neither move a terminal's cursor, nor turn the order of its letters, nor begin a
-    line that looks like ours.
+    r"""Return text with invisible characters escaped: names of groups and clients, keys and reasons are
+    others', and must neither move a terminal's cursor, nor turn the order of its letters, nor begin a line
+    that looks like ours.
 
     >>> printable("ada lovelace"), printable("a\x1b[2J\n\u202eb") == r"a\x1b[2J\n\u202eb", printable("\ud800") == r"\ud800"
     ('ada lovelace', True, True)

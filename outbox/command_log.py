@@ -1,11 +1,11 @@
 """The log of commands to the harvesters of one outbox: every process reads all of it, and answers for the
 shards that it leads.
 
-A command gets one answer from each shard, whatever becomes of the leaders meanwhile. The shard's leader at
+A command gets one answer from each shard, also when leaders change in the meantime. The shard's leader at
 that time answers. If it is killed before, the next leader answers, as long as a caller waits. Before
 answering, a harvester reads the answers to their end, having led the shard before that. So it knows the last
-answer of its predecessor, which can give no other, since its lease is over. The answer of a process that
-was frozen between that look and its answer comes second, and second answers do not count.
+answer of its predecessor, which can give no other, since its lease is over. The answer of a process that was
+frozen between that look and its answer comes second, and second answers do not count.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ GRACE_S = 2.0
 begun; or after this.
 """
 HISTORY_MS = 700_000
-"""Answers of the last minutes are read at the start: nobody waits longer for one."""
+"""The age of answers that are read at the start: no caller waits longer for one."""
 LIMIT_REMEMBERED = 4_096
 
 
 class CommandHandler(Protocol):
-    """What a harvester is to those who tell it something."""
+    """The harvester, as its command log uses it."""
 
     def obey(self, command: Command) -> None:
         """Carry out a command."""
@@ -66,10 +66,10 @@ class CommandHandler(Protocol):
         """Return whether what it says of *shard* now is worth saying."""
 
     def answer(self, command: Command, shard: int) -> CommandReply:
-        """Return what *shard* says."""
+        """Return the answer of *shard*."""
 
     def failed(self, error: HoldfastError) -> None:
-        """Nothing more will be heard."""
+        """The command log has ended with *error*."""
 
 
 class OpenCommands:
@@ -101,8 +101,8 @@ class OpenCommands:
         self._answered.get(answer_id, set()).discard(shard)
 
     def owed(self, now_ms: int) -> Iterator[tuple[Command, int]]:
-        """Yield which shard owes an answer to which command that somebody may still wait for, in the order
-        of the commands.
+        """Yield (command, shard) for each answer that a caller may still wait for, in the order of the
+        commands.
         """
         for command, ends_ms in list(self._open.values()):
             if ends_ms < now_ms:
@@ -131,7 +131,7 @@ class CommandLog(threading.Thread):
         self._reader: LogReader | None = None
         self._producer: Any = None
         self._history: tuple[int, list[Command]] = 0, []
-        """Where new commands begin, and the commands before."""
+        """The offset at which new commands begin, and the commands before."""
         self._waiting_s: dict[tuple[str, int], float] = {}
         """Since when an answer waits for its shard to settle."""
 
@@ -165,7 +165,7 @@ class CommandLog(threading.Thread):
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more is heard."""
+        """Return whether the log has ended."""
         return self._ended.is_set()
 
     def run(self) -> None:
@@ -263,7 +263,7 @@ class CommandLog(threading.Thread):
     # -- answering
 
     def _due(self) -> tuple[list[tuple[Command, int]], bool]:
-        """Return what is to be answered now, and whether there is more that is not settled yet."""
+        """Return the answers due now, and whether there are others that are not settled yet."""
         now_s, due, waiting_s = (
             self._clock.monotonic_s(),
             list[tuple[Command, int]](),
@@ -278,7 +278,7 @@ class CommandLog(threading.Thread):
         return due, len(due) < len(waiting_s)
 
     def _answer_all(self) -> bool:
-        """Answer what is due; return whether to look again soon."""
+        """Write the answers that are due; return whether to look again soon."""
         due, later = self._due()
         if not due:
             return later

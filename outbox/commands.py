@@ -1,10 +1,9 @@
-"""Telling harvesters what to do, and hearing what they did: commands and answers as JSON on two topics of one
-partition each.
+"""Commands to harvesters, and their answers, as JSON on two topics of one partition each.
 
-Every harvester of an outbox hears every command (holdfast.outbox.command_log) and answers for the shards it
-leads: where a shard is led is nobody's business but the election's. The last pause or resume stays on the
-topic, so a leader that comes later keeps to it. Of several answers to one command for one shard the first on
-the topic counts, for everybody alike.
+Every harvester of an outbox reads every command (holdfast.outbox.command_log) and answers for the shards it
+leads: only the election knows where a shard is led. The last pause or resume stays on the topic, so a leader
+that comes later keeps to it. Of several answers to one command for one shard the first on the topic counts,
+for everybody alike.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class Verb(StrEnum):
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):
-    """One order to all harvesters of an outbox; *id* comes back in the answers, for which somebody waits
+    """One order to all harvesters of an outbox; *id* comes back in the answers, for which the sender waits
     *wait_ms*.
     """
 
@@ -57,7 +56,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CommandReply(msgspec.Struct, frozen=True, kw_only=True):
-    """What the leader of one shard says to a command."""
+    """The answer of one shard's leader to a command."""
 
     id: str
     verb: Verb
@@ -80,8 +79,8 @@ read_answer = careful(msgspec.json.Decoder(CommandReply).decode)
 
 
 def reader_of_commands(settings: HarvestSettings, refuse: Callable[[KafkaError], None]) -> LogReader:
-    """Return a reader of commands and answers, which tells *refuse* of errors and passes what nobody can
-    read.
+    """Return a reader of commands and answers, which calls *refuse* with errors and passes unreadable
+    batches.
     """
     # An open transaction of a stranger must not hide commands, which are never written in transactions.
     config = settings.kafka.consumer(
@@ -118,8 +117,8 @@ def end_of(consumer: Any, topic: str, clock: Clock = system_clock) -> int:
 def tell(
     settings: HarvestSettings, verb: Verb, timeout_s: float = 10.0, clock: Clock = system_clock
 ) -> list[CommandReply]:
-    """Tell all harvesters of the outbox *verb* and return the answers of its shards' leaders, as many as came
-    in time.
+    """Send *verb* to all harvesters of the outbox and return the answers of its shards' leaders, as many as
+    came in time.
 
     Raises TopicError when there are no harvesters yet (their topics are missing), BrokerError when the
     cluster cannot be reached.
@@ -159,7 +158,7 @@ def tell(
         if failed or unsent:
             why = failed[0].str() if failed else f"the command was not written within {timeout_s:g} s"
             raise BrokerError(f"topic {settings.commands_topic}: {why}; check that the broker is reachable")
-        if verb not in (Verb.PAUSE, Verb.RESUME):  # nobody who comes later needs it
+        if verb not in (Verb.PAUSE, Verb.RESUME):  # a later harvester does not need it
             producer.produce(settings.commands_topic, None, key)
             producer.flush(timeout_s)
         answers: dict[int, CommandReply] = {}

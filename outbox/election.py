@@ -1,5 +1,5 @@
-"""Election on a real broker: a thread that joins the group, beats for the roles it is given, and tells a
-handler who leads.
+"""Election on a real broker: a thread that joins the group, sends heartbeats for the roles assigned to it,
+and calls a handler with each change of leader.
 
 A leader asks `Election.leadership` before each action: the answer is true at the moment
 it is given, also when the thread below has not run for a while. It is not absolute: a process can be frozen
@@ -52,18 +52,18 @@ class LeadershipHandler(Protocol):
     """The methods that an election calls. All calls come from the election's thread."""
 
     def acquired(self, leadership: Leadership) -> None:
-        """Lead from now on. Must not block."""
+        """Lead from now on. The method must not block."""
 
     def revoked(self, leaderships: Sequence[Leadership], deadline_s: float) -> None:
-        """Finish what was begun under these and return, by *deadline_s* (monotonic) at the latest: the
+        """Finish the work begun under these and return, by *deadline_s* (monotonic) at the latest: the
         successor waits for it.
         """
 
     def fenced(self, leadership: Leadership, reason: FenceReason) -> None:
-        """Stop at once: there may be a successor already. Must not block."""
+        """Stop at once: there may be a successor already. The method must not block."""
 
     def failed(self, error: HoldfastError) -> None:
-        """The election cannot go on, and this process leads nothing any more."""
+        """The election has ended with *error*, and this process leads nothing any more."""
 
 
 class Election:
@@ -107,9 +107,9 @@ class Election:
         self._trouble = Trouble(f"election {settings.group_id}", clock)
         self._looked_s = 0.0
         self._is_refused = False
-        """Whether it lacks a right: that a broker answers does not end such a trouble."""
+        """True if it lacks a right: an answer of a broker does not end such a trouble."""
         self._others = ""
-        """Who keeps it from its group."""
+        """The members that keep it from its group."""
         self.error: HoldfastError | None = None
 
     # -- life
@@ -224,7 +224,7 @@ class Election:
     def _look_again(self) -> None:
         """While in trouble and with nothing to lead: ask whether the broker is back.
 
-        Who stands by hears of nothing otherwise.
+        A standby receives no other sign of the broker.
         """
         now_s = self._clock.monotonic_s()
         if (
@@ -273,7 +273,7 @@ class Election:
             role.unsent(beat.number, self._clock.monotonic_s())
 
     def _warn(self, error: KafkaError) -> None:
-        """Tell of an error once, until the broker was heard of again; raises what no waiting cures."""
+        """Log an error once, until the broker has answered again; raise errors that no waiting cures."""
         if error.fatal():
             raise KafkaException(error)
         self._looked_s = self._clock.monotonic_s()
@@ -418,7 +418,7 @@ class Election:
     def _close_clients(self) -> None:
         """Leave the group.
 
-        A client that hangs is left behind after a while: the process must be able to end.
+        A client that hangs is abandoned after a while: the process must be able to end.
         """
         consumer, producer = self._consumer, self._producer
         if self.skipper is not None:

@@ -1,9 +1,9 @@
-"""A reaper's configuration, read as the reaper reads it, and the settings of a harvester that takes its place
-beside the others.
+"""A reaper's configuration, read as the reaper reads it, and the settings of a harvester that replaces it
+among the others.
 
     settings_of(yaml.safe_load(file)["harvest"], kafka=Settings(), name="orders")
 
-What the reaper's file says of it: its keys, defaults, what follows from what, and what is refused before
+The reaper's file defines its keys, defaults, dependent values, and the values that are refused before
 anything is contacted.
 """
 

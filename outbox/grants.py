@@ -19,7 +19,7 @@ DESCRIBE_CONFIGS = Operation.DESCRIBE_CONFIGS
 
 
 def harvester_grants(settings: HarvestSettings, destinations: Iterable[str]) -> list[Grant]:
-    """Return what a harvester needs that publishes to *destinations*.
+    """Return the grants of a harvester that publishes to *destinations*.
 
     It makes its own topics where they are missing.
     """
@@ -53,15 +53,15 @@ class TableGrant:
 
 
 def service_table_grants(tables: OutboxTables) -> list[TableGrant]:
-    """Return what the service needs that writes the outbox: to insert, and nothing else.
+    """Return the grants of a service that writes the outbox: to insert, and nothing else.
 
-    It cannot read what others wrote.
+    It cannot read other services' rows.
     """
     return [TableGrant(tables.outbox.fullname, "INSERT", "writes a row in its own transaction")]
 
 
 def harvester_table_grants(tables: OutboxTables, strategy: Strategy) -> list[TableGrant]:
-    """Return what a harvester needs of the outbox's tables once an owner of the schema has made them
+    """Return the grants of a harvester on the outbox's tables once an owner of the schema has made them
     (`holdfast outbox init`).
     """
     needs = [

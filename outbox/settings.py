@@ -20,7 +20,7 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,150}")
 
 
 class Strategy(StrEnum):
-    """How rows get from the table to Kafka."""
+    """The way of rows from the table to Kafka."""
 
     FENCED = "fenced"
     """Exactly once for readers of committed records: rows and progress in one transaction."""
@@ -29,10 +29,10 @@ class Strategy(StrEnum):
 
 
 class Poison(StrEnum):
-    """What becomes of a row that Kafka refuses each time, and of the rows of its key behind it."""
+    """The treatment of a row that Kafka refuses each time, and of the later rows of its key."""
 
     PASS = "pass"
-    """After `attempts` it is set aside in the quarantine, and the key goes on."""
+    """After `attempts` it is set aside in the quarantine, and the key continues."""
     WAIT = "wait"
     """It is tried for ever, less and less often, and its key waits for it."""
 
@@ -124,7 +124,7 @@ class HarvestSettings:
             )
         if not self.instance:
             object.__setattr__(self, "instance", f"{sanitise(socket.gethostname())}_{os.getpid()}")
-        # Troubles are told once, when they begin and when they end. librdkafka's clients would each tell of
+        # Troubles are logged once, when they begin and when they end. librdkafka's clients would each log
         # every attempt to connect.
         properties = {"log_level": str(CRITICAL), **self.kafka.kafka}
         object.__setattr__(self, "kafka", replace(self.kafka, kafka=properties))
@@ -148,7 +148,7 @@ class HarvestSettings:
 
     @property
     def default_group(self) -> str:
-        """Return the election's group where none is named: not the outbox's name alone, which an
+        """Return the election's group for settings without one: not the outbox's name alone, which an
         application's workers may have for their group, but among goharvest's processes theirs.
         """
         return self.name if self.interop else f"{self.name}.harvesters"
@@ -178,8 +178,8 @@ class HarvestSettings:
 
 
 def harvest_settings(settings: Settings, **given: Any) -> HarvestSettings:
-    """Return what *settings* (`outbox_...`) say of the outbox; *given* are fields of HarvestSettings that win
-    unless None.
+    """Return the outbox's settings in *settings* (`outbox_...`); *given* are fields of HarvestSettings that
+    win unless None.
 
     Raises ConfigError when no database is named.
     """

@@ -34,8 +34,8 @@ POLL_S = 0.05
 _SLACK_S = 1.0
 
 UNPACKED = {"compression.type": "uncompressed"}
-"""A broker unpacks what comes compressed, and refuses what is then too large: nobody can stop a harvester
-by a batch that it cannot unpack.
+"""A broker unpacks compressed batches, and refuses those that are then too large: so a client cannot stop a
+harvester by a batch that it cannot unpack.
 """
 LEADER_CONFIG = UNPACKED | {"cleanup.policy": "delete", "retention.ms": "3600000", "segment.ms": "600000"}
 """Heartbeats are of no use to anybody who was not there."""
@@ -56,7 +56,7 @@ ANSWERS_CONFIG = UNPACKED | {"cleanup.policy": "delete", "retention.ms": "360000
 
 
 def wanted(settings: HarvestSettings) -> dict[str, dict[str, str]]:
-    """Return the topics a harvester needs beside those it publishes to, and how each is configured."""
+    """Return the topics a harvester needs besides those it publishes to, and how each is configured."""
     election = settings.election()
     out = {
         election.leader_topic: LEADER_CONFIG,
@@ -74,8 +74,8 @@ def partitions(settings: HarvestSettings, topic: str) -> int:
 
 
 def ensure_topics(settings: HarvestSettings) -> list[str]:
-    """Create what is missing with a partition for each shard, and return the names of what was created, once
-    all can be seen.
+    """Create the missing topics with a partition for each shard, and return their names, once all can be
+    seen.
 
     Raises TopicError when a topic exists with another number of partitions or another cleanup.policy, or
     cannot be made; BrokerError when the cluster does not answer.
@@ -99,7 +99,7 @@ def ensure_topics(settings: HarvestSettings) -> list[str]:
 
 
 def _create(client: AdminClient, settings: HarvestSettings, names: Sequence[str]) -> Sequence[str]:
-    """Create topics, and return those created; one that somebody else has made by now is no error."""
+    """Create topics, and return those created; one that another process has made by now is no error."""
     topics = wanted(settings)
     new = [
         NewTopic(name, partitions(settings, name), settings.kafka.replication_factor, config=topics[name])
@@ -133,7 +133,7 @@ def _check_partitions(settings: HarvestSettings, name: str, count: int) -> None:
     shards = settings.shards
     if (
         name in (settings.commands_topic, settings.answers_topic)
-        or count in (0, shards)  # none: of one that is just being made
+        or count in (0, shards)  # 0: the topic is just being made
         or settings.interop
     ):
         return
@@ -147,7 +147,7 @@ def _check_partitions(settings: HarvestSettings, name: str, count: int) -> None:
 
 
 def _await_leaders(client: AdminClient, topics: Iterable[str]) -> Mapping[str, Any]:
-    """Return what the brokers tell of topics once these have leaders, at the latest after the timeout: a
+    """Return the brokers' metadata of topics once these have leaders, at the latest after the timeout: a
     broker learns of a topic a moment after the controller made it, and until then a harvester that leads
     would take it for missing. It tries again by itself.
     """
@@ -179,7 +179,8 @@ def _check_policies(
             may_not = code_of(error) in UNAUTHORIZED
             logger.log(
                 logging.WARNING if may_not else logging.INFO,
-                "topic %(topic)s does not tell its cleanup.policy, which must be %(wanted)s: %(why)s",
+                "the broker does not report cleanup.policy of topic %(topic)s, which must be %(wanted)s:"
+                " %(why)s",
                 {
                     "topic": name,
                     "wanted": topics[name]["cleanup.policy"],

@@ -25,7 +25,7 @@ TEXT: Final = 'it\'s \\ \\\\n "quoted" %s é € 😀'
 ATTEMPTS: Final = 7
 TRIAL_TOPIC: Final = "holdfast-check-"
 LOOKED_ABOVE: Final = 1_000
-"""So many rows are looked at for the one that a DELETE wrote again: services write meanwhile."""
+"""The number of rows searched for the one that a DELETE wrote again: services write at the same time."""
 
 
 class _Undone(Exception):
@@ -52,7 +52,7 @@ def trial_findings(rows: OutboxRows, clock: Clock = system_clock) -> tuple[list[
         pass
     except OutboxDatabaseError as error:
         problems.append(f"a row that is written and deleted as harvesters do it is refused: {error}")
-    if not problems:  # the tables beside the outbox cannot be tried without it
+    if not problems:  # the other tables of the outbox cannot be tried without it
         problems += _set_aside(rows)
     return problems, notes
 
@@ -130,7 +130,7 @@ def _rerouted(table: str) -> str:
 
 
 def _differences(rows: OutboxRows, row: OutboxRow, clock: Clock) -> Iterator[str]:
-    """Yield what is not as it was written."""
+    """Yield the differences from the row as it was written."""
     record = _record(rows, row.topic.removeprefix(getattr(rows.layout, "topic_prefix", "")))
     wanted_key = record.key.encode() if isinstance(record.key, str) else record.key
     wanted_value = record.value.encode() if isinstance(record.value, str) else record.value
@@ -176,7 +176,7 @@ def _same_json(rows: OutboxRows, found: bytes | None, wanted: bytes | None) -> b
 
 
 def _deleted(rows: OutboxRows, row: OutboxRow) -> Iterator[str]:
-    """Delete *row* as a harvester does; yield what is wrong with that."""
+    """Delete *row* as a harvester does; yield the faults of that."""
     table = rows.tables.outbox.fullname
     if "leader_id" in rows.tables.outbox.c:
         yield from _marked(rows, row)
@@ -201,7 +201,7 @@ def _is_again(found: OutboxRow, row: OutboxRow) -> bool:
 
 
 def _marked(rows: OutboxRows, row: OutboxRow) -> Iterator[str]:
-    """Mark *row* as strategy mark does; yield what is wrong with that."""
+    """Mark *row* as strategy mark does; yield the faults of that."""
     database, mine = rows.database, str(uuid.uuid4())
     names = {"name": database.quoted(rows.tables.outbox), "id": row.id, "mine": mine}
     database.count("UPDATE {name} SET leader_id = '{mine}' WHERE id = {id}".format(**names))
@@ -213,7 +213,7 @@ def _marked(rows: OutboxRows, row: OutboxRow) -> Iterator[str]:
 
 
 def _set_aside(rows: OutboxRows) -> list[str]:
-    """Try the tables beside the outbox, each change undone."""
+    """Try the other tables of the outbox, each change undone."""
     try:
         with rows.database.transaction():
             row = _written(rows, [], []) or next(iter(rows.take(1, hold_keys=False)), None)

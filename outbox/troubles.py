@@ -1,5 +1,5 @@
-"""Telling of troubles: one line at WARNING when one begins and one when it is over, however often it
-strikes in between.
+"""Logs troubles: one line at WARNING when one begins and one when it is over, however often it strikes in
+between.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from holdfast.clock import Clock, system_clock
 logger = logging.getLogger(__name__)
 
 RIGHTS = "`holdfast acls harvester --topic TOPIC` prints the rights that a harvester needs"
-"""What to do where one is missing."""
+"""The remedy where a right is missing."""
 
 FORGOTTEN_S = 300.0
-"""A trouble that was silent for so long, its end included, is logged anew when it returns."""
+"""A trouble that was silent for so long, its end included, is logged again when it returns."""
 LIMIT_KINDS = 20
 
 
@@ -55,7 +55,7 @@ class Trouble:
             logger.info("outbox %(outbox)s: %(reason)s", fields)
 
     def ends(self) -> None:
-        """Tell that it is over, when there was one."""
+        """Log that the trouble is over, when there was one."""
         if self._kinds:
             self._kinds.clear()
             logger.warning(

@@ -1,9 +1,9 @@
-"""The audit of an outbox: what its destination topics hold, or their bronze tables, against what was to be
-published.
+"""The audit of an outbox: the content of its destination topics, or of their bronze tables, against the
+published numbers.
 
-The fold is holdfast.core.producers.audit, run over whole partitions by the replay's engines, which say the
-same. What the leaders tell of themselves (`<outbox>.progress`) is read first and compared last, so that an
-outbox may go on publishing meanwhile.
+The fold is holdfast.core.producers.audit, run over whole partitions by the replay's engines, with the same
+result. The leaders' own reports (`<outbox>.progress`) are read first and compared last, so that an outbox may
+publish at the same time.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ Ends = Mapping[tuple[str, int], Mapping[str, int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditOptions:
-    """What to audit, and how.
+    """The subject and the extent of an audit.
 
-    *topics* empty stands for every topic that the outbox's leaders say they published to; then, and for
-    *ends*, `rules.outbox` must be named. *ends* compares the last number of each producer with what its
-    leaders say; None does for topics, and not for bronze, where it holds only if the progress topic was
-    landed before the others. *settle_s* is how long transactions that are open may take to end. *by_key* says
-    that every key belongs to its partition by murmur2 among those the topic has now; only for rows whose
-    digest does not tell.
+    *topics* empty means every topic that the outbox's leaders say they published to; then, and for *ends*,
+    `rules.outbox` must be named. *ends* compares the last number of each producer with what its leaders say;
+    None does for topics, and not for bronze, where it holds only if the progress topic was landed before the
+    others. *settle_s* is how long transactions that are open may take to end. *by_key* says that every key
+    belongs to its partition by murmur2 among those the topic has now; only for rows whose without that in
+    their digest.
     """
 
     topics: tuple[str, ...] = ()
@@ -81,7 +81,7 @@ class AuditOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditReport:
-    """What an audit found, by topic and partition. *notes* say what is not proved, and why."""
+    """The result of an audit, by topic and partition. *notes* name the unproved parts, and why."""
 
     engine: str
     source: str
@@ -94,7 +94,7 @@ class AuditReport:
 
     @property
     def findings(self) -> list[tuple[PartitionAudit, AuditFinding]]:
-        """Return all findings, each with its place."""
+        """Return all findings, each with its partition."""
         return [(each, finding) for each in self.partitions for finding in each.findings]
 
     @property
@@ -134,7 +134,7 @@ class AuditReport:
 
 
 def finding_document(where: PartitionAudit, finding: AuditFinding) -> dict[str, Any]:
-    """Return a finding with its place as JSON values."""
+    """Return a finding with its position as JSON values."""
     return {
         "kind": str(finding.kind),
         "topic": where.topic,
@@ -152,7 +152,7 @@ def finding_document(where: PartitionAudit, finding: AuditFinding) -> dict[str, 
 
 
 def audit(settings: Settings, options: AuditOptions) -> AuditReport:
-    """Audit what was published and return what was found; both engines find the same.
+    """Audit the published records and return the findings; both engines find the same.
 
     Raises LakeError, TopicError, BrokerError and SparkError for what they say, ConfigError when no topic is
     known.
@@ -270,7 +270,7 @@ def _rows(replayed: Replayed, partition: int, row: Any, but: tuple[str, ...] = (
 
 
 def _told(settings: Settings, options: AuditOptions) -> Ends:
-    """Return the last number of each producer, by topic and partition, as its leaders tell it."""
+    """Return the last number of each producer, by topic and partition, as its leaders report it."""
     topic = progress_topic(str(options.rules.outbox))
     progress = Processor(
         name="audit-progress",
@@ -296,7 +296,7 @@ def _told(settings: Settings, options: AuditOptions) -> Ends:
 
 
 def _began_again(settings: Settings, options: AuditOptions) -> list[str]:
-    """Return what the leaders say of numbers of rows that began again."""
+    """Return the leaders' reports of numbers of rows that began again."""
     numbers = Processor(
         name="audit-numbers",
         source=progress_topic(str(options.rules.outbox)),
@@ -321,8 +321,8 @@ def _began_again(settings: Settings, options: AuditOptions) -> list[str]:
 
 
 def _unsettled(settings: Settings, topic: str, settle_s: float) -> set[int]:
-    """Wait until readers of committed records may read what is in *topic* now; return the partitions where
-    they may not in time.
+    """Wait until readers of committed records may read all present records of *topic*; return the partitions
+    where they may not in time.
 
     A transaction ends in one partition after the other: what the leaders say may be readable before the
     records it speaks of.
@@ -345,7 +345,7 @@ def _unsettled(settings: Settings, topic: str, settle_s: float) -> set[int]:
 def _firsts(settings: Settings, topic: str, options: AuditOptions) -> dict[int, int]:
     """Return where each partition's log begins.
 
-    Asked after it was read: what was deleted meanwhile is then known to be missing.
+    The call comes after the reading: records deleted in between are then known to be missing.
     """
     if options.source == "topic":
         with TopicLog(settings, topic) as log:

@@ -33,8 +33,8 @@ class Hanging:
         self._settings, self._raw, self._admin = settings, raw, Admin(settings)
 
     async def find(self, topics: Iterable[str] | None) -> list[LostEnd]:
-        """Return what hangs in *topics*, in all of them when None, each with what was decided if that is
-        certain.
+        """Return the hanging transactions in *topics*, in all of them when None, each with its decision if
+        that is certain.
         """
         before = await self._open(await asyncio.to_thread(self._places, topics))
         if not before:
@@ -70,8 +70,8 @@ class Hanging:
         return {key: row for _, key, row in rows_of(self._settings, ends_log())}
 
     async def _open(self, places: Iterable[Place]) -> list[UnendedTransaction]:
-        """Return what is open in *places*: all that begins at the last stable offset or behind it, and has no
-        marker.
+        """Return the open transactions in *places*: all that begin at the last stable offset or after it, and
+        have no marker.
         """
         places = sorted(places)
         stable = await asyncio.to_thread(self._admin.stable_offsets, places)
@@ -86,8 +86,8 @@ class Hanging:
         return found
 
     async def _certain(self, lost: LostEnd) -> LostEnd:
-        """Return *lost* without its decision if that was to commit and its marker is there: then what is open
-        came after it.
+        """Return *lost* without its decision if that was to commit and its marker is there: then the open
+        part came after it.
         """
         each, how = lost.transaction, lost.decided
         if how is None or not how.commit:

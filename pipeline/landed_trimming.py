@@ -27,8 +27,8 @@ Told = Callable[[str], None]
 
 
 class LandedTopics:
-    """The topics of an application that keep only what is not landed yet, and their trimming behind *lake*.
-    *groups* and *agents_read* are as for `LandedTrim`.
+    """The topics of an application that are trimmed once their records are landed in *lake*. *groups* and
+    *agents_read* are as for `LandedTrim`.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class LandedTopics:
 
 
 def trim_told(trimmed: PartitionTrim) -> str:
-    """Return what was deleted, for people.
+    """Return a line about the deleted offsets, for people.
 
     >>> trim_told(PartitionTrim(topic="orders", partition=1, first=0, before=7, held_by=""))
     'deleted from orders partition 1 what has landed: offsets 0 to 6'

@@ -42,7 +42,7 @@ def tables_of(plan: FoldPlan) -> list[str]:
 class Writer:
     """Writes results to a new local folder as they come; the folder appears under its name when all is in it.
 
-    A context manager: what was begun and not finished is removed.
+    A context manager: a folder that was begun and not finished is removed.
     """
 
     def __init__(self, out: str, form: Format, plan: FoldPlan) -> None:
@@ -74,7 +74,7 @@ class Writer:
             shutil.rmtree(self._partial, ignore_errors=True)
 
     def write(self, batches: Iterable[pa.RecordBatch], partitions: Iterable[int]) -> tuple[FoldSummary, ...]:
-        """Write all results and put the folder in its place; return the summaries."""
+        """Write all results and move the folder to its final path; return the summaries."""
         names, found = tables_of(self._plan), list[FoldSummary]()
         for batch in batches:
             found.extend(summaries_in(batch))
@@ -178,7 +178,7 @@ def written_by_spark(
 ) -> tuple[FoldSummary, ...]:
     """Have the executors write the tables below *out*, the summary last; return the summaries.
 
-    The results are kept on the executors' disks meanwhile, so that the fold runs once.
+    The results are kept on the executors' disks in the meantime, so that the fold runs once.
     """
     from pyspark import StorageLevel
 

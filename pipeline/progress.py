@@ -1,5 +1,5 @@
-"""How far a replay in this process has come, for whoever watches it. Nobody does by default, and then it
-costs nothing.
+"""The progress of a replay in this process, for a watcher. By default there is none, and then it costs
+nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Work:
-    """What is done: *done* of *total* offsets; *total* is None where nobody counts, as with Spark's tasks."""
+    """A piece of work: *done* of *total* offsets; *total* is None where they are not counted, as with Spark's
+    tasks.
+    """
 
     what: str
     total: int | None

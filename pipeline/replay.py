@@ -51,14 +51,14 @@ if TYPE_CHECKING:
 
 ReplayEngine = Literal["auto", "local", "spark"]
 Source = Literal["topic", "bronze", "history"]
-"""Where records are read: in the topic, in its bronze table, or as one history: in the table up to its end,
-and in the topic from there.
+"""The source of records: the topic, its bronze table, or both as one history: the table up to its end, and
+the topic from there.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayOptions:
-    """What to replay, and how.
+    """The subject and the extent of a replay.
 
     *source* "bronze" and "history" need *lake*. *until* None means all there is. *transitions* tells every
     change of a row (with *of_key*, table and key, of one row; with *of_prefixes* of those rows of the
@@ -355,7 +355,7 @@ def _noted(plan: FoldPlan, app: str, options: ReplayOptions, landed: Landed | No
 
 
 def _tasks_read(uri: str) -> bool:
-    """Tell whether tasks open a table's files themselves, in order: in a third of the processor time that
+    """Return whether tasks open a table's files themselves, in order: in a third of the processor time that
     Spark's own reading, shuffling and sorting takes, and in memory that does not grow with the partition.
     """
     return is_local(uri) or is_s3(uri)

@@ -1,5 +1,5 @@
-"""Where a replay of several sources ends before its logs do: at a place in the order in which they were
-folded, so that what comes of it is a state that the table was in.
+"""The end of a replay of several sources before its logs end: at a point in the order in which they were
+folded, so that the result is a state that the table was in.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from holdfast.pipeline.topic import Span
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayEnd:
-    """Where one partition ends: before the first record behind *last*, the last offset of each source (None
+    """The end of one partition: before the first record after *last*, the last offset of each source (None
     for any), and before the first record or tick later than *at_ms*.
 
     Records are as late as their source has become with them, so the time never goes back on the way there.
@@ -75,7 +75,7 @@ class ReplayEnd:
         return stop
 
     def _check_rest(self, stretch: Stretch, stop: int, rest: Iterator[Stretch]) -> None:
-        """Raise PipelineError where something behind the end is said to be before it."""
+        """Raise PipelineError if a record after the end is said to be before it."""
         if self.at_ms is not None or sum(last is not None for last in self.last) < 2:
             return
         left: set[int] = {source for source, last in enumerate(self.last) if last is not None}

@@ -116,7 +116,7 @@ class TopicLog:
             return str(described[self.topic].result(self._settings.request_timeout_s + 5).topic_id)
 
     def spans(self) -> dict[int, Span]:
-        """Return what each partition holds now: from the first record kept to the end of what is committed.
+        """Return each partition's present extent: from the first kept record to the end of committed ones.
 
         The end is the last stable offset: records of open transactions are beyond it, those of aborted ones
         before it.
@@ -164,7 +164,7 @@ class TopicLog:
                     return self._ask_offsets(asked, isolation)
                 except KafkaException as error:
                     # The admin client gives up on a leader that has just moved, or is not yet known, where a
-                    # consumer would go on.
+                    # consumer would retry.
                     if (
                         not (error.args[0].retriable() or code_of(error) in NO_LEADER)
                         or system_clock.monotonic_s() > deadline_s
@@ -182,7 +182,7 @@ class TopicLog:
 
 
 def is_compacted(settings: Settings, topic: str) -> bool:
-    """Tell whether records of *topic* may be gone since later ones have their keys."""
+    """Return whether records of *topic* may be gone since later ones have their keys."""
     found = Admin(settings).cluster([topic]).topics.get(topic)
     return found is not None and "compact" in found.config.get("cleanup.policy", "")
 
@@ -224,7 +224,7 @@ class TopicReader:
             await self._feed.close()
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return what *work* gives; nothing that is waited for here takes longer than a stall."""
+        """Return the result of *work*; no wait here takes longer than a stall."""
         try:
             return self._thread.wait(work, self._settings.stall_timeout_s)
         except NotReadyError as error:

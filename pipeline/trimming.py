@@ -1,9 +1,10 @@
-"""Deleting from source topics what a lake holds, and never more than everybody behind them has taken in.
+"""Deletes from source topics the records that a lake holds, and never more than all downstream readers have
+taken in.
 
-What is deleted of a partition lies before the offset that the lake has landed to, before the position of each
-version of each table that folds the topic, and before what named consumer groups have committed. Where
-anything may go, the rows of the lake are compared with the records first. Whoever is cut between two
-partitions begins again: nothing is noted, and everything is judged anew.
+The deleted part of a partition is before the offset that the lake has landed to, before the position of each
+version of each table that folds the topic, and before the committed offsets of named consumer groups. Where
+anything may be deleted, the rows of the lake are compared with the records first. A run that is cut between
+two partitions begins again: nothing is noted, and everything is judged again.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ from holdfast.pipeline.bronze.lake import Landed, bronze_path, open_table
 from holdfast.pipeline.checks.check import check_table
 
 Needs = Mapping[str, int]
-"""The next offset of a partition that somebody needs, by name."""
+"""The next offset of a partition that a reader needs, by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionTrim:
-    """What may go of a partition: the offsets from *first* to *before*, which stays. *held_by* is who needs
-    that next; "" where nobody needs anything.
+    """The part of a partition that may be deleted: the offsets from *first* to *before*, which stays.
+    *held_by* is the reader that needs that next; "" without one.
     """
 
     topic: str
@@ -52,12 +53,12 @@ class PartitionTrim:
 
 
 class LandedTrim:
-    """The trimming of some source *topics* of an application, behind what *lake* holds; None means all that
-    its processors fold.
+    """The trimming of some source *topics* of an application, once *lake* holds their records; None means all
+    that its processors fold.
 
-    *groups* are consumer groups beside the tables: what they have not committed stays. *agents_read* are
-    topics that ordinary agents of the application read. Topics that are declared with retention "landed" may
-    be named though nobody folds them. Raises ConfigError for a topic that must not be trimmed.
+    *groups* are consumer groups besides the tables: records that they have not committed stay. *agents_read*
+    are topics that ordinary agents of the application read. Topics that are declared with retention "landed"
+    may be named though no processor folds them. Raises ConfigError for a topic that must not be trimmed.
     """
 
     def __init__(
@@ -80,12 +81,12 @@ class LandedTrim:
             _require_trimmable(topic, known, processors)
 
     def plan(self) -> list[PartitionTrim]:
-        """Return what may go, by topic and partition. Where anything may, compares every record that the
-        topic still holds of what has landed with the lake's row.
+        """Return the offsets that may be deleted, by topic and partition. Where there are any, compare every
+        landed record that the topic still holds with the lake's row.
 
         Raises LakeError where these differ, or where the table is of another topic; TopicError while the
         application's topics are wrong, as in the middle of a reset; ChangelogError for a position of an
-        earlier version that does not tell where it stood in the topic.
+        earlier version without a position in the topic.
         """
         require_topics(self._settings, self._processors, admin=self._admin)
         return [each for topic in self.topics for each in self._plan_topic(topic)]
@@ -97,7 +98,7 @@ class LandedTrim:
             self._admin.delete_before(before)
 
     def _plan_topic(self, topic: str) -> Iterator[PartitionTrim]:
-        # The lake first: what is folded or committed later only lies further on.
+        # The lake first: records folded or committed later only lie further on.
         landed = _landed(topic, self._lake)
         count = self._admin.partition_counts()[topic]
         places = [(topic, partition) for partition in range(count)]
@@ -114,7 +115,7 @@ class LandedTrim:
         yield from found
 
     def _needs(self, topic: str, count: int) -> dict[Place, dict[str, int]]:
-        """Return what each table and group needs next of the partitions of *topic*."""
+        """Return the next offset that each table and group needs of the partitions of *topic*."""
         out: dict[Place, dict[str, int]] = {(topic, partition): {} for partition in range(count)}
         for processor in self._processors:
             if topic not in processor.topics:
@@ -147,7 +148,7 @@ class LandedTrim:
 
 
 def sources_of(processors: Iterable[Processor[Any, Any]]) -> set[str]:
-    """Return the topics of others that are folded."""
+    """Return the folded topics that are written outside of the application."""
     internal = {
         str(topic)
         for each in processors
@@ -185,7 +186,7 @@ def _require_equal(settings: Settings, topic: str, lake: str) -> None:
 
 
 def _landed(topic: str, lake: str) -> Landed:
-    """Return what the lake holds of *topic*."""
+    """Return the landed metadata of *topic* in the lake."""
     path = bronze_path(lake, topic)
     table = open_table(path)
     newest = last_landing(path, history_of(table, int(table.version()) + 1))

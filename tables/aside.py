@@ -1,4 +1,4 @@
-"""Where stores go that must not be used any more: beside their successor, to be looked at, a few of them."""
+"""Keeps a few stores that must not be used any more next to their successor, for inspection."""
 
 from __future__ import annotations
 

@@ -36,14 +36,14 @@ TURN_EMITS = 256
 of them.
 """
 SHORT_KEY_BYTES, MOST_KEYS = 64, 1 << 16
-"""Where keys are no longer, their partitions are remembered: murmur2 is slow here, and most keys come again.
+"""Partitions of keys up to this length are remembered: murmur2 is slow here, and most keys come again.
 """
 _BACKOFF_S = 0.1
 _NO_HEADERS: list[tuple[str, bytes | None]] = []
 
 
 class ChangelogPart(NamedTuple):
-    """A part of a transaction: records of the changelog, records to emit, and marks behind them."""
+    """A part of a transaction: records of the changelog, records to emit, and marks to follow them."""
 
     puts: Sequence[tuple[bytes, bytes | None]]
     emits: Sequence[Emit]
@@ -220,8 +220,8 @@ _key_partitions = lru_cache(8)(_KeyPartitions)
 
 
 class _ByPartition(NamedTuple):
-    """What a transaction sends to one topic, by partition, what puts more there, and where its keys
-    belong.
+    """A transaction's records for one topic, by partition, the source of further ones, and the partition of
+    each key.
     """
 
     of_key: _KeyPartitions

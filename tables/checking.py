@@ -1,9 +1,8 @@
-"""Whether a store holds what its changelog says: checked beside folding, slowly, in bounded memory, and
-without a replay.
+"""Checks a store against its changelog: alongside folding, slowly, in bounded memory, and without a replay.
 
-The changelog is read once more into a scratch store beside the real one, as a restore would; then both are
-walked in key order. The state compared is one that was pinned: what changed since is left out, whatever a
-compaction has made of it.
+The changelog is read once more into a scratch store next to the real one, as a restore would; then both are
+walked in key order. The state compared is one that was pinned: later changes are left out, whatever a
+compaction has made of them.
 """
 
 from __future__ import annotations
@@ -50,8 +49,8 @@ def check(
     stop: threading.Event,
     stall_timeout_s: float,
 ) -> str | None:
-    """Return why the store behind *state* is rotten, naming the first key that differs, or None when it holds
-    what its changelog says.
+    """Return why the store of *state* is rotten, naming the first key that differs, or None when it agrees
+    with its agrees with its changelog.
 
     Blocks; closes *state*. Raises CheckStopped, StoreError when the store was closed, BrokerError when the
     changelog cannot be read.
@@ -116,8 +115,8 @@ def _read(
 
 
 class _Piece:
-    """What one fetch brings for the scratch store, where *upto* is the first offset that the state has
-    not.
+    """The rows of one fetch for the scratch store; *upto* is the first offset that the state does not
+    include.
     """
 
     def __init__(self, upto: int) -> None:

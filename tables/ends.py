@@ -1,4 +1,4 @@
-"""Where logs end: asked for many partitions in one request, without ever waiting for the answer."""
+"""Asks for the ends of many partitions' logs in one request, without ever waiting for the answer."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class EndsClient:
     """Asks for ends over a connection of its own.
 
     A broker answers the requests of one connection in turn, so on a consumer's each question would wait for
-    the fetch that waits for news: 16 partitions took 3 s. *committed*: ends of what is committed.
+    the fetch that waits for news: 16 partitions took 3 s. *committed*: ends of the committed records.
     """
 
     def __init__(self, client: Mapping[str, Any], *, committed: bool = False) -> None:
@@ -50,9 +50,7 @@ class EndsClient:
             self._pending = self.begin(places)
 
     def begin(self, places: Iterable[Place]) -> dict[Place, Future[Any]]:
-        """Ask for the ends of *places* and return what will tell them: `result().offset`, or
-        KafkaException.
-        """
+        """Ask for the ends of *places* and return a future for each: `result().offset`, or KafkaException."""
         wanted = {TopicPartition(*place): OffsetSpec.latest() for place in places}  # type: ignore[no-untyped-call]
         if not wanted:
             return {}
@@ -60,7 +58,9 @@ class EndsClient:
         return {(place.topic, place.partition): future for place, future in asked.items()}
 
     def answer(self) -> LogEnds | None:
-        """Return the answer when all of it has come, once; what the broker did not tell is not in it."""
+        """Return the answer when all of it has come, once; without partitions that the broker did not
+        answer.
+        """
         if not self._pending or not all(future.done() for future in self._pending.values()):
             return None
         pending, self._pending = self._pending, {}

@@ -1,4 +1,4 @@
-"""The rows of a worker's copy of a global table: a RocksDB store that each start makes anew, within the
+"""The rows of a worker's copy of a global table: a RocksDB store that each start recreates, within the
 worker's memory budget.
 """
 

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 TICK_S = 0.5
 MOST_S = 2 * TICK_S
-"""What one tick counts at most: whatever held it up for longer also kept answers from being read."""
+"""The most that one tick counts: an event that held it up for longer also kept answers from being read."""
 
 
 class Within:
@@ -55,8 +55,8 @@ class Within:
 
 
 async def wait_for(work: Awaitable[T], timeout_s: float) -> T:
-    """Return what *work* does; cancel it and raise TimeoutError when this process has lived for
-    *timeout_s* meanwhile.
+    """Return the result of *work*; cancel it and raise TimeoutError once this process has lived for
+    *timeout_s* in that time.
     """
     async with Within(timeout_s):
         return await work
@@ -72,7 +72,7 @@ async def sleep(seconds: float) -> None:
 
 
 class Stopwatch:
-    """How long it is in lived time since something was last seen to move. It is asked again and again.
+    """The time, as lived by this process, since progress was last seen. Its owner asks it again and again.
 
     >>> from holdfast.clock import ManualClock
     >>> clock = ManualClock(); idle = Stopwatch(clock)
@@ -97,6 +97,6 @@ class Stopwatch:
         self._ticked_s = now_s
 
     def reset(self) -> None:
-        """Begin anew: it has moved."""
+        """Restart at 0: progress was seen."""
         self.tick()
         self.s = 0.0

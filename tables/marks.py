@@ -11,17 +11,18 @@ from holdfast.core.engine.origins import ALONE, UNHEARD, Mark, StepReached, mark
 from holdfast.kafka.transactions.transactional_producer import Written
 
 MARK_EVERY_S, MARKS_PER_S = 0.1, 64
-"""How often a partition is told at most that the watermark has moved, and how many are a second, about: of a
-topic with more partitions each is told less often. That an origin lets go, or goes on, is told at once.
+"""The least interval at which a partition is sent a mark that the watermark has moved, and roughly the marks
+per second: with more partitions each is sent marks less often. That an origin lets go, or resumes, is written
+at once.
 """
 REPEAT_EVERY_S = 10.0
-"""After so long a partition is told again, though records tell it all but the number of origins: the head of
-its log may be trimmed.
+"""After so long a mark is repeated, though records carry all of it but the number of origins: the head of its
+log may be trimmed.
 """
 
 
 class _Said(NamedTuple):
-    """What a partition was told last, and when by a mark."""
+    """The last watermark sent to a partition, and when by a mark."""
 
     watermark_ms: int
     has_ended: bool
@@ -29,9 +30,9 @@ class _Said(NamedTuple):
 
 
 class StepMarks:
-    """What the partitions of a step's topics were told of one origin: *partition* of the step.
+    """The watermarks sent to the partitions of a step's topics for one origin: *partition* of the step.
 
-    A new owner has told nothing, so its first transaction, or the first time that it is idle, tells all.
+    A new owner has sent nothing, so its first transaction, or the first time that it is idle, sends all.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class StepMarks:
         """The numbers of the sources that are at the ends of their logs and let go."""
 
     def begin(self, reached: StepReached) -> None:
-        """Have the next transaction tell *reached*. It may be written more than once until `committed`."""
+        """Have the next transaction write *reached*, which may be repeated until `committed`."""
         self._reached, self._next = reached, {}
 
     def has_told(self, reached: StepReached) -> bool:
@@ -56,8 +57,8 @@ class StepMarks:
         return bool(said) and all((each.watermark_ms, each.has_ended) == reached for each in said)
 
     def add(self, topic: str, records: Sequence[list[Written]], origins: int) -> None:
-        """Append to the *records* of each partition of a topic the mark that is due behind them; *origins* is
-        the number of the source's partitions.
+        """Append the mark that is due to the *records* of each partition of a topic; *origins* is the number
+        of the source's partitions.
         """
         now_s, reached = self._clock.monotonic_s(), self._reached
         every_s = max(MARK_EVERY_S, len(records) / MARKS_PER_S)
@@ -80,6 +81,6 @@ class StepMarks:
                 self._next[place] = _Said(known_ms, has_ended, said.marked_s)
 
     def committed(self) -> None:
-        """Take what was told as durable."""
+        """Take the marks sent as durable."""
         self._said.update(self._next)
         self._next = {}

@@ -20,7 +20,7 @@ END_GOOD_MS = 5_000
 
 
 class PartitionRole(StrEnum):
-    """What this worker is for a partition."""
+    """This worker's role for a partition."""
 
     ACTIVE = "active"
     STANDBY = "standby"
@@ -29,7 +29,7 @@ class PartitionRole(StrEnum):
 
 
 class PositionListener(Protocol):
-    """Tells the event loop, from any thread, that a partition's position moved."""
+    """Notifies the event loop, from any thread, that a partition's position moved."""
 
     def __call__(self, part: Partition) -> None: ...
 
@@ -71,7 +71,7 @@ class Partition(CommittedState):
 
     @property
     def source_end(self) -> int:
-        """Return the end of the source partition as last heard in this role; of several sources, the sum.
+        """Return the end of the source partition as last received in this role; of several sources, the sum.
 
         UNKNOWN before that, and on a standby that has not asked for END_GOOD_MS: its broker does not answer,
         or the process was frozen.
@@ -81,7 +81,9 @@ class Partition(CommittedState):
 
     @property
     def source_ends(self) -> dict[str, int]:
-        """Return the end of each source partition as last heard in this role; UNKNOWN as for `source_end`."""
+        """Return the end of each source partition as last received in this role; UNKNOWN as for
+        `source_end`.
+        """
         ends = self._source_ends
         if self.role is PartitionRole.STANDBY and system_clock.now_ms() - self._end_asked_ms > END_GOOD_MS:
             ends = (UNKNOWN,) * len(ends)
@@ -128,8 +130,8 @@ class Partition(CommittedState):
     # -- changes of role
 
     def activate(self) -> None:
-        """Start folding from the restored position; ConfigError where the row type cannot read what is there,
-        or a migration is due, TopicError where a source is not the log that was folded.
+        """Start folding from the restored position; ConfigError if the row type cannot read the stored rows
+        or a migration is due, TopicError if a source is not the log that was folded.
         """
         self.owner.activate()
         self.role = PartitionRole.ACTIVE

@@ -1,5 +1,5 @@
-"""One state of a RocksDB store, held while it is read in steps, and the search for bytes on disk that are
-not what was written.
+"""One state of a RocksDB store, held while it is read in steps, and the search for bytes on disk that differ
+from those written.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ STEP_ROWS = 256
 
 
 class Pinned:
-    """What a store held when an iterator was made: RocksDB's iterators see no later write. (rocksdict
+    """The content of a store when an iterator was made: RocksDB's iterators see no later write. (rocksdict
     0.3.29's snapshots do: theirs pin single look-ups only.)
 
     An iterator that meets a block whose checksum is wrong ends as if there were no more rows; only its status
-    tells, so it is asked. A store cannot be opened again while an iterator of it lives: `close` may come from
-    another thread, and reads after it raise StoreError.
+    shows that, so it is asked. A store cannot be opened again while an iterator of it lives: `close` may come
+    from another thread, and reads after it raise StoreError.
     """
 
     def __init__(self, iterator: R.RdictIter) -> None:

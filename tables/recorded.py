@@ -1,5 +1,5 @@
-"""The choices of a partition that were recorded and are behind none of its state: read once, after the fence,
-before anything is folded.
+"""The recorded choices of a partition that its state does not include: read once, after the fence and before
+anything is folded.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def read_choices(
 ) -> None:
     """Give each of *parts* that folds several sources the choices from its position on, those of any version.
 
-    Call it when the parts are restored, and their older owners fenced: then nobody adds to them. Choice n
-    lies at offset n or behind it, since an offset holds one choice at most. Raises ChoicesError for a topic
+    Call it when the parts are restored, and their older owners fenced: then no owner adds to them. Choice n
+    lies at offset n or after it, since an offset holds one choice at most. Raises ChoicesError for a topic
     that ends before the position, BrokerError when nothing has come for *stall_timeout_s*.
     """
     todo: dict[Place, Partition] = {}
@@ -52,7 +52,7 @@ def read_choices(
 
 
 class _ChoicesReader:
-    """Reads the choices of *parts* by place, each to its end."""
+    """Reads the choices of *parts* by topic partition, each to its end."""
 
     def __init__(self, consumer: Any, parts: Mapping[Place, Partition]) -> None:
         self._consumer, self._parts = consumer, parts
@@ -78,7 +78,7 @@ class _ChoicesReader:
                 )
 
     def _assign(self) -> None:
-        """Read from each position on, to where the log ends now: with nobody left who writes, that is all."""
+        """Read from each position on to the present end of the log: without writers, that is all."""
         positions = []
         for place, part in self._parts.items():
             low, end = self._consumer.get_watermark_offsets(TopicPartition(*place), timeout=_BOUNDS_TIMEOUT_S)

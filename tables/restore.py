@@ -1,6 +1,4 @@
-"""Bringing partitions abreast of their changelogs: once before they serve, continuously while they stand
-by.
-"""
+"""Restores partitions from their changelogs: once before they serve, continuously while they are standbys."""
 
 from __future__ import annotations
 
@@ -33,11 +31,11 @@ _OPEN_TIMEOUT_S = 5.0
 
 
 class RestoreInterrupted(Exception):
-    """A newer assignment has come: what was being restored may not be wanted any more."""
+    """A newer assignment has come: the partitions being restored may not be wanted any more."""
 
 
 def drain(consumer: Consumer, limit: int, timeout_s: float) -> list[Message]:
-    """Return what is queued, at most *limit* messages, waiting only for the first:
+    """Return the queued messages, at most *limit*, waiting only for the first.
 
     `consume(n, t)` alone would wait out t.
     """
@@ -67,8 +65,8 @@ def changelog_consumer(client: Mapping[str, Any], name: str, *, wait_ms: int) ->
 
 
 class _Reader:
-    """What restoring and standing by share: where each partition reads, and what to do when the log does
-    not reach back that far.
+    """The shared part of restoring and standby reading: each partition's position, and the case of a log that
+    does not reach back that far.
     """
 
     def __init__(self, consumer: Consumer) -> None:
@@ -131,7 +129,8 @@ class _Reader:
         return self.consumer.get_watermark_offsets(TopicPartition(*place), cached=True) or (-1, -1)
 
     def open_transaction(self, place: Place) -> str | None:
-        """Return what keeps a reader of committed records from the log's end, None when nothing does.
+        """Return the open transaction that keeps a reader of committed records from the log's end; None
+        without one.
 
         Asks the broker.
         """
@@ -147,15 +146,15 @@ class _Reader:
         )
 
     def places(self) -> list[Place]:
-        """Return the partitions whose ends tell how current these are: the changelogs', and the sources'."""
+        """Return the partitions whose ends show how current these are: the changelogs', and the sources'."""
         return [*self.parts, *{place for part in self.parts.values() for place in part.places}]
 
     def date(self, news: LogEnds | None) -> None:
         """Note how current the partitions are: those that have read up to where their log ended when that was
         last asked.
 
-        The end seen by a reader of committed records lies behind the log's while a transaction is open, so an
-        end is kept until it is reached. Without *news*, what was asked for before is looked at again.
+        The end seen by a reader of committed records is before the log's while a transaction is open, so the
+        end is kept until it is reached. Without *news*, the ends asked for before are looked at again.
         """
         for place, part in self.parts.items():
             if news is not None:
@@ -168,8 +167,8 @@ class _Reader:
                 del self._asked[place]
 
     def rebuild(self, part: Partition, cause: str) -> None:
-        """Begin anew with a store that the log does not lead on from: it is ahead of it, or the log no
-        longer reaches back to it.
+        """Replace a store that the log does not continue: the store is ahead of the log, or the log no longer
+        reaches back to it.
         """
         self._ends.pop((part.changelog, part.partition), None)
         self._asked.pop((part.changelog, part.partition), None)

@@ -43,8 +43,8 @@ class Budget:
         options.create_if_missing(True)
         options.set_write_buffer_manager(self.write_buffers)
         # Inserting into 4 MiB takes half the time of 16, which no processor's cache holds; rocksdict keeps
-        # the GIL meanwhile. For the same reason a slow disk must not hold up a write soon: 48 MiB may wait to
-        # be flushed, and four times RocksDB's usual files to be merged.
+        # the GIL for that time. For the same reason a slow disk must not hold up a write soon: 48 MiB may
+        # wait to be flushed, and four times RocksDB's usual files to be merged.
         options.set_write_buffer_size(max(1 << 18, min(4 << 20, self.write_buffer_bytes // 16)))
         options.set_max_write_buffer_number(12)
         options.set_level_zero_slowdown_writes_trigger(80)
@@ -69,7 +69,9 @@ class Budget:
 
 
 def batch_of(rows: Sequence[Put]) -> R.WriteBatch:
-    """Return what writes *rows*, in their order: RocksDB inserts neighbours in two thirds of the time."""
+    """Return a batch that writes *rows*, in their order: RocksDB inserts neighbours in two thirds of the
+    time.
+    """
     batch = R.WriteBatch(raw_mode=True)
     put, delete = batch.put, batch.delete
     for key, value in rows:
@@ -135,7 +137,9 @@ _TROUBLES = (
     "Permission denied",
     "Read-only file system",
 )
-"""What operating systems say of a disk, a process or an account, and never of the content of a file."""
+"""Messages of operating systems about a disk, a process or an account, and never about the content of a
+file.
+"""
 
 
 def spares_content(error: Exception) -> bool:

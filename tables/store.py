@@ -67,13 +67,13 @@ _BEFORE = META + b"before"
 had folded so much, whatever the new one holds.
 """
 _ROTTEN = META + b"rotten"
-"""Why the store is not to be believed, when somebody found out and could not set it aside at once."""
+"""Why the store must not be used, when damage was found and it could not be set aside at once."""
 
 T = TypeVar("T")
 
 
 class StoreStamp(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose state a store holds. A store whose stamp differs in anything is set aside and rebuilt, never
+    """The owner of a store's state. A store whose stamp differs in anything is set aside and rebuilt, never
     trusted.
 
     *cluster_id* and *changelog_id* are Kafka's own: a topic deleted and made again has another id.
@@ -117,7 +117,7 @@ class PartitionStore:
     the log's rows would be of no state.
 
     Every block that is read is compared with its checksum, and all are when a store was not closed in good
-    order. One that fails is `rotten`: nothing more is told from it, and it is set aside at the latest when it
+    order. One that fails is `rotten`: nothing more is read from it, and it is set aside at the latest when it
     is opened next.
     """
 
@@ -130,23 +130,23 @@ class PartitionStore:
         self._unlogged = False
         self._pins: WeakSet[Pinned] = WeakSet()
         self.rotten: str | None = None
-        """Why nothing that this store says may be believed; None while there is no reason."""
+        """Why the store's content is not to be believed; None while there is no reason."""
         self.lost_heads: LostHeads = {}
-        """What was deleted of the sources before this table began."""
+        """The deleted heads of the sources from before this table began."""
         self.handover: Handover | None = None
         """Up to where it is silent; None where it was not declared so."""
         self.recovery: Recovery | None = None
-        """How it began again after its changelog had lost its records; None where it never did."""
+        """The recovery after its changelog had lost its records; None without one."""
         self.read_from = 0
         """The changelog offset at which its reading began."""
         self.before: LostState | None = None
-        """What is known of a state before this one, whose changelog was another topic."""
+        """The state before this one, whose changelog was another topic."""
         self.on_rotten: Callable[[str], None] = lambda cause: None
         """Called once, by whichever thread finds out."""
         self._open()
         self.readable = self.whole
-        """Whether readers see a committed state; it stays so while a transaction is written in pieces,
-        since they see the one before.
+        """True if readers see a committed state; it stays so while a transaction is written in pieces, since
+        they see the one before.
         """
 
     def _open(self) -> None:
@@ -186,8 +186,8 @@ class PartitionStore:
                     " own (`holdfast worker --data-dir`)"
                 ) from error
             if spares_content(error):
-                # The store may well be good: what is wrong is where it lies, and a rebuild would need more
-                # room yet.
+                # The store may well be good: the fault is in the disk or its permissions, and a rebuild would
+                # need more room yet.
                 raise StoreError(
                     f"cannot open the store {self.path}: {error}; cure that and restart, the store is left as"
                     " it is"
@@ -220,9 +220,9 @@ class PartitionStore:
     def _unsound(self) -> str | None:
         """Return why the store that was just opened is rotten, None when it is sound; it is closed then.
 
-        What was closed in good order is believed, and each of its blocks verified when it is read. After a
-        kill or a power loss all of it is read first: what a disk did then shows now, and not in the middle of
-        a transaction.
+        A store that was closed in good order is believed, and each of its blocks verified when it is read.
+        After a kill or a power loss all of it is read first: what a disk did then shows now, and not in the
+        middle of a transaction.
         """
         try:
             found = cast("bytes | None", self._db.get(_ROTTEN))
@@ -269,7 +269,7 @@ class PartitionStore:
             self.read_from = offset
 
     def rebuild(self, cause: str) -> None:
-        """Set the store aside and start an empty one in its place."""
+        """Set the store aside and start an empty one."""
         if self.before is None and self.rotten is None and (marker := self._db.get(APPLIED)):
             self.before = LostState(marker, self._db.get(SOURCE_IDS))
         self._shut()
@@ -280,7 +280,7 @@ class PartitionStore:
 
     @property
     def whole(self) -> bool:
-        """Return False while some rows may be of a later position than the marker tells: the rest of a
+        """Return False while some rows may be of a later position than the marker's: the rest of a
         transaction has not come.
         """
         return self.changelog_next >= self._whole_at
@@ -308,7 +308,7 @@ class PartitionStore:
         )
 
     def _read(self, pinned: Callable[[Pinned], T], current: Callable[[], T]) -> T:
-        """Read several rows of one state: again, if a write in pieces began meanwhile."""
+        """Read several rows of one state: again, if a write in pieces began in the meantime."""
         while True:
             pieces_upto, before = self._whole_at, self._before
             try:
@@ -321,7 +321,7 @@ class PartitionStore:
                 return found
 
     def _unread(self, error: Exception) -> StoreError:
-        """Return what a failure to read means; RocksDB tells all by plain exceptions."""
+        """Return the error for a failure to read; RocksDB reports all of them by plain exceptions."""
         if isinstance(error, StoreError):
             return error
         if isinstance(error, R.DbClosedError | AttributeError) or spares_content(error):
@@ -398,14 +398,14 @@ class PartitionStore:
 
     def everything(self) -> Iterator[tuple[bytes, bytes]]:
         """Yield all rows and timers in key order, for a digest."""
-        last = WAKE  # the kinds behind bookkeeping
+        last = WAKE  # the kinds after bookkeeping
         for key, value in self._from(WAKE):
             yield key, value
             last = key
         self._check_end(last)
 
     def timers(self, kind: bytes, after: Timer, limit: int) -> list[Timer]:
-        """Return the first *limit* timers of a *kind* behind *after*, as (due time, key), in that order."""
+        """Return the first *limit* timers of a *kind* after *after*, as (due time, key), in that order."""
         return first_of(self.scan, kind, after, limit)
 
     def approximate_rows(self) -> int:
@@ -440,7 +440,7 @@ class PartitionStore:
             },
             options,
         )
-        # Rows first: an answer may be newer than the position it tells, never older.
+        # Rows first: an answer may be newer than the position it reports, never older.
         self.changelog_next = changelog_next
         self._before = None
         self.marker = marker
@@ -469,9 +469,9 @@ class PartitionStore:
             self._db.write(batch, options)
             self._note(ordered[:5])  # there is no more bookkeeping than this among a transaction's rows
         except ChangelogError:
-            raise  # what is to be written is at fault, and not the store
+            raise  # the data to write is at fault, and not the store
         except Exception as error:
-            if "Corruption" in str(error):  # found by what RocksDB does in the background
+            if "Corruption" in str(error):  # found by RocksDB's background work
                 self.condemn(f"it cannot be written: {error}")
                 raise RottenStoreError(
                     f"the store {self.path} is damaged: {error}; it is rebuilt from its changelog"

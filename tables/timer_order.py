@@ -1,5 +1,5 @@
-"""Timers of a store in order of time, beside the timers themselves: so that of millions the first are read
-alone.
+"""Timers of a store in order of time, in addition to the timers themselves: so that of millions only the
+first are read.
 
     00 due/ kind time key    nothing: time has 8 bytes, in whose order times are
 
@@ -19,7 +19,7 @@ from holdfast.tables.rocks import BY_KEY, Put
 
 DUE = META + b"due/"
 ORDERED = META + b"ordered"
-"""The changelog offset up to which timers are in order: an older version goes on without."""
+"""The changelog offset up to which timers are in order: an older version continues without."""
 _BIAS = 1 << 63
 _PIECE = 4_000
 
@@ -65,8 +65,8 @@ def order_all(
 def first_of(
     scan: Callable[[bytes, bytes], Iterator[tuple[bytes, bytes]]], kind: bytes, after: Timer, limit: int
 ) -> list[Timer]:
-    """Return the first *limit* timers of a *kind* behind *after*; *scan* yields what has a prefix, from a key
-    on.
+    """Return the first *limit* timers of a *kind* after *after*; *scan* yields the keys with a prefix, from a
+    key on.
     """
     prefix = DUE + kind
     start = prefix + (after[0] + _BIAS).to_bytes(8, "big") + after[1].encode() + b"\x00"

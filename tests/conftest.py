@@ -41,8 +41,8 @@ REFUSED = pytest.StashKey[str]()
 SCOUT = "gw0"
 """The process that collects everything."""
 
-# Hypothesis gives each example 200 ms by itself, which a loaded machine takes for nothing: how long an
-# example may take is told by the test's own timeout.
+# Hypothesis gives each example 200 ms by itself, which a loaded machine needs for nothing: the test's own
+# timeout limits the time of an example.
 hypothesis.settings.register_profile("holdfast", deadline=None, max_examples=scaled(100))
 hypothesis.settings.load_profile("holdfast")
 
@@ -86,7 +86,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Leave what is there now out of each later search for garbage."""
+    """Leave the objects that exist now out of each later search for garbage."""
     gc.freeze()
     gc.enable()
     given = getattr(session.config, "workerinput", {})
@@ -96,7 +96,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Tell one of several processes where the ids of all tests are, and where to ask for their broker."""
+    """Give a worker process the file with the ids of all tests, and the address of their broker."""
     if node.config.args_source is pytest.Config.ArgsSource.TESTPATHS:
         if IDS not in node.config.stash:
             node.config.stash[IDS] = node.config._tmp_path_factory.mktemp("collected") / "ids.json"
@@ -193,7 +193,7 @@ def broker(holdfast_broker: SessionBroker) -> SessionBroker:
 @pytest.fixture(scope="session")
 @part("database")
 def postgres() -> Iterator[Postgres]:
-    """Give the session's PostgreSQL; whoever freezes or kills it brings it back."""
+    """Give the session's PostgreSQL; a test that freezes or kills it brings it back."""
     with Postgres() as server:
         yield server
 
@@ -201,7 +201,7 @@ def postgres() -> Iterator[Postgres]:
 @pytest.fixture(scope="session")
 @part("database")
 def mariadb() -> Iterator[MariaDB]:
-    """Give the session's MariaDB; whoever freezes or kills it brings it back."""
+    """Give the session's MariaDB; a test that freezes or kills it brings it back."""
     with MariaDB() as server:
         yield server
 
@@ -209,7 +209,7 @@ def mariadb() -> Iterator[MariaDB]:
 @pytest.fixture(scope="session")
 @part("database")
 def mysql() -> Iterator[MySQL]:
-    """Give the session's MySQL; whoever freezes or kills it brings it back."""
+    """Give the session's MySQL; a test that freezes or kills it brings it back."""
     with MySQL() as server:
         yield server
 
@@ -217,7 +217,7 @@ def mysql() -> Iterator[MySQL]:
 @pytest.fixture(scope="session")
 @part("database")
 def schema_registry() -> Iterator[SchemaRegistryServer]:
-    """Give the session's schema registry; whoever freezes or kills it brings it back."""
+    """Give the session's schema registry; a test that freezes or kills it brings it back."""
     with SchemaRegistryServer() as server:
         yield server
 
@@ -250,13 +250,13 @@ def nothing_but_what_is_marked() -> Iterator[None]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Name a failed test at once: the end of a long run, which tells why, may never come."""
+    """Name a failed test at once: the end of a long run, with the cause, may never come."""
     if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
         print(f"\n{report.nodeid} failed in its {report.when} after {report.duration:.0f} s", flush=True)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Tell where the time of the run went, by room and by the parts that its tests need."""
+    """Print the time of the run by room and by the parts that its tests need."""
     reports = [
         report
         for found in terminalreporter.stats.values()

@@ -1,4 +1,6 @@
-"""What keeps the machine busy takes time of it, hands on what its command says, and is gone with it."""
+"""The program that keeps the machine busy takes time of it, returns its command's exit code, and is gone with
+it.
+"""
 
 from __future__ import annotations
 

@@ -87,7 +87,8 @@ def test_programs_that_start_at_once_share_an_archive_that_one_of_them_makes(
     def of() -> ClassArchive:
         found = here()
         if not hasattr(looked, "at"):
-            looked.at = all_looked.wait(DEADLINE_S)  # nobody begins before all have seen that there is none
+            # no program begins before all have seen that there is no archive
+            looked.at = all_looked.wait(DEADLINE_S)
         return found
 
     def run_once(sharing: list[str]) -> None:
@@ -104,7 +105,7 @@ def test_programs_that_start_at_once_share_an_archive_that_one_of_them_makes(
     assert making.startswith("-XX:ArchiveClassesAtExit=")
 
 
-def test_without_an_archive_programs_do_without_and_the_next_one_tries_anew(
+def test_without_an_archive_programs_do_without_and_the_next_one_tries_again(
     tmp_path: Path, java: Path
 ) -> None:
     def of() -> ClassArchive:

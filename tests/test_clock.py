@@ -11,7 +11,7 @@ import pytest
 from holdfast.clock import sleepless, system_clock
 
 
-def test_the_monotonic_clock_goes_on_while_the_machine_is_asleep() -> None:
+def test_the_monotonic_clock_advances_while_the_machine_is_asleep() -> None:
     """A claim, a lease or an election that ended while a laptop was closed is over when it opens."""
     slept_s = 3_600.0
     clocks = {7: 100.0 + slept_s, 1: 100.0}

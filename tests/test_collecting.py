@@ -24,7 +24,7 @@ IDS = [
 
 
 class Node(SimpleNamespace):
-    """A collector or an item, as much as is asked of one."""
+    """A collector or an item, with the attributes that these tests need."""
 
     __hash__ = object.__hash__  # type: ignore[assignment]  # a namespace of its own, and no value
 

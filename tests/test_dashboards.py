@@ -1,7 +1,7 @@
 """Dashboards and alert rules against the program: every metric they name exists, with the labels that they
 select, sum by and show.
 
-What a worker tells is in tables of docs/operating.md, which test_operating_page.py holds against a real one.
+A worker's metrics are in tables of docs/operating.md, which test_operating_page.py compares with a real one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ RULES = DOCS / "alerts.yml"
 GRAFANA = ROOT / "deploy" / "grafana"
 DASHBOARDS = sorted((GRAFANA / "dashboards").glob("*.json"))
 EVERYWHERE = frozenset({"instance", "job"})
-"""What Prometheus adds to every sample."""
+"""The labels that Prometheus adds to every sample."""
 VARIABLES = {"$__rate_interval": "5m", "$instance": ".*"}
 Known = Mapping[str, frozenset[str]]
 
@@ -75,7 +75,7 @@ def of_tables(page: str) -> Iterator[tuple[str, frozenset[str]]]:
 
 @pytest.fixture(scope="module")
 def known() -> Known:
-    """Give every sample that a process of holdfast tells, with its labels."""
+    """Give every sample that a process of holdfast exports, with its labels."""
     book: Any = SimpleNamespace(
         processor=SimpleNamespace(name="b", row=BookRow, topics=("orders",)),
         active=True,
@@ -156,7 +156,7 @@ def _of_binary(query: Any, known: Known) -> frozenset[str]:
 
 
 def check(query: str, shown: Iterable[str], known: Known) -> str | None:
-    """Return what is wrong with a query of which the labels *shown* are read; None when nothing is."""
+    """Return the fault of a query of which the labels *shown* are read; None for a query without one."""
     for variable, value in VARIABLES.items():
         query = query.replace(variable, value)
     try:
@@ -176,7 +176,7 @@ def rules() -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule["alert"])
-def test_every_alert_is_of_what_is_told(rule: dict[str, Any], known: Known) -> None:
+def test_every_alert_is_of_exported_metrics(rule: dict[str, Any], known: Known) -> None:
     text = " ".join(rule["annotations"].values())
     assert check(rule["expr"], re.findall(r"\$labels\.(\w+)", text), known) is None
     assert rule["labels"]["severity"] in ("page", "ticket")
@@ -210,7 +210,7 @@ def queries(dashboard: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
 
 
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
-def test_every_panel_is_of_what_is_told(path: Path, known: Known) -> None:
+def test_every_panel_is_of_exported_metrics(path: Path, known: Known) -> None:
     found = [*queries(json.loads(path.read_text()))]
     assert len(found) >= 10
     assert [wrong for query, shown in found if (wrong := check(query, shown, known)) is not None] == []
@@ -234,7 +234,7 @@ def test_a_dashboard_is_laid_out_and_bound_to_no_installation(path: Path) -> Non
     assert {panel["datasource"]["uid"] for panel in panels if "datasource" in panel} == {"${datasource}"}
 
 
-def test_what_workers_tell_is_on_a_dashboard(known: Known) -> None:
+def test_the_metrics_of_workers_are_on_a_dashboard(known: Known) -> None:
     shown = " ".join(path.read_text() for path in DASHBOARDS) + RULES.read_text()
     unshown = {
         name

@@ -49,7 +49,7 @@ def test_no_test_has_a_deadline_of_its_own() -> None:
     )
 
 
-def test_no_wait_has_a_number_in_its_place() -> None:
+def test_no_wait_has_a_number_instead_of_a_named_deadline() -> None:
     found = [f"{name}: {each}" for name, source in sources() for each in LITERAL.findall(source)]
     assert found == [], "write DEADLINE_S of tests/support/patience.py"
 

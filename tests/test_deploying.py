@@ -1,4 +1,4 @@
-"""What deploy/ tells other programs to run: its settings and commands are those of this program."""
+"""The commands and settings in deploy/ are those of this program."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def pod() -> dict[str, Any]:
 
 
 def understood(words: list[str]) -> None:
-    """Fail unless *words*, behind `holdfast`, name a command with options that it has."""
+    """Fail unless *words*, after `holdfast`, name a command with options that it has."""
     page = f"    holdfast {shlex.join(words)}\n"
     ((bare, given),) = options(page)
     verb = next(iter(commands(page)))

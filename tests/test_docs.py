@@ -1,9 +1,9 @@
-"""The pages tell the truth: what is marked runnable runs, links lead somewhere, and nothing speaks of where
-the project was written.
+"""The pages are true: blocks marked runnable run, links lead somewhere, and no page mentions where the
+project was written.
 
-A block is run when the word `runnable` stands behind its language. Python blocks of a page are one program,
-in order. In console blocks, lines behind `$ ` are run and the lines below them are what they print, `...`
-standing for anything.
+A block is run when the word `runnable` follows its language. Python blocks of a page are one program, in
+order. In console blocks, lines after `$ ` are run and the lines below them are the expected output, `...`
+matching any text.
 
 Each page is run in the environment that its own install lines make (tests/support/installations.py), and
 shows no command that needs more.
@@ -60,7 +60,7 @@ _WORKPLACE = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """One fenced block: its language, the words behind it, its text."""
+    """One fenced block: its language, the words after it, its text."""
 
     language: str
     words: tuple[str, ...]
@@ -74,7 +74,7 @@ def blocks(page: str) -> Iterator[Block]:
 
 
 def values(block: Block, name: str) -> list[str]:
-    """Return what stands behind *name* and `=` among the words of a block."""
+    """Return the values of *name*= among the words of a block."""
     return [word.partition("=")[2] for word in block.words if word.startswith(f"{name}=")]
 
 
@@ -96,7 +96,7 @@ def commands(page: str) -> Iterator[tuple[str, str]]:
 
 
 def run(*command: str, cwd: Path, path: str = "") -> str:
-    """Return what *command* printed; it finds the tools of this environment, or those of *path*, and no
+    """Return the output of *command*; it finds the tools of this environment, or those of *path*, and no
     settings.
     """
     environment = {
@@ -257,8 +257,8 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def beyond(page: str) -> list[str]:
-    """Return what *page* shows and its install lines do not bring: commands that need another extra, or
-    cannot be at all.
+    """Return the commands of *page* that its install lines do not bring: those that need another extra, or do
+    not exist.
     """
     named, found = named_extras(page), []
     lines = list(command_lines(page))

@@ -100,7 +100,7 @@ def test_each_name_is_there_and_documented(name: str) -> None:
     assert (found.__doc__ or "").strip(), f"{name} says nothing of itself"
 
 
-def test_what_is_not_there_is_an_ordinary_error() -> None:
+def test_a_missing_name_is_an_ordinary_error() -> None:
     with pytest.raises(AttributeError, match="module 'holdfast' has no attribute 'Processors'"):
         _ = holdfast.Processors
     assert not hasattr(holdfast, "_processor")

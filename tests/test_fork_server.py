@@ -1,4 +1,4 @@
-"""Forked workers cannot be told from ordinary ones: how they begin, what they print, how they end."""
+"""Forked workers behave as ordinary ones: in how they begin, their output, and how they end."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def waiting(start: Start, folder: Path) -> Process:
     return process
 
 
-def test_a_paused_worker_goes_on(tmp_path: Path) -> None:
+def test_a_paused_worker_continues(tmp_path: Path) -> None:
     process = waiting(fork_server.start, tmp_path)
     birth = processes.birth_of(process.pid)
     assert birth is not None

@@ -1,5 +1,5 @@
 """docs/from-faust.md moves an application of Faust's in three steps: state, positions and emits are the same
-before and after each, and go on from there.
+before and after each, and continue from there.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ HERE = "app = create_app(topic_partitions=3)"
 
 
 class Desk:
-    """The order desk: what was ordered and paid, and what its workers made of it."""
+    """The order desk: the orders and payments sent, and the results of its workers."""
 
     def __init__(self, broker: SessionBroker, folder: Path, installed: Installation) -> None:
         self.name = f"desk-{ending()}"
@@ -113,8 +113,8 @@ class Desk:
 
     def check_emits(self) -> None:
         """Nothing was sent twice, and nothing was left out."""
-        # A customer's orders come in any order of the partitions, so with which one the line is crossed is
-        # not told.
+        # A customer's orders come in any order of the partitions, so the one that crosses the line is not
+        # known.
         big = self.emitted("big-customers")
         assert sorted(each["customer"] for each in big) == sorted(self.big)
         assert all(1_000 <= each["cents"] < 1_100 for each in big)
@@ -143,7 +143,7 @@ class Desk:
         return run(self._folder, self.environment, str(self._programs / "holdfast"), "-A", "desk", *words)
 
     def verify(self, table: str) -> None:
-        """Compare a table with a replay that begins with what was taken over."""
+        """Compare a table with a replay that begins with the rows taken over."""
         partition, *_ = json.loads(self.holdfast("-o", "json", "verify", table))["bases"]
         assert f"of Faust application {self.name} behind offset" in partition
 
@@ -176,7 +176,7 @@ class Desk:
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-60:])
 
     def page(self, path: str) -> Any:
-        """Return what a page of the worker shows, None while it shows nothing."""
+        """Return the JSON of a page of the worker, None while it does not answer."""
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=60) as reply:
                 return json.load(reply)
@@ -197,7 +197,7 @@ class Desk:
         )
 
     def hours(self) -> dict[str, int]:
-        """Return what the windowed table holds, by customer and the beginning of the hour in ms."""
+        """Return the rows of the windowed table, by customer and the beginning of the hour in ms."""
         return {
             f"{customer}@{int(begin * 1000)}": cents for customer, begin, cents in self.page("/hours/") or ()
         }

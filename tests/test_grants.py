@@ -81,7 +81,7 @@ from tests.support.secured import Guarded, environment
 
 MIB = 1 << 20
 POSITIVE_S, LEAST_S = DEADLINE_S, 8.0
-"""How long a job may take that has all it needs, and how long one is watched at least that has not."""
+"""The time limit of a job that has all it needs, and the least time to watch one that has not."""
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def guarded(guarded_broker: Guarded) -> Guarded:
 
 @dataclass
 class Job:
-    """What a role does:
+    """The work of a role:
 
     *work* raises unless it is done in the seconds it is given, as the principal with these Kafka properties.
     """
@@ -108,7 +108,7 @@ MakeJob = Callable[[Guarded, Path], Job]
 
 
 def worker_job(guarded: Guarded, folder: Path) -> Job:
-    """A worker folds records, emits, quarantines one, skips what it cannot read, tells where it is, restores
+    """A worker folds records, emits, quarantines one, skips what it cannot read, announces itself, restores
     on an empty disk, takes a table on to its next version, and will not start while a reset is under way.
     """
     broker = SessionBroker(config=guarded.root())
@@ -190,9 +190,9 @@ def check_refusal(application: Application, kafka: Mapping[str, str], patience_s
 
 
 def clerks_job(guarded: Guarded, folder: Path) -> Job:
-    """A worker of Faust agents groups records anew, counts them in a table of Faust's, skips what it cannot
-    read, has a leader, says that it is there, restores on an empty disk, and will not start while a reset is
-    under way.
+    """A worker of Faust agents groups records again, counts them in a table of Faust's, skips what it cannot
+    read, has a leader, announces itself, restores on an empty disk, and will not start while a reset is under
+    way.
     """
     broker = SessionBroker(config=guarded.root())
     application = Application(
@@ -238,7 +238,7 @@ def clerks_job(guarded: Guarded, folder: Path) -> Job:
 
 
 def exists(guarded: Guarded, topic: str, least: int = 1) -> bool:
-    """Tell whether there is such a topic, with so many records."""
+    """Return whether there is such a topic, with so many records."""
     return (
         topic in guarded.admin.list_topics(timeout=DEADLINE_S).topics and committed(guarded, topic) >= least
     )
@@ -281,7 +281,7 @@ def reader_job(guarded: Guarded, folder: Path) -> Job:
 
 
 def replayer_job(guarded: Guarded, folder: Path) -> Job:
-    """Somebody verifies the tables of a worker that has skipped a batch, and replays one."""
+    """An operator verifies the tables of a worker that has skipped a batch, and replays one."""
     application = Application(
         SessionBroker(config=guarded.root()),
         folder,
@@ -316,7 +316,7 @@ def replayer_job(guarded: Guarded, folder: Path) -> Job:
 
 
 def resetter_job(guarded: Guarded, folder: Path) -> Job:
-    """Somebody takes an application back to a time, and empties what it has emitted."""
+    """An operator takes an application back to a time, and empties its outputs."""
     broker = SessionBroker(config=guarded.root())
     application = Application(broker, folder, partitions=1)
     words = Filter(name=f"{application.name}-words", source=Source(application.source, Bytes()), keep=bool)
@@ -414,7 +414,7 @@ def committed(guarded: Guarded, topic: str) -> int:
 
 
 def offset_in_kafka(guarded: Guarded, group: str, topic: str) -> bool:
-    """Tell whether the group has committed all of the topic."""
+    """Return whether the group has committed all of the topic."""
     asked = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, 0)])
     (found,) = guarded.admin.list_consumer_group_offsets([asked])[group].result(POSITIVE_S).topic_partitions
     return bool(found.offset == committed(guarded, topic))
@@ -515,13 +515,13 @@ def harvest_settings(outbox: FreshOutbox, kafka: Mapping[str, str], strategy: St
         table=outbox.table,
         layout=outbox.layout.name,
         strategy=strategy,
-        heartbeat_timeout_s=20.0,  # longer than a machine stands still, mostly
+        heartbeat_timeout_s=20.0,  # longer than a machine stalls, mostly
         retry_s=0.05,
     )
 
 
 def harvester_job(guarded: Guarded, folder: Path, *, strategy: str) -> Job:
-    """A harvester is elected, publishes what is in the table, and answers a command; its topics are not
+    """A harvester is elected, publishes the rows of the table, and answers a command; its topics are not
     there yet.
     """
     broker = SessionBroker(config=guarded.root())
@@ -544,7 +544,7 @@ def harvester_job(guarded: Guarded, folder: Path, *, strategy: str) -> Job:
         )
         before = committed(guarded, topic)
         answers = named.answers_topic
-        for _ in range(2):  # the second finds in the answers what is said already, and what is left to say
+        for _ in range(2):  # the second finds in the answers those already sent, and the rest to send
             with outbox.engine().begin() as connection:
                 outbox.writer().write(connection, topic, key=b"ada", value=b"one")
             with (
@@ -591,8 +591,8 @@ def test_the_doctor_names_the_right_that_a_worker_lacks(guarded: Guarded, tmp_pa
 def test_rows_for_topics_that_may_only_be_seen_hold_up_no_others(
     guarded: Guarded, tmp_path: Path, strategy: Strategy
 ) -> None:
-    """The broker tells of such topics as of any other, and refuses a transaction with a record for one
-    whole. Each refusal costs a producer, and none of those outlives the harvester.
+    """The broker lists such topics as any other, and refuses a transaction with a record for one whole. Each
+    refusal costs a producer, and none of those outlives the harvester.
     """
     before = clients_alive()
     broker, user = SessionBroker(config=guarded.root()), f"user-{uuid.uuid4().hex[:8]}"
@@ -622,7 +622,7 @@ def test_rows_for_topics_that_may_only_be_seen_hold_up_no_others(
 
 
 @pytest.mark.parametrize("make_producer", [Producer, SlowProducer])
-def test_a_progress_topic_that_may_not_be_written_to_is_told_with_the_cure_and_nobody_is_fenced(
+def test_a_progress_topic_that_may_not_be_written_to_is_reported_with_the_cure_and_no_harvester_is_fenced(
     guarded: Guarded, tmp_path: Path, capfd: pytest.CaptureFixture[str], make_producer: type[Producer]
 ) -> None:
     broker, user = SessionBroker(config=guarded.root()), f"user-{uuid.uuid4().hex[:8]}"
@@ -657,7 +657,7 @@ def test_a_progress_topic_that_may_not_be_written_to_is_told_with_the_cure_and_n
 
 @contextmanager
 def refusals(of: str = "authorization") -> Iterator[list[str]]:
-    """Give what is logged meanwhile about rights that are missing."""
+    """Give the log lines about missing rights that the block causes."""
     found: list[str] = []
 
     class Listening(logging.Handler):

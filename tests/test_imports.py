@@ -1,4 +1,4 @@
-"""Who may import whom (docs/DESIGN.md, "Rooms").
+"""The rules on imports between rooms (docs/DESIGN.md, "Rooms").
 
 The table below is the rule; everything else here only reads the code against it.
 """
@@ -552,7 +552,7 @@ def _for_types(test: ast.expr) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ParsedModule:
-    """What the rules look at in the text of a module. The trees of all modules would take 100 MB."""
+    """The parts of a module's text that the rules need. The trees of all modules would take 100 MB."""
 
     imports: tuple[tuple[str, int, bool], ...]
     """See `imported`."""
@@ -565,7 +565,7 @@ class ParsedModule:
 
 @cache
 def parsed(text: str) -> ParsedModule:
-    """Return what the rules look at in *text*, which is parsed once for all of them."""
+    """Return the parts of *text* that the rules need; it is parsed once for all of them."""
     tree = ast.parse(text)
     nodes = list(ast.walk(tree))
     return ParsedModule(
@@ -578,7 +578,7 @@ def parsed(text: str) -> ParsedModule:
 
 
 def violations(sources: Mapping[str, str]) -> list[str]:
-    """Return what breaks the rules in *sources* (text by module name), each with its place."""
+    """Return the breaches of the rules in *sources* (text by module name), each with its line."""
     found = []
     for module, text in sorted(sources.items()):
         if module == "holdfast":
@@ -645,8 +645,8 @@ def arrows(sources: Mapping[str, str]) -> dict[str, set[str]]:
 
 
 def circles(arrows: Mapping[str, set[str]]) -> list[str]:
-    """Return what is left when whatever imports nothing that is left has been taken away, again and again:
-    the circles, and who imports them.
+    """Return the modules in circles and those that import them: modules without imports among the rest are
+    removed again and again, and these are left.
     """
     left = {module: set(found) for module, found in arrows.items()}
     while done := {module for module, found in left.items() if not found & set(left)}:
@@ -741,7 +741,7 @@ def drawn() -> str:
 
 
 def redrawn(page: str) -> str:
-    """Return *page* with the tables drawn anew."""
+    """Return *page* with the tables drawn again."""
     before, _, rest = page.partition(BEGIN)
     return before + BEGIN + drawn() + END + rest.partition(END)[2]
 
@@ -772,7 +772,7 @@ CLOCKS = {
     "time": "time time_ns monotonic monotonic_ns perf_counter perf_counter_ns process_time thread_time",
     "datetime": "now utcnow today",
 }
-"""What reads a clock, by the module or class that it is an attribute of.
+"""The functions that read a clock, by the module or class that they are attributes of.
 
 An event loop's own time is for its own timers.
 """
@@ -846,8 +846,8 @@ error callbacks are set there, one way.
 
 
 def _clients_made(nodes: list[ast.AST]) -> Iterator[int]:
-    """Yield the lines where a Kafka client's class is called, derived from or handed on, so that somebody
-    else calls it. In an annotation it may be named.
+    """Yield the lines where a Kafka client's class is called, derived from or handed on, so that other code
+    calls it. In an annotation it may be named.
     """
     named = {
         alias.asname or alias.name
@@ -1008,7 +1008,7 @@ def test_a_planted_violation_is_found(module: str, text: str, why: str) -> None:
         ("cli.groups.claims", "import holdfast.agents.app\nimport holdfast.dev.broker.cluster\nimport typer"),
     ],
 )
-def test_what_is_allowed_is_not_found(module: str, text: str) -> None:
+def test_allowed_imports_are_not_found(module: str, text: str) -> None:
     assert violations({f"holdfast.{module}": text}) == []
 
 

@@ -45,7 +45,7 @@ def lock(folder: Path, *lines: str) -> Path:
 
 
 def unreachable() -> str:
-    """Return an address on loopback where nobody listens."""
+    """Return an address on loopback without a listener."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return f"http://127.0.0.1:{probe.getsockname()[1]}"

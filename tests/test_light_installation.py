@@ -1,4 +1,4 @@
-"""What works where no extra of holdfast is installed, and what is said of the rest."""
+"""The commands that work without any extra of holdfast, and the errors of the rest."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ print(json.dumps(said))
     assert {*first_importers()} >= {"alembic", "faust", "jinja2", "pyarrow", "rocksdict"}
 
 
-def test_imports_of_others_and_looks_for_a_package_are_left_alone(
+def test_imports_of_other_packages_and_looks_for_a_package_are_left_alone(
     light: Installation, tmp_path: Path
 ) -> None:
     (tmp_path / "theirs.py").write_text(

@@ -46,20 +46,21 @@ def test_the_limit_grows_with_what_other_programs_take() -> None:
 
 
 @pytest.mark.long
-def test_work_beside_busy_threads_is_slower_than_its_processor_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_with_busy_threads_is_slower_than_its_processor_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two threads share one interpreter: a burst takes about twice its processor time."""
     monkeypatch.setattr(limits, "_REST_S", 0.001)
     slowness = Slowness()
     slowness.start()
     until_s = time.monotonic() + DEADLINE_S
-    while slowness._worked_s < 0.2:  # ten bursts, of which the machine lets some run beside this thread
+    # ten bursts, of which the machine lets some run at the same time as this thread
+    while slowness._worked_s < 0.2:
         assert time.monotonic() < until_s
         sum(range(1000))
     assert slowness.stop() > 1.2
 
 
 @pytest.mark.process
-def test_the_limit_stands_still_while_the_machine_does() -> None:
+def test_the_limit_is_stopped_while_the_machine_is() -> None:
     """A process that is stopped for longer than its limit."""
     process = subprocess.Popen(
         [sys.executable, "-P", "-c", STALLED],
@@ -93,7 +94,7 @@ with AwakeClock() as clock:
 
 
 @pytest.mark.process
-def test_the_clock_stands_still_while_the_machine_does_and_goes_while_it_waits() -> None:
+def test_the_clock_is_stopped_while_the_machine_is_and_goes_while_it_waits() -> None:
     process = subprocess.Popen(
         [sys.executable, "-P", "-c", SLEEPING],
         stdin=subprocess.PIPE,

@@ -27,7 +27,7 @@ ROOMS = ("holdfast", "agents", "tables", "outbox", "pipeline")
 LEVELS = frozenset({"debug", "info", "warning", "error", "exception", "critical"})
 LOGGERS = ("logger", "_logger", "log")
 HANDED_ON = frozenset({"holdfast/kafka/librdkafka_log.py"})
-"""What is written there is a Kafka client's own line."""
+"""The lines written there are a Kafka client's own."""
 
 
 @cache
@@ -101,7 +101,7 @@ def test_a_part_without_a_name_is_found(line: str, count: int) -> None:
 
 @pytest.fixture
 def written(monkeypatch: pytest.MonkeyPatch) -> StringIO:
-    """Return what the root logger's only handler writes to."""
+    """Return the stream that the root logger's only handler writes to."""
     stream, root = StringIO(), logging.getLogger()
     handler = logging.StreamHandler(stream)
     monkeypatch.setattr(root, "handlers", [handler])
@@ -196,7 +196,7 @@ def test_the_command_line_writes_as_its_settings_say(written: StringIO) -> None:
 
 @pytest.mark.process
 def test_a_worker_writes_each_of_its_lines_as_json(tmp_path: Path) -> None:
-    """It finds no broker, and tells so in one line of many."""
+    """It finds no broker, and logs this in one line of many."""
     (port,) = free_ports(1)
     settings = {
         "LOG_FORMAT": "json",

@@ -1,4 +1,4 @@
-"""The event loop behind blocking clients, as other threads meet it when it ends."""
+"""The event loop of blocking clients, as other threads meet it when it ends."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def nothing() -> None:
 
 
 def test_what_other_threads_wait_for_ends_with_it() -> None:
-    """They waited for their own deadline and five seconds more, and were told that the loop did not
+    """They waited for their own deadline and five seconds more, and the error was that the loop did not
     answer.
     """
     loop, begun = LoopThread("test"), threading.Semaphore(0)
@@ -43,7 +43,7 @@ def test_what_other_threads_wait_for_ends_with_it() -> None:
     assert loop.closed
 
 
-def test_calls_behind_the_end_and_before_the_beginning_are_refused() -> None:
+def test_calls_after_the_end_and_before_the_beginning_are_refused() -> None:
     loop = LoopThread("test")
     with pytest.raises(NotReadyError, match=NOT_OPEN):
         loop.wait(nothing(), 1.0)

@@ -76,7 +76,7 @@ def fetch(folder: Path, meter: maven.Meter | None = None) -> bytes:
     return path.read_bytes()
 
 
-def test_a_fetch_that_is_broken_off_goes_on_from_there(
+def test_a_fetch_that_is_broken_off_continues_from_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str | None] = []
@@ -94,7 +94,7 @@ def test_a_fetch_that_is_broken_off_goes_on_from_there(
     assert [each.share for each in seen] == sorted(each.share for each in seen)
 
 
-def test_the_next_command_goes_on_where_one_was_broken_off(
+def test_the_next_command_continues_where_one_was_broken_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "a").mkdir()

@@ -1,7 +1,7 @@
 """Mistakes that are typical of a first week: each ends in one line that names its cause and what to do.
 
-The commands run in this process, against an embedded Kafka, or none. A wrong word on the command line is told
-by the usage: its last line is the cause, the one before it the cure.
+The commands run in this process, against an embedded Kafka, or none. A wrong word on the command line is
+answered by the usage: its last line is the cause, the one before it the cure.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def windowed(**more: Any) -> object:
 orders: Source[int] = Source("orders", Json(int))
 named: Any = "orders"
 DECLARATIONS: dict[str, tuple[Callable[[], object], str, str]] = {
-    # what was written: (the mistake, its cause, its cure)
+    # the declaration: (the mistake, its cause, its cure)
     "a list of sources": (
         lambda: of(source=["orders"]),
         r"\['orders'\] is not the name of a topic",
@@ -422,7 +422,7 @@ def kafka() -> Iterator[EmbeddedKafka]:
 
 SHOPS = ("-A", "mistaken_shop")
 OFFLINE: dict[str, tuple[list[str], int, str, str]] = {
-    # what was typed: (arguments, exit code, cause, cure)
+    # the command: (arguments, exit code, cause, cure)
     "a flag without a value": (["--set", "web_port", "config"], 2, "--set web_port", "write NAME=VALUE"),
     "an unknown flag": (
         ["--set", "web_prot=7", "config"],
@@ -686,7 +686,9 @@ def test_a_mistake_against_a_cluster_is_one_line(what: str, run: Run, kafka: Emb
     check(run(*arguments, KAFKA_BOOTSTRAP_SERVERS=kafka.bootstrap, HOLDFAST_APP="shop"), code, cause, cure)
 
 
-def test_a_table_that_nobody_serves_is_told_beside_an_empty_list(run: Run, kafka: EmbeddedKafka) -> None:
+def test_a_table_without_a_worker_is_reported_along_with_an_empty_list(
+    run: Run, kafka: EmbeddedKafka
+) -> None:
     Path("mistaken_shop.py").write_text(SHOP)
     code, lines = run(
         *SHOPS, "tables", "switch", "totals", KAFKA_BOOTSTRAP_SERVERS=kafka.bootstrap, HOLDFAST_APP="shop"
@@ -752,7 +754,7 @@ USAGE = {
 
 
 @pytest.mark.parametrize("what", USAGE)
-def test_a_wrong_word_is_told_by_the_usage(what: str, run: Run) -> None:
+def test_a_wrong_word_is_answered_by_the_usage(what: str, run: Run) -> None:
     arguments, cause = USAGE[what]
     code, (usage, cure, said) = run(*arguments)
     assert code == 2

@@ -1,7 +1,7 @@
 """docs/operating.md against the program: its table of settings, its table of metrics, and the commands it
 names.
 
-With REWRITE_PAGES=1 the tables are written anew.
+With REWRITE_PAGES=1 the tables are written again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ OURS = ("holdfast_", "kafka_")
 
 
 def table(page: str, name: str) -> str:
-    """Return what stands between the marks of *name*."""
+    """Return the text between the marks of *name*."""
     found = re.search(rf"^<!-- {name} -->\n(.*?)^<!-- end -->", page, re.MULTILINE | re.DOTALL)
     assert found is not None, f"the page has no table of {name}"
     return found[1]
@@ -126,7 +126,7 @@ def metrics_table(page: str) -> str:
     return "\n".join([*lines, ""])
 
 
-def test_the_table_of_metrics_is_what_a_worker_tells(broker: SessionBroker, tmp_path: Path) -> None:
+def test_the_table_of_metrics_is_that_of_a_worker(broker: SessionBroker, tmp_path: Path) -> None:
     fleet = Fleet(broker, tmp_path, app="metrics", partitions=2, standbys=1).create_topics()
     try:
         patient = {f"HOLDFAST_{name.upper()}": str(value) for name, value in UNDISTURBED.items()}

@@ -1,4 +1,4 @@
-"""What a file of tests makes on the run's broker goes when the file ends, and nothing else."""
+"""The topics that a file of tests makes on the run's broker go when the file ends, and nothing else."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FOREIGN = "of-another-file"
 
 @pytest.fixture
 def foreign(broker: SessionBroker) -> Iterator[str]:
-    """Give a topic whose name nobody here has asked for."""
+    """Give a topic that no test here has made."""
     admin, name = AdminClient(broker.client_config()), f"{FOREIGN}-{own_topics.ending()}"
     own_topics.forget()
     admin.create_topics([NewTopic(name, 1)])[name].result(DEADLINE_S)

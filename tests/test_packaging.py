@@ -29,7 +29,7 @@ SITE_PACKAGES = sysconfig.get_path("purelib")
 
 
 def run(*command: str | Path, cwd: Path, path: str = "") -> str:
-    """Return what *command* printed; it sees no holdfast but the one under test, and no index."""
+    """Return the output of *command*; it sees no holdfast but the one under test, and no index."""
     environment = {
         name: value
         for name, value in os.environ.items()
@@ -54,8 +54,8 @@ def run(*command: str | Path, cwd: Path, path: str = "") -> str:
 
 
 def checkout(target: Path, *, links: bool = True) -> Path:
-    """Copy what is packaged to *target*, links as links, or as the text files that a checkout without
-    links has.
+    """Copy the packaged files to *target*, links as links, or as the text files that a checkout without links
+    has.
     """
     target.mkdir()
     ignore = shutil.ignore_patterns("__pycache__", "*.egg-info")

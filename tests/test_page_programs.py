@@ -39,7 +39,7 @@ def program(page: Path, name: str) -> str:
 
 
 def exchanged(text: str, names: Mapping[str, str]) -> str:
-    """Return a program with other strings in the place of some."""
+    """Return a program with some of its strings replaced."""
     for name, other in names.items():
         assert f'"{name}"' in text
         text = text.replace(f'"{name}"', f'"{other}"')
@@ -60,7 +60,7 @@ def settings_of(
 
 
 def run(folder: Path, environment: Mapping[str, str], *command: str) -> str:
-    """Return what a command printed; fails with its errors."""
+    """Return the output of a command; fails with its errors."""
     ran = subprocess.run(
         command,
         cwd=folder,
@@ -218,7 +218,7 @@ def test_the_readmes_service_handles_what_it_claims(
     orders = fresh_topic("orders", partitions=2)
     environment = settings_of(broker, installed, coordination_topic=fresh_topic("claims", config=STAMPED))
     producer = Producer(broker.client_config())
-    # A member that stands still for longer than its claims last has an order again, and rightly.
+    # A member that stalls for longer than its claims last has an order again, and rightly.
     interval, longer = "heartbeat_interval_s=3", "heartbeat_interval_s=60"
     text = exchanged(program(README, "billing.py"), {"orders": orders})
     assert interval in text
@@ -255,7 +255,7 @@ def test_the_readmes_members_by_ranges_share_one_partition_and_get_each_message_
     )
     producer, written = Producer(broker.client_config()), 0
     text = exchanged(program(README, "thumbnails.py"), {"pictures": pictures})
-    # Another member is given the block of one that stands still for longer than its lease, and rightly.
+    # Another member is given the block if the first stalls for longer than its lease, and rightly.
     client = 'client="thumbnails-1"'
     assert client in text
     text = text.replace(client, f"{client}, lease_s=120, request_timeout_s=60")

@@ -20,7 +20,7 @@ QUICK, LIVE, LONG, DISTURBING, SPARKS = (
 
 
 class Item(SimpleNamespace):
-    """As much of a test as is asked for its place."""
+    """The attributes of a test that decide its position in the order."""
 
     def get_closest_marker(self, name: str) -> str | None:
         return name if name in self.marks else None
@@ -30,7 +30,7 @@ def item(file: str, name: str = "a", marks: tuple[str, ...] = (), fixtures: tupl
     return Item(nodeid=f"{file}::{name}", marks=marks, fixturenames=fixtures)
 
 
-def test_spark_comes_first_then_servers_then_what_is_long_then_real_parts_and_the_quick_ones_last() -> None:
+def test_spark_comes_first_then_servers_then_long_tests_then_real_parts_and_the_quick_ones_last() -> None:
     files = [QUICK, LIVE, LONG, DISTURBING, SPARKS]
     items = [item(file, name, marks=() if file == QUICK else ("broker",)) for name in "ab" for file in files]
     schedule.order(items)

@@ -1,4 +1,4 @@
-"""The broker of several test processes: one for all, told to each, and nobody's to disturb."""
+"""The broker of several test processes: one for all, its address given to each, and protected from all."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NODE = NodeState(node_id=1, port=9092, controller_port=9093)
 
 
 class Nodes:
-    """What a desk did with its cluster, which runs nothing."""
+    """The starts and stops of a desk's cluster, which runs nothing."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.started: list[Path] = []
@@ -53,7 +53,7 @@ def desk(nodes: Nodes, tmp_path: Path) -> Iterator[Desk]:
         opened.close()
 
 
-def test_all_who_ask_at_once_are_told_of_one_broker(desk: Desk, nodes: Nodes) -> None:
+def test_all_who_ask_at_once_get_one_broker(desk: Desk, nodes: Nodes) -> None:
     assert nodes.started == [], "nothing is started for tests that need no broker"
     told: list[str] = []
     asking = [threading.Thread(target=lambda: told.append(ask(desk.where).bootstrap)) for _ in range(8)]
@@ -68,7 +68,7 @@ def test_all_who_ask_at_once_are_told_of_one_broker(desk: Desk, nodes: Nodes) ->
     assert not nodes.started[0].exists()
 
 
-def test_a_broker_that_did_not_start_is_told_to_each_who_asks_and_tried_anew(
+def test_a_broker_that_did_not_start_is_reported_to_each_who_asks_and_tried_again(
     desk: Desk, nodes: Nodes
 ) -> None:
     nodes.error = OSError("no java")
@@ -108,7 +108,7 @@ def test_a_desk_of_which_nothing_was_asked_leaves_nothing(desk: Desk, nodes: Nod
         lambda cluster: cluster.start(),
     ],
 )
-def test_nobody_disturbs_it(desk: Desk, disturb: Callable[[SharedCluster], None]) -> None:
+def test_no_test_disturbs_it(desk: Desk, disturb: Callable[[SharedCluster], None]) -> None:
     cluster = shared_broker.ask(desk.where).cluster
     assert isinstance(cluster, SharedCluster)
     with pytest.raises(AssertionError, match="own_broker"):

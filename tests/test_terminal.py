@@ -1,4 +1,6 @@
-"""What commands write where the terminal lacks letters, or takes no more: all of it, escaped, or one line."""
+"""The output of commands on a terminal that lacks letters, or takes no more: all of it, escaped, or one
+line.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ ENCODINGS = ("ascii", "cp1252", "latin-1", "cp437", "utf-8")
 
 @pytest.fixture
 def on(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Written]:
-    """Return what runs something with streams of an encoding, and gives the bytes of both."""
+    """Return a function that runs something with streams of an encoding, and gives the bytes of both."""
 
     def run(encoding: str, work: Callable[[], object], errors: str = "strict") -> Written:
         streams = [TextIOWrapper(BytesIO(), encoding=encoding, errors=errors) for _ in range(2)]
@@ -134,7 +136,7 @@ def test_a_row_is_json_also_where_it_has_what_no_terminal_should_get() -> None:
 
 @pytest.fixture
 def logged() -> Iterator[Callable[..., str]]:
-    """Return what is logged as text."""
+    """Return the logged text."""
     root, handler, before = logging.getLogger(), None, logging.getLogger().handlers[:]
     stream = StringIO()
     handler = logging.StreamHandler(stream)
@@ -188,7 +190,7 @@ def test_other_formats_stay_as_they_are() -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has it")
-def test_the_exit_code_is_told_where_nobody_takes_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_exit_code_shows_an_error_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
     with Path("/dev/full").open("w", encoding="utf-8") as full:
         monkeypatch.setattr(sys, "stderr", full)
         with pytest.raises(SystemExit) as ended:
@@ -201,7 +203,7 @@ def test_the_exit_code_is_told_where_nobody_takes_the_error(monkeypatch: pytest.
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has it")
-def test_workers_that_nobody_hears_end_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_whose_output_is_not_read_end_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """More than a pipe holds: a supervisor that stopped to read would keep its worker for ever."""
     program = "import os, sys, signal; print(('x' * 100 + '\\n') * 20_000); sys.stdout.flush()"
     program += "; os.kill(os.getppid(), signal.SIGTERM); signal.pause()"

@@ -1,4 +1,4 @@
-"""What `make test` leaves to `make variants`: further cases alone, by names that are there."""
+"""The cases that `make test` leaves to `make variants`: further cases alone, by names that are there."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_parameters_that_are_named_are_variants_and_the_others_are_not() -> 
     assert left_out(*cases) == ["tests/a.py::test_rows[mysql]", "tests/a.py::test_rows[sqlite]"]
 
 
-def test_a_name_that_no_parameter_has_is_told() -> None:
+def test_a_name_that_no_parameter_has_is_refused() -> None:
     with pytest.raises(
         pytest.UsageError, match=r"test_rows has no parameters \['oracle'\]: it has \['mysql'"
     ):
@@ -58,7 +58,7 @@ def test_a_test_that_is_run_by_another_file_without_parameters_is_a_main_case() 
     assert left_out(Case("embedded.py::test_rows", named=("mysql",))) == []
 
 
-def test_a_test_whose_parameters_are_all_variants_is_told() -> None:
+def test_a_test_whose_parameters_are_all_variants_is_refused() -> None:
     shown = Case("a.py::test_shown")
     with pytest.raises(pytest.UsageError, match=r"^tests/a.py::test_rows: variants alone"):
         left_out(shown, *(Case("a.py::test_rows", each, ("x", "y")) for each in ("x", "y")))
@@ -67,7 +67,7 @@ def test_a_test_whose_parameters_are_all_variants_is_told() -> None:
 @pytest.mark.parametrize(
     "beside", [[], [Case("a.py::test_long", slow=True)]], ids=["alone", "beside a slow one"]
 )
-def test_a_file_of_variants_alone_is_told(beside: list[Case]) -> None:
+def test_a_file_of_variants_alone_is_refused(beside: list[Case]) -> None:
     whole = Case("a.py::test_rows")
     whole.add_marker("variant")
     with pytest.raises(pytest.UsageError, match=r"^tests/a.py: variants alone"):

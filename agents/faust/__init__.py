@@ -1,3 +1,1 @@
-"""Where holdfast takes the place of parts of Faust: transport, recovery, assignor, and how a worker starts
-and leaves.
-"""
+"""Replacements for parts of Faust: transport, recovery, assignor, and the start and end of a worker."""

@@ -39,9 +39,9 @@ FOLDER = "globals"
 ALL = ("global tables", -1)
 """The entry of readiness for a cause that holds up every copy."""
 TOLD_PARTITIONS = 3
-"""How many partitions that are not caught up one cause names."""
+"""The most lagging partitions that one cause names."""
 COUNT_EVERY_S = 30.0
-"""How often the partitions of the topics are counted: some may have been added."""
+"""The interval at which the partitions of the topics are counted: some may have been added."""
 
 
 class Skipped(Protocol):
@@ -53,7 +53,7 @@ class Skipped(Protocol):
 
 
 class GlobalsHost(Protocol):
-    """What the copies ask of the manager."""
+    """The manager, as the copies use it."""
 
     settings: Settings
     processors: dict[str, Processor[Any, Any]]
@@ -84,23 +84,23 @@ class GlobalCopies:
         )
         self.copies: dict[str, GlobalCopy] = {}
         self.failures: dict[str, Counter[int]] = {name: Counter() for name in self.reads}
-        """How many records each copy has refused, by partition of its topic."""
+        """The number of records that each copy has refused, by partition of its topic."""
         self.moved = asyncio.Event()
         """Set, and replaced, when copies may have moved."""
         self._stores: dict[str, GlobalStore] = {}
         self._numbers = count()
         self._positions: dict[Place, int] = {}
         self._goals: dict[Place, int] = {}
-        """Where the topics ended when the worker began to read them."""
+        """The ends of the topics when the worker began to read them."""
         self._feed: GlobalFeed | None = None
         self._opened = asyncio.Event()
         self.environment: Environment | None = None
         self.counts: dict[str, int] = {}
-        """How many partitions each topic has."""
+        """The number of partitions of each topic."""
         self.whole = not self.reads
-        """Whether each topic was read to its end once. Until then no processor that reads a global folds."""
+        """True once each topic was read to its end. Until then no processor that reads a global folds."""
         self.waited_for: dict[str, Any] = {}
-        """Positions that copies must reach before a partition goes on, by the global's name."""
+        """Positions that copies must reach before a partition continues, by the global's name."""
         self.why = ""
         self._applying: asyncio.Future[Any] | None = None
         self.foldings: set[Folding] = set()
@@ -210,8 +210,8 @@ class GlobalCopies:
         return self._positions.get((topic, partition), 0)
 
     def lags(self, topic: str) -> dict[int, int]:
-        """Return how many offsets of each partition the copies have not read, as far as the broker has told
-        the ends.
+        """Return how many offsets of each partition the copies have not read, as far as the broker has
+        returned the ends.
         """
         ends = {} if self._feed is None else self._feed.ends()
         return {
@@ -294,12 +294,12 @@ class GlobalCopies:
                 batch = fetched.records.batch(fetched.partition, copy.inputs)
                 name = f"{copy.table.name}, partition {fetched.partition}"
                 self._applying = self.fold(name, copy.apply, fetched.partition, batch)
-                # Whoever waits for it may be gone when it ends.
+                # The caller that waits for it may be gone when it ends.
                 self._applying.add_done_callback(lambda done: done.cancelled() or done.exception())
                 await asyncio.shield(self._applying)
 
     async def _ends(self) -> dict[Place, int]:
-        """Return the ends of the topics; raises GlobalsError when brokers do not tell them within the stall
+        """Return the ends of the topics; raises GlobalsError when brokers do not return them within the stall
         deadline.
         """
         client, ends = EndsClient(self._host.settings.consumer(), committed=True), dict[Place, int]()
@@ -339,7 +339,7 @@ class GlobalCopies:
         )
 
     def _tell(self, unreadable: str | None) -> None:
-        """Report an unreadable batch in readiness: folds would go on and never see the records behind it."""
+        """Report an unreadable batch in readiness: folds would continue without the records after it."""
         self.why = unreadable or ""
         if unreadable is None:
             self._host.stalled.pop(ALL, None)

@@ -46,7 +46,7 @@ class GlobalFeed:
         await self._feed.assign(starts, None, self._skips)
 
     async def fetch(self) -> list[Fetched]:
-        """Return what has come, one item per partition; waits for WAIT_S at most."""
+        """Return the records that have come, one item per partition; waits for WAIT_S at most."""
         return await self._feed.fetch(0, WAIT_S)
 
     def hold(self, place: Place, held: bool) -> None:
@@ -58,11 +58,11 @@ class GlobalFeed:
         return self._feed.position(place)
 
     def ends(self) -> dict[Place, int]:
-        """Return where the committed log of each partition ends, as far as the broker has told."""
+        """Return where the committed log of each partition ends, as far as the broker has returned that."""
         return self._feed.ends()
 
     def unreadable(self) -> str | None:
-        """Return what cannot be read, and what can be done; None while all can."""
+        """Return the unreadable batch and the remedy; None while all can be read."""
         found = next(iter(self._feed.unreadable.values()), None)
         if found is None:
             return None
@@ -104,7 +104,7 @@ def stalled(name: str, waited_s: float, vector: Any, wanted: Any) -> GlobalsErro
 
 
 async def gather(futures: Mapping[Place, Any], timeout_s: float) -> dict[Place, int]:
-    """Return the offsets that *futures* tell in time."""
+    """Return the offsets of the *futures* that are done in time."""
     waiting = {place: asyncio.wrap_future(future) for place, future in futures.items()}
     if not waiting:
         return {}

@@ -37,8 +37,8 @@ class GlobalHistory:
     """Copies of one partition's own, which read the topics again and come to each recorded position in turn.
 
     `stage` positions while no transaction is open; then folds find them without waiting. Records are applied
-    as they come, and a partition that has come to its position is fetched no more: what is held is a fetch or
-    two.
+    as they come, and a partition that has come to its position is fetched no more: a fetch or two are held.
+
     """
 
     def __init__(

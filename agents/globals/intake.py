@@ -1,5 +1,5 @@
 """Chooses the positions of global tables that a partition's next transaction sees, and waits for copies that
-are behind.
+lag.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from holdfast.tables.partition import Partition
 
 
 class GlobalIntakeHost(Protocol):
-    """What the intake asks of the manager."""
+    """The manager, as the intake uses it."""
 
     @property
     def stalled(self) -> dict[tuple[str, int], str]:
@@ -35,7 +35,7 @@ class GlobalIntakeHost(Protocol):
 
 
 class GlobalIntake:
-    """What a `MergingIntake` asks about globals.
+    """The part of a `MergingIntake` for globals.
 
     Live, a transaction sees the worker's copies as they are when it begins, once they have come to where the
     one before it saw them. While recorded choices are obeyed it sees a history, up to the next position that
@@ -53,7 +53,7 @@ class GlobalIntake:
         self._staging: asyncio.Task[None] | None = None
         self._holding = False
         self.waiting = False
-        """Whether the next transaction waits for a copy."""
+        """True while the next transaction waits for a copy."""
 
     def begin(self, merger: Merger, marker: VectorMarker) -> bool:
         """Choose what the next transaction sees; False when it must wait."""

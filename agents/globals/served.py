@@ -50,8 +50,8 @@ class ServedGlobal:
         return self._copies.approximate_rows(self.table.name)
 
     async def read(self, work: Callable[[GlobalView], T]) -> T:
-        """Return what *work* makes of the copy as it is now, on a thread. Call it while the copy is ready;
-        StoreError when the worker ends meanwhile.
+        """Return the result of *work* on the copy as it is now, on a thread. Call it while the copy is ready;
+        StoreError when the worker ends in the meantime.
         """
         copies = self._copies
         try:

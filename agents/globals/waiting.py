@@ -1,4 +1,4 @@
-"""How a copy of a global table folds on a thread of its own, and waits there for what its fold needs."""
+"""Folds a global table's copy on a thread of its own, which waits there for the needs of its fold."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 from holdfast.errors import GlobalsError
 
 TICK_S = 0.2
-"""How soon a thread that waits sees that the worker is stopping."""
+"""The delay after which a waiting thread sees that the worker is stopping."""
 
 
 class Folding:
-    """A call that folds the table *name* on a thread, which nobody can interrupt; `thread` is which, while it
-    runs. `ManagerService` looks whether it returns.
+    """A call that folds the table *name* on a thread, and cannot be interrupted; `thread` is which, while it
+    runs. `ManagerService` watches whether it returns.
     """
 
     def __init__(self, name: str, call: Callable[..., Any], *args: Any) -> None:
@@ -31,7 +31,7 @@ class Folding:
 
 
 class ThreadPause:
-    """Pauses on a thread until `stopped` is set, and tells all the while that the worker is not stuck, and
+    """Pauses on a thread until `stopped` is set, and reports all the while that the worker is not stuck, and
     why it waits.
 
     Give it as the *pause* of a `Waiting`.
@@ -40,10 +40,10 @@ class ThreadPause:
     def __init__(self, tell: Callable[[str], None], progressed: Callable[[], None]) -> None:
         self._tell, self._progressed, self.stopped = tell, progressed, Event()
         self.ticks = 0
-        """How often it has paused: whoever pauses does not hang."""
+        """The number of pauses so far: a thread that pauses does not hang."""
 
     def __call__(self, seconds: float, why: str) -> None:
-        """Wait; raises GlobalsError when the worker stops meanwhile."""
+        """Wait; raises GlobalsError when the worker stops in that time."""
         self._tell(why)
         while seconds > 0:
             self._progressed()

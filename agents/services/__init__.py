@@ -1,1 +1,1 @@
-"""What holdfast's own application runs: the rationalizer, the bookkeeper, the harvester."""
+"""The services of holdfast's own application: the rationalizer, the bookkeeper, the harvester."""

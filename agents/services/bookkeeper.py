@@ -61,8 +61,8 @@ def books(topic: str) -> Processor[rules.LedgerEntry, rules.BookRow]:
 def dedupe(
     source: str, clean: str, *, verdicts: str | None = None
 ) -> Processor[cleaning.Whole, rules.BookRow]:
-    """Return the processor that keeps the books of *source* and sends on to *clean* what is new, each record
-    exactly once.
+    """Return the processor that keeps the books of *source* and copies new records to *clean*, each exactly
+    once.
 
     *verdicts* (default `<source>.verdicts`) gets everything unusual, with its reason. Both need as many
     partitions as *source*.
@@ -108,8 +108,8 @@ def _slug(topic: str) -> str:
 
 
 def processors(settings: Settings) -> list[Processor[Any, Any]]:
-    """Return what the settings ask for: the registry, the books of each topic in `books`, a clean topic
-    for each pair in `dedupe`.
+    """Return the processors that the settings ask for: the registry, the books of each topic in `books`, a
+    clean topic for each pair in `dedupe`.
     """
     found: list[Processor[Any, Any]] = [registry(settings.producers_topic)] if settings.registry else []
     found += [books(topic) for topic in settings.book_topics]

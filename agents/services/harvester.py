@@ -2,10 +2,10 @@
 what it is given.
 
 The harvester is the same as `holdfast outbox harvest` runs alone, and both may serve one outbox. Commands
-(pause, resume, flush, status) reach it through an agent of the application. Were the agent's channel
-the commands topic itself, the group would give each command to one worker only, and a shard may be led in
-any. So the channel is a broadcast: every worker follows the whole topic (holdfast.outbox.command_log) and
-feeds the agent of its own.
+(pause, resume, flush, status) reach it through an agent of the application. If the agent's channel were the
+commands topic itself, the group would give each command to one worker only, and a shard may be led in any. So
+the channel is a broadcast: every worker follows the whole topic (holdfast.outbox.command_log) and feeds the
+agent of its own.
 """
 
 from __future__ import annotations
@@ -42,9 +42,7 @@ class PendingCommand:
     done: Future[None]
 
     def undone(self, error: BaseException) -> None:
-        """Let nobody wait for it any more: with *error*, or without where it was only cut short by the
-        worker's stop.
-        """
+        """End the wait for it: with *error*, or without where it was only cut short by the worker's stop."""
         if isinstance(error, Exception):
             self.done.set_exception(error)
         else:
@@ -52,10 +50,10 @@ class PendingCommand:
 
 
 class Broadcast(Channel[PendingCommand]):
-    """A channel into this worker's agent that no assignment governs: an idle worker hears too, and so does
+    """A channel into this worker's agent that no assignment governs: an idle worker receives too, and so does
     one that is restoring.
 
-    Faust's own queues stand still until the worker has partitions and are emptied at each rebalance, and its
+    Faust's own queues are blocked until the worker has partitions and are emptied at each rebalance, and its
     streams skip events (what `send` makes of a value) of another generation: so values are `put` as they are,
     into a queue of its own.
     """
@@ -70,7 +68,7 @@ class Broadcast(Channel[PendingCommand]):
 
 
 class HarvesterService(Service):
-    """Runs a harvester as long as the worker runs, and ends the worker when the harvester cannot go on."""
+    """Runs a harvester as long as the worker runs, and ends the worker when the harvester must end."""
 
     def __init__(
         self,

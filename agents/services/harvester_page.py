@@ -1,4 +1,4 @@
-"""What a harvester counts, as a page of metrics: of a worker that harvests, or of `holdfast outbox harvest`,
+"""A harvester's counts, as a page of metrics: of a worker that harvests, or of `holdfast outbox harvest`,
 which needs no Faust.
 """
 
@@ -15,7 +15,7 @@ from holdfast.outbox.harvest.shard.shard import LATENCY_BOUNDS_S
 
 
 class HarvesterPage(Collector):
-    """What a harvester counts, for Prometheus; labels are the outbox's name and the shard."""
+    """A harvester's counts, for Prometheus; labels are the outbox's name and the shard."""
 
     def __init__(self, harvester: Harvester, clock: Clock = system_clock) -> None:
         self._harvester, self._clock = harvester, clock

@@ -32,7 +32,7 @@ class GuardedView(Processor[Any, GuardedRow]):
 
 
 def processors(settings: Settings) -> list[Processor[Any, Any]]:
-    """Return the guarded view of the claims and, when asked for, the Go library's view beside it and the
+    """Return the guarded view of the claims and, when asked for, the Go library's view as well and the
     balanced groups.
     """
     fold: Any = fold_guarded

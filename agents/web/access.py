@@ -1,4 +1,4 @@
-"""Who may ask the web port what."""
+"""Authorization of requests to the web port."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Access:
     already; one of them is required by the settings wherever others than this machine can reach the port.
     Health and metrics, which hold no row, are open on loopback.
 
-    What is answered without the token must not be asked for by a page of another site, since a browser on
-    this machine reaches the port too, and shows its certificate. On loopback the Host header must name this
-    machine, unless the worker's certificate does: a page may have a name of its own resolve to it.
+    Answers without the token must not be available to a page of another site, since a browser on this machine
+    reaches the port too, and shows its certificate. On loopback the Host header must name this machine,
+    unless the worker's certificate does: a page may have a name of its own resolve to it.
     """
 
     def __init__(self, settings: WebSettings) -> None:

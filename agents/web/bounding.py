@@ -1,4 +1,4 @@
-"""How much of a table one reply holds."""
+"""The limits of a reply about a table."""
 
 from __future__ import annotations
 

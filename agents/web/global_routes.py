@@ -42,8 +42,8 @@ T = TypeVar("T")
 
 RETRY_AFTER_MS = 200
 READS_AT_ONCE = 4
-"""How many queries read copies at a time. They do so on the worker's threads, on which it commits and
-restores too.
+"""The number of queries that read copies at a time. They do so on the worker's threads, on which it commits
+and restores too.
 """
 
 
@@ -87,7 +87,7 @@ class GlobalPages:
         return respond(request, {**about, "rows": shown, "after": after})
 
     async def _read(self, copy: GlobalReplica, work: Callable[[GlobalView], T]) -> tuple[dict[str, Any], T]:
-        """Return what a reply tells of the copy, and what *work* found in it, both of one position."""
+        """Return a reply's fields about the copy, and the result of *work* on it, both of one position."""
         count = len(copy.applied)
 
         def read(view: GlobalView) -> tuple[dict[str, Any], T]:
@@ -135,9 +135,7 @@ class GlobalPages:
 
 
 def described(copy: GlobalReplica) -> dict[str, Any]:
-    """Return what the list of tables tells of a copy; how far it is behind where the ends of its topic are
-    known.
-    """
+    """Return the entry of a copy in the list of tables; with its lag if the ends of its topic are known."""
     lags = copy.lags
     return {
         "source": copy.table.topic,
@@ -154,7 +152,7 @@ def _require_ready(copy: GlobalReplica) -> None:
 
 
 def _wanted(copy: GlobalReplica, terms: QueryTerms) -> dict[int, int]:
-    """Return the offsets to be reached by partition; refuse what is none of the global's topic."""
+    """Return the offsets to be reached by partition; refuse offsets of other topics."""
     asked, partitions = terms.at_offset, copy.applied
     if asked is None:
         return {}

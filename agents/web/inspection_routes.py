@@ -1,5 +1,5 @@
-"""The web port's answers to `holdfast verify --store`: the digest of what this worker serves of a
-partition, and the rows behind it.
+"""The web port's answers to `holdfast verify --store`: the digest of a partition that this worker serves, and
+its rows.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from holdfast.agents.web.replies import QueryTerms, inspect_of, respond, stored_
 from holdfast.core.engine.query_wire import InspectReply, StoredReply, readable_bytes
 
 WAIT_S = 1.0
-"""How long a request waits for a digest before it is told to come again."""
+"""The time that a request waits for a digest before the client has to ask again."""
 
 Find = Callable[[web.Request, QueryTerms], Awaitable[Replica]]
 

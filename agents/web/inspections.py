@@ -1,5 +1,5 @@
-"""Digests of a worker's stores: one partition at a time, each at one offset, read beside
-folding and never in its way.
+"""Digests of a worker's stores: one partition at a time, each at one offset, read while folding continues and
+never in its way.
 
 An inspection pins the committed state of a moment (a RocksDB iterator), reads it in slices on a thread of its
 own that rests three times as long as it reads, and keeps it for a while, so that a client that found a
@@ -26,8 +26,7 @@ SLICE_ROWS = 512
 REST = 3
 """The thread rests for so many times as long as it read: a quarter of a processor at most."""
 HELD_S = 60.0
-"""A state is let go when nobody has asked for it for so long; RocksDB keeps the files that it lies in
-until then.
+"""A state is released when it was not asked for so long; RocksDB keeps its files until then.
 """
 LIMIT_HELD_S = 3_600.0
 RETRY_AFTER_MS = 500
@@ -177,7 +176,7 @@ class Inspections:
 def digest_of(state: ReplicaState, stop: threading.Event) -> Inspected:
     """Read all of *state* and return its digest; blocks, at a limited rate.
 
-    Raises StoreError when the store is closed meanwhile, or damaged.
+    Raises StoreError when the store is closed in the meantime, or damaged.
     """
     sha, rows, timers, start = hashlib.sha256(), 0, 0, META + b"\xff"
     while True:

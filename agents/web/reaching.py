@@ -1,4 +1,6 @@
-"""How far a reply reaches, and how far a query asks it to: an offset, or one for each of several sources."""
+"""The reach of a reply, and the reach that a query asks for: an offset, or one for each of several
+sources.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from holdfast.core.engine.query_wire import AtOffset
 
 
 def as_of(replica: Replica) -> dict[str, Any]:
-    """Return what a reply tells of how far it reaches, and from where on if that is not the beginning."""
+    """Return a reply's fields about its reach, and its start if that is not the beginning."""
     told: dict[str, Any] = {"as_of_offset": replica.applied}
     if replica.processor.on is not None:
         told["as_of"] = dict(replica.offsets)
@@ -22,7 +24,9 @@ def as_of(replica: Replica) -> dict[str, Any]:
 
 
 def wanted_of(processor: Processor[Any, Any], asked: AtOffset | None) -> AtOffset | None:
-    """Return what is to be reached, as the table knows it; refuse what names no offset of its sources."""
+    """Return the offset to be reached, as the table knows it; refuse one that names no offset of its
+    sources.
+    """
     if asked is None or (isinstance(asked, int) and processor.on is None):
         return asked
     topics = processor.topics
@@ -41,7 +45,7 @@ def wanted_of(processor: Processor[Any, Any], asked: AtOffset | None) -> AtOffse
 
 
 def has_reached(replica: Replica, wanted: AtOffset) -> bool:
-    """Return whether the replica's state holds what is wanted."""
+    """Return whether the replica's state holds the *wanted* offset."""
     if isinstance(wanted, int):
         return replica.applied >= wanted
     return all(replica.offsets[topic] >= offset for topic, offset in wanted.items())

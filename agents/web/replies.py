@@ -1,4 +1,4 @@
-"""How the web port reads requests and writes replies and refusals."""
+"""Reads requests to the web port, and writes replies and refusals."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def malformed(message: str) -> RequestRefused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryTerms:
-    """What a query states beside what it looks for."""
+    """The terms of a query besides the rows it looks for."""
 
     at_offset: AtOffset | None
     timeout_ms: int
@@ -134,7 +134,7 @@ def number(query: MultiMapping[str], name: str) -> int | None:
 
 
 def whole(text: str, name: str) -> int:
-    """Return the number, or refuse what is not one of 0 to 2^63-1 in plain digits."""
+    """Return the number, or refuse any text but a number from 0 to 2^63-1 in plain digits."""
     if not (text.isascii() and text.isdigit() and len(text) <= 19 and int(text) <= LIMIT_INT):
         raise malformed(f"{name} is {text[:40]!r}; it must be a whole number from 0 to {LIMIT_INT}")
     return int(text)
@@ -295,7 +295,7 @@ def respond(
         headers={
             "Content-Type": content_type,
             "Cache-Control": "no-store",
-            **(NO_PAGE if content_type == JSON else {}),  # what is packed no browser asks for
+            **(NO_PAGE if content_type == JSON else {}),  # browsers do not ask for packed replies
             **(headers or {}),
         },
     )
@@ -309,7 +309,9 @@ def respond_refused(request: web.Request, refused: RequestRefused) -> web.Respon
 
 
 def respond_malformed(status: int, what: str) -> web.Response:
-    """Return the answer to what is no HTTP request; what it accepts is not known."""
+    """Return the answer to bytes that are no HTTP request; the formats that their sender accepts are
+    unknown.
+    """
     refusal = Refusal(error="malformed", message=f"this is no HTTP request that the worker reads: {what}")
     return web.Response(
         body=query_wire.encode_json(refusal) + b"\n", status=status, headers={"Content-Type": JSON, **NO_PAGE}

@@ -82,8 +82,8 @@ class WebService(Service):
         console: OpenConsole | None = None,
         clock: Clock = system_clock,
     ) -> None:
-        """*pages* gives what the application declares beside, asked for when the port opens; *console* opens
-        what is served below /console.
+        """*pages* returns the application's own pages, asked for when the port opens; *console* opens the
+        pages below /console.
         """
         super().__init__()
         self._settings, self._pages, self._console = settings, pages, console
@@ -159,9 +159,7 @@ def build_application(
     clock: Clock,
     mounted: Sequence[web.Application],
 ) -> web.Application:
-    """Return the aiohttp application behind the web port; those *mounted* in it judge for themselves who may
-    ask.
-    """
+    """Return the aiohttp application of the web port; those *mounted* in it authorize requests themselves."""
     access, tables = Access(settings), _Tables(settings, serving, metrics, clock)
     copies = GlobalPages(settings.app, serving)
     own: set[web.AbstractResource] = set()
@@ -212,7 +210,7 @@ def _routes(
 
 
 def _told(request: web.Request, error: Exception) -> web.Response:
-    """Return what is answered to a request that *error* ended."""
+    """Return the answer to a request that *error* ended."""
     if isinstance(error, RequestRefused):
         return respond_refused(request, error)
     if isinstance(error, web.HTTPException):
@@ -220,9 +218,7 @@ def _told(request: web.Request, error: Exception) -> web.Response:
         allowed = {name: value for name, value in error.headers.items() if name == "Allow"}
         message = f"{request.method} {request.path[:200]}: {error.reason}{known}"
         return respond_refused(request, RequestRefused(error.status, "malformed", message, headers=allowed))
-    if isinstance(
-        error, StoreError
-    ):  # closed meanwhile, or damaged: then its partition is being taken up anew
+    if isinstance(error, StoreError):  # closed since, or damaged: then its partition is being taken up again
         return respond_refused(
             request, RequestRefused(503, "not_ready", f"{error}; ask again", retry_after_ms=RETRY_AFTER_MS)
         )
@@ -251,7 +247,7 @@ class _Health:
         )
 
     def _partial(self) -> list[str]:
-        """Return which partitions held here began behind a hole in a source: no reason to be unready, for
+        """Return which partitions held here began after a hole in a source: no reason to be unready, for
         nothing here mends it.
         """
         return [
@@ -262,7 +258,9 @@ class _Health:
         ]
 
     def _misplaced(self) -> list[str]:
-        """Return of which tables queries by key do not find all rows: producers place them elsewhere."""
+        """Return the tables of which queries by key do not find all rows: producers partition them
+        otherwise.
+        """
         return [
             f"{wrong} of {of} row keys of {table} that were looked at lie where its route does not look"
             for table, (wrong, of) in sorted(self._metrics.misplaced().items())
@@ -292,7 +290,7 @@ class _Tables:
     ) -> RouteHandler:
         """Return *handler* with a limit on how many run, and its outcomes and times in the metrics.
 
-        *declares* tells whether a table that is asked for is one; a processor's, unless told otherwise.
+        *declares* says whether a requested table is one; a processor's by default.
         """
         known = self._declares if declares is None else declares
 
@@ -550,7 +548,7 @@ class _Tables:
         if wanted is None or has_reached(replica, wanted):
             return replica
         reached = await replica.reached(wanted, terms.timeout_ms / 1000)
-        replica = find()  # it may have moved meanwhile
+        replica = find()  # it may have moved since
         if reached and has_reached(replica, wanted):
             return replica
         reached_to = shown_offsets(replica.applied if isinstance(wanted, int) else replica.offsets)
@@ -577,7 +575,7 @@ class _Tables:
         return ", ".join(sorted(names)) or "none"
 
     def _find_earlier(self, table: str, partition: int) -> Replica:
-        """Return what is kept of a partition in the earlier version."""
+        """Return the replica of a partition in the earlier version."""
         replica = self._serving.earlier(table, partition)
         if replica is not None and replica.serving:
             return replica
@@ -639,9 +637,9 @@ def _named(request: web.Request) -> str:
 
 
 def _about(replica: Replica, table: str) -> dict[str, Any]:
-    """Return what every reply tells.
+    """Return the fields that every reply has.
 
-    Taken before the rows are read: what is read after it can only reflect more.
+    They are taken before the rows are read: rows read after them can only reflect more.
     """
     return {
         "table": table_name(replica.processor, table),
@@ -654,9 +652,7 @@ def _about(replica: Replica, table: str) -> dict[str, Any]:
 
 
 def _release() -> str:
-    """Return the version of holdfast that runs here; none is told of one that was not installed as a
-    package.
-    """
+    """Return the version of holdfast that runs here; an empty text if it was not installed as a package."""
     try:
         return metadata.version("holdfast")
     except metadata.PackageNotFoundError:
@@ -664,7 +660,7 @@ def _release() -> str:
 
 
 def _still(replica: Replica) -> None:
-    """Refuse what was read, if it may be another's by now: a process can be frozen at any place, in the
+    """Refuse a result if it may be another owner's by now: a process can be frozen at any point, in the
     middle of a read too.
     """
     if not replica.serving:
@@ -675,7 +671,7 @@ def _still(replica: Replica) -> None:
 def _too_stale(replica: Replica, bound: Staleness, now_ms: int) -> str | None:
     """Return why this standby may not answer under *bound*, None when it may.
 
-    What is not known is not fresh.
+    An unknown staleness is not fresh.
     """
     if bound.offsets is not None:
         if replica.source_end == UNKNOWN:

@@ -17,7 +17,7 @@ HOUR_S = 3_600.0
 
 
 class Order(faust.Record, serializer="json"):
-    """What a customer has ordered."""
+    """An order of a customer."""
 
     order: str
     customer: str
@@ -25,14 +25,14 @@ class Order(faust.Record, serializer="json"):
 
 
 class Payment(faust.Record, serializer="json"):
-    """What was paid of an order."""
+    """A payment of an order."""
 
     order: str
     cents: int
 
 
 class Spending(faust.Record, serializer="json"):
-    """What a customer has ordered in all."""
+    """The sum of a customer's orders."""
 
     orders: int
     cents: int
@@ -65,7 +65,7 @@ rung: Counter[str] = Counter()
 
 @app.agent(orders)
 async def count_spending(stream: Any) -> None:
-    """Count what each customer orders, and tell of those who become big."""
+    """Count each customer's orders, and report customers who become big."""
     async for order in stream.group_by(Order.customer):
         before = spending[order.customer]
         after = Spending(orders=before.orders + 1, cents=before.cents + order.cents)
@@ -77,12 +77,12 @@ async def count_spending(stream: Any) -> None:
             )
 
 
-# -- what is paid
+# -- payments
 
 
 @app.agent(payments)
 async def count_payments(stream: Any) -> None:
-    """Sum what is paid of each order, and send a receipt for it."""
+    """Sum the payments of each order, and send a receipt for it."""
     async for event in stream.events():
         payment = event.value
         paid[payment.order] += payment.cents
@@ -125,5 +125,5 @@ async def show_hours(view: View, request: Request) -> Any:
 
 @app.page("/paid/")
 async def show_paid(view: View, request: Request) -> Any:
-    """Show what is paid of the orders of this worker."""
+    """Show the payments of the orders of this worker."""
     return view.json(dict(paid.items()))

@@ -1,4 +1,4 @@
-"""The order desk with one of its tables as a processor: what is paid is exactly once from here on."""
+"""The order desk with one of its tables as a processor: payments are counted exactly once from here on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HOUR_S = 3_600.0
 
 
 class Order(faust.Record, serializer="json"):
-    """What a customer has ordered."""
+    """An order of a customer."""
 
     order: str
     customer: str
@@ -25,7 +25,7 @@ class Order(faust.Record, serializer="json"):
 
 
 class Spending(faust.Record, serializer="json"):
-    """What a customer has ordered in all."""
+    """The sum of a customer's orders."""
 
     orders: int
     cents: int
@@ -38,18 +38,18 @@ class BigCustomer(faust.Record, serializer="json"):
     cents: int
 
 
-# -- what is paid: the agent is a fold now
+# -- payments: the agent is a fold now
 
 
 class Payment(msgspec.Struct, frozen=True):
-    """What was paid of an order."""
+    """A payment of an order."""
 
     order: str
     cents: int
 
 
 def count_payment(rows: Rows[int], payment: Payment, at_ms: int) -> Iterator[Emit]:
-    """Sum what is paid of each order, and send a receipt for it."""
+    """Sum the payments of each order, and send a receipt for it."""
     cents = rows[payment.order] = (rows.get(payment.order) or 0) + payment.cents
     yield Emit("receipts", key=payment.order, value=msgspec.json.encode(Payment(payment.order, cents)))
 
@@ -83,7 +83,7 @@ rung: Counter[str] = Counter()
 
 @app.agent(orders)
 async def count_spending(stream: Any) -> None:
-    """Count what each customer orders, and tell of those who become big."""
+    """Count each customer's orders, and report customers who become big."""
     async for order in stream.group_by(Order.customer):
         before = spending[order.customer]
         after = Spending(orders=before.orders + 1, cents=before.cents + order.cents)

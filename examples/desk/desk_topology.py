@@ -18,7 +18,7 @@ HOUR_MS = 3_600_000
 
 
 class Order(msgspec.Struct, frozen=True):
-    """What a customer has ordered."""
+    """An order of a customer."""
 
     order: str
     customer: str
@@ -26,14 +26,14 @@ class Order(msgspec.Struct, frozen=True):
 
 
 class Payment(msgspec.Struct, frozen=True):
-    """What was paid of an order."""
+    """A payment of an order."""
 
     order: str
     cents: int
 
 
 class Spending(msgspec.Struct, frozen=True):
-    """What a customer has ordered in all."""
+    """The sum of a customer's orders."""
 
     orders: int = 0
     cents: int = 0
@@ -46,13 +46,13 @@ class BigCustomer(msgspec.Struct, frozen=True):
     cents: int
 
 
-# -- what customers spend: group_by is a step, and each table a processor behind it
+# -- customers' spending: group_by is a step, and each table a processor downstream of it
 
 by_customer = Rekey(name="by-customer", source=Source("orders", Json(Order)), by=lambda order: order.customer)
 
 
 def count_order(rows: Rows[Spending], order: Order, at_ms: int) -> Iterator[Emit]:
-    """Count what each customer orders, and tell of those who become big."""
+    """Count each customer's orders, and report customers who become big."""
     before = rows.get(order.customer) or Spending()
     after = rows[order.customer] = Spending(before.orders + 1, before.cents + order.cents)
     if before.cents < BIG_CENTS <= after.cents:
@@ -100,11 +100,11 @@ hours = Processor(
     route=lambda key, partitions: by_key(key.rpartition("@")[0], partitions),
 )
 
-# -- what is paid, as it was
+# -- payments, as before
 
 
 def count_payment(rows: Rows[int], payment: Payment, at_ms: int) -> Iterator[Emit]:
-    """Sum what is paid of each order, and send a receipt for it."""
+    """Sum the payments of each order, and send a receipt for it."""
     cents = rows[payment.order] = (rows.get(payment.order) or 0) + payment.cents
     yield Emit("receipts", key=payment.order, value=msgspec.json.encode(Payment(payment.order, cents)))
 

@@ -20,7 +20,8 @@ def bill(client: str, message: ClaimedMessage) -> None:
         f" {message.offset}",
         flush=True,
     )
-    # a later message may be done before an earlier one: the offset told is that of the first that is not
+    # a later message may be done before an earlier one: the committed offset is that of the first unfinished
+    # one
     message.commit()
 
 

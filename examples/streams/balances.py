@@ -1,4 +1,4 @@
-"""Balances of accounts: what was paid in less what was paid out, from two topics into one table."""
+"""Balances of accounts: deposits less withdrawals, from two topics into one table."""
 
 from __future__ import annotations
 

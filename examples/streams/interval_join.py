@@ -1,4 +1,4 @@
-"""Which advertisements were clicked within ten seconds: two streams joined within an interval."""
+"""Advertisements that were clicked within ten seconds: two streams joined within an interval."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Click(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """The value of a record of `outcomes`; *after_ms* is None for what was not clicked."""
+    """The value of a record of `outcomes`; *after_ms* is None without a click."""
 
     page: str
     after_ms: int | None

@@ -1,4 +1,4 @@
-"""Views of each page by the hour, told once an hour is over; those that come too late go to a topic."""
+"""Views of each page by the hour, emitted once an hour is over; those that come too late go to a topic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each order costs at today's prices: orders name a product, and products have another key."""
+"""The cost of each order at today's prices: orders name a product, and products have another key."""
 
 from __future__ import annotations
 

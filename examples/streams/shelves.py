@@ -1,4 +1,4 @@
-"""What a shop can sell: a table of prices joined with a table of stock, both keyed by item."""
+"""The stock that a shop can sell: a table of prices joined with a table of stock, both keyed by item."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How often each word was written: lines are re-keyed by their words, and counted by another processor."""
+"""The count of each word: lines are re-keyed by their words, and counted by another processor."""
 
 from __future__ import annotations
 

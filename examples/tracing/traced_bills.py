@@ -1,4 +1,4 @@
-"""A processor whose emits go on with the trace of the order: `holdfast -A traced_bills worker`."""
+"""A processor whose emits continue the trace of the order: `holdfast -A traced_bills worker`."""
 
 from collections.abc import Iterator
 

@@ -98,11 +98,10 @@ COMMANDS = {
 """The commands by name."""
 
 WAITING_LOGGERS = ("holdfast.pipeline.folds.waiting", "holdfast.clients.topics.admin.waits")
-"""What is logged to a person who waits, also without -v."""
+"""Loggers whose lines a waiting person sees, also without -v."""
 LIMIT_DIGITS = 300
 
-# With a value of their own, so that each may also stand behind the command: `holdfast topics list --output
-# json`.
+# With a value of their own, so that each may also follow the command: `holdfast topics list --output json`.
 GLOBAL_OPTIONS = ("--config", "--bootstrap", "--bootstrap-server", "--set", "--app", "-A", "--output", "-o")
 GLOBAL_FLAGS = ("-v", "-vv", "--verbose")
 
@@ -223,7 +222,7 @@ def root(
 
 
 def hoist(arguments: list[str]) -> list[str]:
-    """Return the arguments with the global options first, so that they may stand anywhere before a `--`.
+    """Return the arguments with the global options first, so that they may be given anywhere before a `--`.
 
     >>> hoist(["topics", "list", "--output", "json", "-v"])
     ['--output', 'json', '-v', 'topics', 'list']
@@ -249,7 +248,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     """Run one command line and exit with its code."""
     chosen = Globals()
     given = given_arguments(sys.argv[1:]) if arguments is None else arguments
-    # closed by who started this, as by `>&-`; for all of its life
+    # closed by the parent process, as by `>&-`; for all of its life
     sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115
     sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115
     escape_what_is_not_shown()
@@ -278,7 +277,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     except BrokenPipeError:
         _drop(sys.stdout, sys.__stdout__)
         sys.exit(1)
-    except OSError as error:  # a full disk behind stdout, a file that went away, no descriptor left
+    except OSError as error:  # a full disk under stdout, a file that went away, no descriptor left
         _drop(sys.stdout, sys.__stdout__)
         _fail(
             f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}",
@@ -289,7 +288,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 
 
 def _refuse_endless(arguments: list[str]) -> None:
-    """Refuse what is no number any more: Python's int refuses 4,300 digits with a ValueError, a float of 309
+    """Refuse numbers that are too long: Python's int refuses 4,300 digits with a ValueError, a float of 309
     is infinite.
     """
     for argument in arguments:
@@ -318,7 +317,7 @@ def _fail(message: str, *, code: int, verbose: int) -> NoReturn:
         lines = [*traceback.format_exc().splitlines(), *lines]
     try:
         print(*map(printable, lines), sep="\n", file=sys.stderr, flush=True)
-    except OSError:  # nobody reads it, or its disk is full: the exit code tells all the same
+    except OSError:  # no reader is left, or its disk is full: the exit code shows the failure all the same
         _drop(sys.stderr, sys.__stderr__)
     sys.exit(code)
 

@@ -52,11 +52,11 @@ class StopRequest(threading.Event):
 
 @contextmanager
 def stopped_by_signals() -> Iterator[threading.Event]:
-    """Give an event that SIGTERM, Ctrl-C or the end of the terminal sets, so that what is under way is
-    finished; a second signal ends at once.
+    """Give an event that SIGTERM, Ctrl-C or the end of the terminal sets, so that work under way is finished;
+    a second signal ends at once.
 
-    What comes within `SAME_S` of the first is no second one: who ends a group of processes may reach one of
-    them twice.
+    A signal within `SAME_S` of the first does not count as the second: a program that ends a group of
+    processes may reach one of them twice.
     """
     stop, first_s = StopRequest(), list[float]()
     before = {number: signal.getsignal(number) for number in ENDING}

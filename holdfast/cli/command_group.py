@@ -1,4 +1,4 @@
-"""Groups of commands that tell what a mistyped command may have meant."""
+"""Groups of commands that suggest corrections for a mistyped command."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 from typer.core import TyperGroup
 
 MOST_TOLD = 20
-"""A larger group is told by its help, which the usage names."""
+"""A larger group is listed by its help, which the usage names."""
 
 
 class CommandGroup(TyperGroup):
-    """A group of commands: for a name that none has it tells those that are near, else those there are."""
+    """A group of commands: it suggests similar commands for an unknown name, or lists all."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         known = self.list_commands(ctx)
@@ -22,7 +22,7 @@ class CommandGroup(TyperGroup):
 
 
 def _cure(given: str, known: list[str]) -> str:
-    """Return what to type in place of *given*; "" where that is for the help to tell.
+    """Return the suggestion for *given*; "" if the help is to list the commands.
 
     >>> _cure("statsu", ["init", "status"]), _cure("zzz", ["init", "status"])
     ("Did you mean 'status'?", "Choose from 'init', 'status'.")

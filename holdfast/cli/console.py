@@ -1,4 +1,4 @@
-"""`holdfast -A shop console`: serves pages that show the application as it runs, until it is told to end."""
+"""`holdfast -A shop console`: serves pages that show the application as it runs, until it is asked to end."""
 
 from __future__ import annotations
 

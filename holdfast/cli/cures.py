@@ -1,4 +1,4 @@
-"""Commands that errors and findings advise, as whoever asked must type them: with the application that was
+"""Commands that errors and findings advise, as the user must type them: with the application that was
 named.
 """
 

@@ -32,7 +32,7 @@ _PLACES: Mapping[str, tuple[str, ...]] = {
     "forget": ("group", "member"),
     **dict.fromkeys(("markers", "disk", "clock", "none", "kill", "revive"), ()),
 }
-"""What faults of the broker need told of where; those of answers may name a request."""
+"""The words that locate faults of the broker; faults of answers may name a request."""
 
 DirOption = Annotated[Path, typer.Option("--dir", help="The folder with the broker's data, logs and state.")]
 
@@ -151,7 +151,7 @@ def up(
     if embedded:
         users_told = _guard(password, users, acls) if sasl else None
         kept = None if kept_in is None else kept_in.absolute()
-        settings_of(wanted)  # a wrong one is told before anything starts
+        settings_of(wanted)  # a wrong one is reported before anything starts
         told = EmbeddedStart(guard=users_told, folder=kept, fsync=fsync, seed=seed, properties=wanted)
         _up_embedded(folder, told, nodes, port, output)
     else:
@@ -221,8 +221,8 @@ def _all_run(
     sasl: bool,
     wanted: dict[str, str],
 ) -> bool:
-    """Return whether the broker runs as asked; one that runs otherwise is an error, for `up` changes nothing
-    that runs.
+    """Return whether the broker runs as asked; one that runs otherwise is an error, for `up` changes no
+    running broker.
     """
     status = existing.status()
     if all(node.condition == "stopped" for node in status):
@@ -277,7 +277,7 @@ def down(
 
 
 def _fate(folder: Path, cluster: Cluster | None, embedded: EmbeddedProcess | None, *, purge: bool) -> str:
-    """Return what has become of the data."""
+    """Return the remark on the data after the end."""
     if embedded is not None and embedded.kept_in is not None:
         return f"data stays in {embedded.kept_in}"
     if cluster is not None:
@@ -342,7 +342,7 @@ def fault(
 
 
 def _where(kind: str, words: list[str]) -> dict[str, Any]:
-    """Return what *words* say of the place of a fault."""
+    """Return the location of a fault in *words*."""
     names = _PLACES.get(kind, ("api",))
     of_any_answer = kind not in _PLACES and not words
     if len(words) != len(names) and not of_any_answer:

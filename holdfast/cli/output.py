@@ -1,4 +1,4 @@
-"""How commands print: one table or stable JSON on stdout, everything else on stderr."""
+"""The output of commands: one table or stable JSON on stdout, everything else on stderr."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OutputRow = Mapping[str, Cell]
 
 
 class Output(StrEnum):
-    """What `--output` offers."""
+    """The choices of `--output`."""
 
     TABLE = "table"
     JSON = "json"
@@ -45,7 +45,7 @@ def show_json(value: Cell) -> None:
 
 
 def note(message: str) -> None:
-    """Tell the person at the terminal something that is not part of the result."""
+    """Print a message for the person at the terminal that is not part of the result."""
     erase()
     print(*map(printable, message.split("\n")), sep="\n", file=sys.stderr)
 
@@ -60,7 +60,7 @@ def number_of(count: int, noun: str) -> str:
 
 
 def left_out(skipped: int) -> str:
-    """Return what to add to a count of records when offsets of their source are skipped.
+    """Return the remark on a count of records when offsets of their source are skipped.
 
     >>> left_out(0), left_out(3)
     ('', ' (3 offsets are skipped, see `holdfast quarantine skips`)')
@@ -70,8 +70,8 @@ def left_out(skipped: int) -> str:
 
 
 def json_text(value: Cell, *, indent: int | None = None) -> str:
-    r"""Return *value* as JSON that shows letters of all languages, and escapes what is no visible character
-    as JSON does.
+    r"""Return *value* as JSON that shows letters of all languages, and escapes invisible characters as JSON
+    does.
 
     >>> json_text(["é", "\x9b2J", "\ud800"]) == r'["é", "\u009b2J", "\ud800"]'
     True
@@ -80,8 +80,8 @@ def json_text(value: Cell, *, indent: int | None = None) -> str:
 
 
 def escaped_json(written: str) -> str:
-    """Return a JSON document with what is no visible character escaped; what stands outside of its texts is
-    visible, or the end of a line.
+    """Return a JSON document with invisible characters escaped; outside of its texts all are visible, or the
+    end of a line.
     """
     if written.replace("\n", "").isprintable():
         return written
@@ -89,7 +89,7 @@ def escaped_json(written: str) -> str:
 
 
 def text(cell: Cell) -> str:
-    """Return what a table shows for *cell*.
+    """Return *cell* as a table shows it.
 
     >>> [text(cell) for cell in (None, "", 0, True, (1, 2), (), {"a": 1, "b": "x"})]
     ['-', '-', '0', 'true', '1,2', '-', 'a=1,b=x']
@@ -128,8 +128,8 @@ def utc(at_s: Cell) -> str | None:
 
 
 def utc_ms(at_ms: Cell) -> str | None:
-    """Return a time in ms as `utc` does; None for what is none: -1 in Kafka's records, a text in a row that
-    somebody wrote by hand.
+    """Return a time in ms as `utc` does; None for other values: -1 in Kafka's records, a text in a row that a
+    person wrote by hand.
 
     >>> utc_ms(1_700_000_000_250), utc_ms(2**62), utc_ms(-1), utc_ms("noon")
     ('2023-11-14T22:13:20Z', '@4611686018427387', None, None)

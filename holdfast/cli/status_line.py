@@ -1,5 +1,5 @@
-"""One line that tells how far a command is: kept at the bottom of a terminal, and now and then a plain line
-in a log.
+"""One line about a command's progress: kept at the bottom of a terminal, and now and then a plain line in a
+log.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def status_line(tell: Tell, *, in_logs: bool = True) -> Iterator[None]:
 
 
 def erase() -> None:
-    """Take away the line that is kept, if there is one: what is told next begins at the left."""
+    """Erase the line that is kept, if there is one: the next output begins at the left."""
     if _Rewritten.kept:
         print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
 

@@ -19,13 +19,13 @@ from holdfast.errors import (
 T = TypeVar("T")
 
 PASSING = (BrokerError, TopicError, LostRecordsError, NotReadyError, MovedError, OffsetTimeoutError)
-"""What the next look may not meet: brokers and workers come and go, and so do topics, and records between two
-questions.
+"""Errors that the next look may not meet: brokers and workers come and go, and so do topics, and records
+between two looks.
 """
 
 
 class WatchedLooks:
-    """Takes looks, and tells of trouble that passes once, and once when a look succeeds again.
+    """Takes looks, and reports passing trouble once, and once when a look succeeds again.
 
     The first look decides whether there is anything to watch: what it raises is raised.
     """
@@ -34,9 +34,7 @@ class WatchedLooks:
         self._clock, self._has_looked, self._is_away = clock, False, False
 
     def take(self, look: Callable[[], T]) -> T | None:
-        """Return what *look* returns, None where it fails over what passes; anything else it raises is
-        raised.
-        """
+        """Return the result of *look*, None if it fails with a passing error; any other error is raised."""
         try:
             found = look()
         except PASSING as error:
@@ -52,5 +50,5 @@ class WatchedLooks:
         return found
 
     def when(self) -> str:
-        """Return the time of now, as it stands before each line."""
+        """Return the present time, as it begins each line."""
         return utc(self._clock.now_ms() // 1000) or ""

@@ -1,4 +1,4 @@
-"""What can stand for an argument by its type, and how one that cannot is told."""
+"""Checks an argument against its type, and words the error for a wrong one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def type_problem(place: str, given: object, wanted: Any, *, secret: bool = False
     """Return why *given* cannot be of the type *wanted*, one of `_MEANT` or a union of these; None when it
     can.
 
-    *place* begins the text, which does not show what is *secret*.
+    *place* begins the text, which does not show a *secret* value.
 
     >>> type_problem("web_port", "7000", int)
     "web_port must be a whole number, not '7000'"
@@ -42,7 +42,7 @@ def type_problem(place: str, given: object, wanted: Any, *, secret: bool = False
 
 
 def is_text(given: object) -> bool:
-    """Tell whether *given* is text that C libraries and UTF-8 can hold."""
+    """Return whether *given* is text that C libraries and UTF-8 can hold."""
     return isinstance(given, str) and _UNWRITABLE.search(given) is None
 
 

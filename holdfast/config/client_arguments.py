@@ -1,8 +1,8 @@
-"""Checks of what is given to the classes of the public face.
+"""Checks of the arguments of the public classes.
 
-A value that cannot be would else be an error deep inside, far from who gave it, or of librdkafka, which ends
-the process for some. Each check raises ConfigError, which names the argument, what was given, and what is
-meant.
+Without them, an invalid value would fail deep inside, far from its caller, or in librdkafka, which ends the
+process for some. Each check raises ConfigError, which names the argument, the value, and the values that are
+allowed.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ LIMIT_NAME_BYTES = 1_000
 
 
 def require_type(name: str, given: object, wanted: Any) -> None:
-    """Refuse what is not of the type *wanted* (`type_problem`)."""
+    """Refuse a value that is not of the type *wanted* (`type_problem`)."""
     if (problem := type_problem(name, given, wanted)) is not None:
         raise ConfigError(problem)
 
 
 def require_name(name: str, given: object) -> None:
-    """Refuse what names nobody, such as an empty group: 1 to LIMIT_NAME_BYTES bytes of text, without control
+    """Refuse an unusable name, such as an empty group: 1 to LIMIT_NAME_BYTES bytes of text, without control
     characters.
     """
     if not is_text(given) or not given.isprintable() or not given.strip():  # type: ignore[attr-defined]
@@ -50,8 +50,8 @@ def require_topic(name: str, given: object) -> None:
 
 
 def require_number(name: str, given: object, low: float, high: float) -> float:
-    """Return a number of Python's for *given*, which may be one of NumPy's; refuse what is no number from
-    *low* to *high*.
+    """Return *given*, which may be a number of NumPy's, as a number of Python's; refuse anything but a number
+    from *low* to *high*.
     """
     number: Any = float(given) if isinstance(given, Real) and not isinstance(given, bool | int) else given
     require_type(name, number, float)
@@ -66,7 +66,7 @@ def require_whole(name: str, given: object, low: int, high: int) -> int:
 
 
 def is_seconds(given: object) -> bool:
-    """Return whether *given* is a time to wait. What is left of a caller's own deadline may be below 0.
+    """Return whether *given* is a time to wait. The rest of a caller's own deadline may be below 0.
 
     >>> [is_seconds(each) for each in (2.5, -1, "1", float("nan"), None)]
     [True, True, False, False, False]
@@ -102,12 +102,12 @@ def require_parts(name: str, given: object, *parts: str, meant: str) -> None:
 
 
 def require_clock(given: object) -> None:
-    """Refuse what is no `clock.Clock`."""
+    """Refuse anything but a `clock.Clock`."""
     require_parts("clock", given, "now_ms", "monotonic_s", meant="a holdfast.clock.Clock")
 
 
 def require_settings(given: object) -> None:
-    """Refuse what is no Settings, such as the address of a broker."""
+    """Refuse anything but Settings, such as the address of a broker."""
     if not isinstance(given, Settings):
         raise ConfigError(
             f"settings is {given!r:.200}: give Settings, as Settings(kafka={{'bootstrap.servers':"

@@ -10,7 +10,7 @@ LIMIT_NAME = 253
 LAST_PORT = 65_535
 _FOREIGN = re.compile(r"[\s:/?#@\[\]\\%,]")
 _WEB = ("http", "https", "tcp", "kafka")
-"""What newcomers put before a broker that speaks none of these."""
+"""Schemes that newcomers put before a broker's address, which has none of these."""
 _SCHEME = re.compile(r"[A-Za-z_]+://")
 
 
@@ -45,8 +45,8 @@ def why_no_host(host: str) -> str | None:
 
 
 def broker_problems(servers: str) -> Iterator[str]:
-    """Yield what is wrong with each of the addresses host:port,host:port, where Kafka's default port may be
-    left out, and librdkafka leaves out what follows the host and port of a URL.
+    """Yield the faults of each of the addresses host:port,host:port, where Kafka's default port may be left
+    out. librdkafka ignores anything after the host and port of a URL.
 
     >>> [*broker_problems("kafka-1:9092,SSL://[::1]:9093,kafka-3,fe80::1%eth0,PLAINTEXT://kafka-4:9092/")]
     []

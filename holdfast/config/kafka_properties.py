@@ -1,4 +1,4 @@
-"""Which Kafka properties users may set, under which names, and why the others are refused.
+"""The Kafka properties that users may set, under which names, and why the others are refused.
 
 The names are librdkafka's (CONFIGURATION.md of 2.16), which are the Java client's wherever both have one; a
 test compares this page with the library that is installed. Nothing is passed on unread: a property that only
@@ -198,7 +198,7 @@ MASK = "********"
 
 
 def is_secret(name: str) -> bool:
-    """Tell whether the value of this property must never be printed.
+    """Return whether the value of this property must never be printed.
 
     >>> [is_secret(name) for name in ("sasl.password", "sasl.oauthbearer.client.credentials.client.secret", "sasl.username")]
     [True, True, False]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Oidc:
-    """Where and as whom to ask for a bearer token (OAuth 2.0 client credentials)."""
+    """The endpoint and identity for requests of a bearer token (OAuth 2.0 client credentials)."""
 
     token_endpoint_url: str
     client_id: str
@@ -28,7 +28,7 @@ class Oidc:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sasl:
-    """How to authenticate: *mechanism* says which of the other fields are set."""
+    """The credentials of a client: *mechanism* says which of the other fields are set."""
 
     mechanism: str
     username: str | None = None

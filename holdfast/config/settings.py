@@ -69,9 +69,9 @@ class Settings(
     """Settings of all parts. Construct it in code, or call `load_settings` to read flags, environment and
     file.
 
-    Times are in seconds unless the name says otherwise, sizes in bytes. A Settings that exists is valid: what
-    is wrong is one ConfigError on construction, a line for each setting. Sections are shown from the last
-    base to the first.
+    Times are in seconds unless the name says otherwise, sizes in bytes. A Settings that exists is valid: all
+    faults are reported in one ConfigError on construction, a line for each setting. Sections are shown from
+    the last base to the first.
     """
 
     kafka: Mapping[str, str] = field(

@@ -1,5 +1,5 @@
-"""Reads flags, environment and file into one layer of named values, each with the place it came from. Knows
-names, not meanings.
+"""Reads flags, environment and file into one layer of named values, each with its origin. Knows names, not
+meanings.
 """
 
 from __future__ import annotations
@@ -39,8 +39,7 @@ SECTIONS = {
     "stores": "store_",
     "spark": "spark_",
 }
-"""Tables of the file beside [holdfast], each with what its names begin with there: `[web] port` is
-`web_port`.
+"""Tables of the file besides [holdfast], each with the prefix of its names: `[web] port` is `web_port`.
 """
 
 _UNITS = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
@@ -80,7 +79,7 @@ def read_layers(
     env: Mapping[str, str],
     file: Path | None,
 ) -> Layer:
-    """Return what was given, the strongest source winning; names are settings or "kafka.<property>".
+    """Return the given values, the strongest source winning; names are settings or "kafka.<property>".
 
     What cannot be read, such as an unknown name, is added to *problems*.
     """
@@ -148,7 +147,7 @@ def _document(file: Path) -> dict[str, object]:
 
 
 def _backslashes(text: str, error: str) -> str:
-    r"""Return what to write in place of a path of Windows, in which TOML reads what follows a backslash.
+    r"""Return the correction for a Windows path, in which TOML reads a backslash as an escape.
 
     >>> print(_backslashes('data_dir = "D:\\ada"', "Unescaped '\\\\' in a string"))
     ; in double quotes a backslash begins an escape: write 'D:\ada' in single quotes
@@ -162,7 +161,7 @@ def _backslashes(text: str, error: str) -> str:
 
 
 def _table(table: str, content: object, origin: str) -> dict[str, object]:
-    """Return the content of a table that may stand in the file."""
+    """Return the content of a table that the file may contain."""
     tables = ["holdfast", *SECTIONS, "kafka"]
     if table not in tables:
         raise ConfigError(
@@ -292,7 +291,7 @@ def convert(name: str, given: Given, wanted: Any, *, secret: bool) -> Any:
 
 
 def _expanded(path: Path) -> Path:
-    """Return *path* with its ~ replaced by the home folder; ValueError where nobody knows that folder."""
+    """Return *path* with its ~ replaced by the home folder; ValueError if that folder is unknown."""
     try:
         return path.expanduser()
     except RuntimeError:

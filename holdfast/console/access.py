@@ -1,4 +1,6 @@
-"""Who may look: the Host header, the token, and the sessions of browsers that have signed in with it."""
+"""Access to the console: the Host header, the token, and the sessions of browsers that have signed in with
+it.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ LIMIT_NAME = 200
 FAILURES_S = 60.0
 LIMIT_GUESSERS = 10_000
 OPEN_PATHS = ("/sign-in", "/sign-out", "/assets/")
-"""What is served to anyone: no word of the application stands there."""
+"""Paths served to anyone: their content reveals nothing about the application."""
 
 
 class RequestDenied(Exception):
@@ -59,7 +61,7 @@ class ConsoleSession:
 
 class WrongTokens:
     """Counts the wrong tokens of each peer: LIMIT_FAILURES within FAILURES_S, and it may try no more for a
-    while. Nobody shuts others out.
+    while. A peer cannot shut others out.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -162,7 +164,7 @@ class ConsoleAccess:
     def sign_in(self, request: web.Request, given: str, who: str = "") -> str:
         """Return the cookie of a new session; RequestDenied for a wrong token, or after too many of them.
 
-        Whoever may act says *who* that is.
+        A user of the acting token names themself as *who*.
         """
         self._wrong.refuse("sign-in", peer_of_request(request))
         acts, who = is_secret(given, self._acting), who.strip()
@@ -176,8 +178,8 @@ class ConsoleAccess:
         return self._admit(who, acts)
 
     def admit(self, name: str, subject: str = "") -> str:
-        """Return the cookie of a new session of somebody whose name is known; RequestDenied unless that one
-        may look.
+        """Return the cookie of a new session of a person whose name is known; RequestDenied unless that
+        person may look.
         """
         if name not in self._names:
             why = "capital letters and accents count, see" if self._names.has_alike(name) else "see"
@@ -185,7 +187,7 @@ class ConsoleAccess:
         return self._admit(name, name in self._acting_names, subject)
 
     def _of_certificate(self, request: web.Request) -> ConsoleSession | None:
-        """Return the session of whoever holds the certificate that the connection was made with."""
+        """Return the session of the person in the certificate with which the connection was made."""
         tls = None if request.transport is None else request.transport.get_extra_info("ssl_object")
         certificate = None if tls is None else tls.getpeercert(binary_form=True)
         if tls is None or not certificate:
@@ -208,7 +210,7 @@ class ConsoleAccess:
         return key
 
     def actor(self, request: web.Request, form_token: str) -> ConsoleSession:
-        """Return the session of who sends a form that acts; RequestDenied unless that person may, and the
+        """Return the session of the sender of a form that acts; RequestDenied unless that person may, and the
         form is one of the console's own.
         """
         session = self.session(request)
@@ -241,7 +243,7 @@ class ConsoleAccess:
 
 
 def common_name(certificate: Mapping[str, Any]) -> str:
-    """Return the common name in a certificate's subject, as Python's ssl tells it; "" where it has none that
+    """Return the common name in a certificate's subject, as Python's ssl returns it; "" without one that
     people could read.
 
     >>> common_name({"subject": ((("countryName", "GB"),), (("commonName", "ada"),))}), common_name({})
@@ -295,13 +297,13 @@ _LOWER = {ord(upper): upper.lower() for upper in string.ascii_uppercase}
 
 
 def peer_of_request(request: web.Request) -> str:
-    """Return whom a request counts for, "" where it has left."""
+    """Return the peer under which a request is counted, "" where it has left."""
     return peer_of(request.remote) if request.remote else ""
 
 
 def check_site(request: web.Request) -> None:
-    """Refuse what a page of another site asks for, unless a person followed a link, and a form of which
-    nothing tells where it is from.
+    """Refuse requests from a page of another site, unless a person followed a link, and a form of unknown
+    origin.
     """
     told = "Sec-Fetch-Site" in request.headers or "Origin" in request.headers
     # What bears a token is no browser's: it has no cookies that others could use.

@@ -1,4 +1,4 @@
-"""What the pages are made of: the watch, the tables, the declaration of the application."""
+"""The shared data of the pages: the watch, the tables, the declaration of the application."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ConsoleDesk:
     load: Load | None = None
     """Loads the application again in a process of its own; None where that cannot be done."""
     acting: GroupDesk | None = None
-    """For what people do with groups: it may take long, and those who look must not wait for it."""
+    """For people's acts on groups: these may take long, and pages must not wait for them."""
 
     @property
     def globals(self) -> Mapping[str, Global[Any]]:

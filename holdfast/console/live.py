@@ -45,7 +45,7 @@ class LiveStreams:
             await task
         except (asyncio.CancelledError, ConnectionError, TimeoutError, RequestDenied):
             task.cancel()
-        except Exception:  # the answer has begun: nothing else can be said in its place
+        except Exception:  # the answer has begun: no other can be sent
             logger.exception("a live page failed: %(path)s", {"path": request.path[:200]})
         finally:
             self._open.discard(task)

@@ -20,13 +20,13 @@ from holdfast.core.engine.declared.processor import Processor
 async def open_on_worker(
     stack: AsyncExitStack, settings: Settings, processors: Iterable[Processor[Any, Any]], load: Load | None
 ) -> web.Application:
-    """Return what serves the pages, until *stack* ends. Nothing is waited for: Kafka may be away while a
-    worker starts.
+    """Return the application that serves the pages, until *stack* ends. The call waits for nothing: Kafka may
+    be away while a worker starts.
 
     Without *load*, *why* has no answer: its partition is folded in a process that loads the application
     again.
     """
     sources = ConsoleSources(settings=settings, processors=tuple(processors), load=load)
     application = await open_application(stack, sources, worker_place(settings), at_once=False)
-    await asyncio.to_thread(prepare)  # templates are compiled beside the event loop
+    await asyncio.to_thread(prepare)  # templates are compiled in a thread, off the event loop
     return application

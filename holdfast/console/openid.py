@@ -25,7 +25,7 @@ from holdfast.web.headers import is_secret
 T = TypeVar("T")
 
 BACK = "/sign-in/oidc/back"
-"""Where the provider sends people back to; it has to know that address."""
+"""The path to which the provider sends people back; it has to know that address."""
 PENDING_S = 600.0
 LIMIT_PENDING, LIMIT_PENDING_OF_PEER = 1_000, 100
 TIMEOUT_S = 10.0
@@ -49,7 +49,7 @@ ALGORITHMS = frozenset(
 
 
 class OpenIdProvider(msgspec.Struct, frozen=True, kw_only=True):
-    """What a provider tells of itself (OpenID Connect Discovery 1.0)."""
+    """A provider's description of itself (OpenID Connect Discovery 1.0)."""
 
     issuer: str
     authorization_endpoint: str
@@ -60,7 +60,7 @@ class OpenIdProvider(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GrantedTokens(msgspec.Struct, frozen=True, kw_only=True):
-    """What the provider gives for a code."""
+    """The provider's answer to a code."""
 
     id_token: str
     access_token: str = ""
@@ -79,7 +79,7 @@ _decode_keys = msgspec.json.Decoder(ProviderKeys).decode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingSignIn:
-    """Somebody of *peer* who was sent to the provider: only the browser with the cookie *browser* may come
+    """A person of *peer* who was sent to the provider: only the browser with the cookie *browser* may come
     back, once, until *ends_s*.
     """
 
@@ -92,8 +92,8 @@ class PendingSignIn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignedIn:
-    """Somebody whom the provider knows: by a *name*, which may change and be given to another later, and by
-    a *subject*, which is not.
+    """A person whom the provider knows: by a *name*, which may change and be given to another later, and by a
+    *subject*, which is not.
     """
 
     name: str
@@ -158,8 +158,8 @@ class OpenIdSignIn:
         return str(address), pending.browser
 
     def _make_room(self, peer: str) -> None:
-        """Forget those whose time is over, and who of *peer* went longest ago where it has too many: nobody
-        forgets others' ways by going again and again.
+        """Forget expired sign-ins, and the oldest of *peer* if it has too many: so no peer makes others'
+        sign-ins be forgotten by repeated attempts.
         """
         now_s = self._clock.monotonic_s()
         for state in [state for state, each in self._pending.items() if each.ends_s <= now_s]:
@@ -180,7 +180,9 @@ class OpenIdSignIn:
         )
 
     async def finish(self, query: Mapping[str, str], browser: str) -> SignedIn:
-        """Return who came back with *query*; RequestDenied unless the provider says so to this browser."""
+        """Return the person who came back with *query*; RequestDenied unless the provider confirms them to
+        this browser.
+        """
         pending = self._pending.pop(query.get("state", ""), None)
         if pending is None or pending.ends_s <= self._clock.monotonic_s():
             raise RequestDenied(403, "This sign-in is not known, or took too long: begin again.")
@@ -267,10 +269,10 @@ class OpenIdSignIn:
             form["client_secret"] = secret
         return await self._fetch("POST", provider.token_endpoint, _decode_tokens, data=form, auth=basic)
 
-    # -- what the provider tells of itself
+    # -- the provider's description of itself
 
     async def _told(self) -> OpenIdProvider:
-        """Return what the provider tells of itself; it is asked once for all who wait for that."""
+        """Return the provider's description of itself; it is asked once for all that wait for it."""
         async with self._one:
             now_s = self._clock.monotonic_s()
             if self._provider is not None and now_s - self._provider[0] <= KNOWN_S:

@@ -37,16 +37,17 @@ from holdfast.core.engine.declared.processor import Processor
 
 THREADS = 2
 OUTBOX_S, REFUSED_S, LAKE_S = 5.0, 30.0, 300.0
-"""How long a look at each holds. That at the lake reads the history of every table, in a process of its own.
+"""The age up to which a look at each is used. A look at the lake reads the history of every table, in a
+process of its own.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsoleSources:
-    """What the pages are made of. *directory*, with *groups* or without any, and *table_directory* take the
-    place of Kafka in tests.
+    """The sources of the pages. *directory*, with *groups* or without any, and *table_directory* replace
+    Kafka in tests.
 
-    *load* loads the application again where it is to be folded anew; it can be pickled.
+    *load* loads the application again for folding it; it can be pickled.
     """
 
     settings: Settings
@@ -133,7 +134,7 @@ def _refused(stack: AsyncExitStack, settings: Settings) -> BesideLook[RefusedCou
 
 
 def _lake(stack: AsyncExitStack, sources: ConsoleSources) -> BesideLook[Sequence[LakeTopicLine]] | None:
-    """Return what looks at the lake, in processes of its own: nobody who asks a question waits for it."""
+    """Return the look at the lake, in processes of its own: other questions do not wait for it."""
     lake, topics = sources.settings.console_lake, lake_topics(sources.processors)[:LIMIT_TOPICS]
     if lake is None or not topics:
         return None

@@ -1,4 +1,4 @@
-"""Where the console's pages are: on a port of their own, or below ROOT on a worker's web port."""
+"""The address of the console's pages: on a port of their own, or below ROOT on a worker's web port."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ ROOT = "/console"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsolePlace:
-    """Pages at *address*, their paths behind *root*. *guarded*: people have to show who they are;
-    *certificates*: by those with which they connect.
+    """Pages at *address*, their paths below *root*. *guarded*: people have to authenticate; *certificates*:
+    by those with which they connect.
     """
 
     address: str

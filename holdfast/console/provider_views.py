@@ -42,7 +42,7 @@ class ProviderViews:
     async def come_back(self, request: web.Request) -> web.Response:
         """Begin the session of whom the provider names.
 
-        The answer is a page that leads on: a redirect would go on from the provider's page, and browsers
+        The answer is a page that leads on: a redirect would continue from the provider's page, and browsers
         would not send the new cookie along.
         """
         try:

@@ -33,8 +33,8 @@ for a moment.
 class Console:
     """Serves the pages of one application at *url* from `async with` on until its end.
 
-    *directory*, with *groups* or without any, and *table_directory* take the place of Kafka in tests; this
-    object closes them. *load* loads the application again where it is to be folded anew; it can be pickled.
+    *directory*, with *groups* or without any, and *table_directory* replace Kafka in tests; this object
+    closes them. *load* loads the application again for folding it; it can be pickled.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Console:
 
 
 def _malformed(status: int, what: str) -> web.Response:
-    """Return the answer to what is no HTTP request: of its sender nothing is known, so it gets one line."""
+    """Return the answer to bytes that are no HTTP request: its sender is unknown, so it gets one line."""
     return web.Response(
         text=f"This is no HTTP request that the console reads: {what}\n", status=status, headers=NO_PAGE
     )

@@ -59,7 +59,7 @@ MENU = {page.menu: page.path for page in PAGES if page.path.count("/") == 1}
 LIMIT_BODY_BYTES = 64 << 10
 BODY_S = 10.0
 GONE_S = 0.5
-"""How often a page that takes long looks whether anybody still waits for it."""
+"""The interval at which a page that takes long checks whether its client still waits."""
 FIRST_LOOK_S = 5.0
 HTML = "text/html; charset=utf-8"
 SECURITY = {
@@ -101,7 +101,7 @@ def build_application(
                 request, RequestDenied(error.status, f"{request.method} {request.path[:200]}: {error.reason}")
             )
         except ConnectionError:
-            raise  # nobody is there to be told
+            raise  # the client is gone
         except Exception:
             logger.exception("a page failed: %(path)s", {"path": request.path[:200]})
             return views.denied(
@@ -142,7 +142,7 @@ class _Views:
         self._root = access.place.root
 
     def page(self, page: ConsolePage) -> Handler:
-        """Return what answers requests for *page*, and for its changes."""
+        """Return a handler of requests for *page*, and for its changes."""
 
         async def answer(request: web.Request) -> web.StreamResponse:
             if page.live and request.method == "GET" and EVENT_STREAM in request.headers.get("Accept", ""):
@@ -239,7 +239,7 @@ class _Views:
         return response
 
     def _led(self, path: str) -> web.Response:
-        """Return what leads a browser on to another page."""
+        """Return a response that leads a browser on to another page."""
         return web.Response(status=303, headers={"Location": f"{self._root}{path}"})
 
     async def to_overview(self, request: web.Request) -> web.Response:
@@ -248,8 +248,8 @@ class _Views:
 
 
 async def _for_whom_waits(request: web.Request, page: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
-    """Return what *page* is made of; give it up when whoever asked has left, for others may wait behind
-    it.
+    """Return the context made by *page*; give it up when the client has left, for others may wait for the
+    same resources.
     """
     made = asyncio.create_task(page)
     try:

@@ -3,7 +3,7 @@
 
     low            high
      v               v
-     |done|open|done|open|   ... the log may end anywhere in here, and blocks may begin behind its end
+     |done|open|done|open|   ... the log may end anywhere in here, and blocks may begin after its end
 
 Every record of the topic is a wish; the fold, the same for every reader, says which of them count. Time is
 that of the records.
@@ -32,7 +32,7 @@ class Block(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Offsets from *start* to before *end*. All below *progress* is done; from there to before *given*, all
     was handed out *deliveries* times.
 
-    *epoch* counts owners: a record with another one does not count. *at_ms* is when the owner was last heard,
+    *epoch* counts owners: a record with another one does not count. *at_ms* is the owner's last sign of life,
     -1 once it gave the block back.
     """
 
@@ -51,7 +51,7 @@ class Block(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.progress >= self.end
 
     def is_free(self, now_ms: int, lease_ms: int) -> bool:
-        """Return whether somebody else may take it at *now_ms* of the log's time."""
+        """Return whether another member may take it at *now_ms* of the log's time."""
         return not self.done and (self.at_ms < 0 or now_ms - self.at_ms >= lease_ms)
 
 
@@ -72,7 +72,7 @@ class Ranges(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Base(msgspec.Struct, frozen=True, tag="base", forbid_unknown_fields=True):
-    """The row as it is after the record at *after* (-1: nobody has written one yet).
+    """The row as it is after the record at *after* (-1: no row has been written yet).
 
     Where reading can begin.
     """
@@ -82,7 +82,7 @@ class Base(msgspec.Struct, frozen=True, tag="base", forbid_unknown_fields=True):
 
 
 class Take(msgspec.Struct, frozen=True, tag="take", forbid_unknown_fields=True):
-    """*owner* wants a block: a free one, or the next behind the last."""
+    """*owner* wants a block: a free one, or the next after the last."""
 
     start: int
     end: int
@@ -121,7 +121,7 @@ _WISHES: msgspec.json.Decoder[Wish] = msgspec.json.Decoder(Wish)
 
 class RangeRow(NamedTuple):
     """A row, where its last record that counted lies, and how many counted since the last Base; the mark of
-    the topic that it counts offsets of, 0 where nobody said, and of those of that name before.
+    the topic that it counts offsets of, 0 if unknown, and of those of that name before.
     """
 
     row: Ranges
@@ -144,7 +144,7 @@ def encode_wish(wish: Wish) -> bytes:
 
 
 def decode_wish(value: bytes) -> Wish | None:
-    """Return what a record says, None where it is no wish.
+    """Return the request in a record, None for other content.
 
     >>> decode_wish(encode_wish(Take(0, 10, "a", "i"))), decode_wish(b"{}")
     (Take(start=0, end=10, owner='a', instance='i'), None)
@@ -184,7 +184,7 @@ def fold_range(
 
 
 def _of_topic(before: RangeRow, wish: OfTopic, offset: int) -> RangeRow:
-    """Return the row once it is known which topic it is about: of one that was made again, a new one."""
+    """Return the row once its topic is known: for a recreated topic, a new row."""
     if wish.mark in (before.mark, *before.former) or before.mark not in (0, wish.was):
         return before
     counted = before._replace(offset=offset, since_base=before.since_base + 1, mark=wish.mark)
@@ -237,7 +237,9 @@ def _kept(row: Ranges, wish: Keep, at_ms: int) -> Ranges | None:
 
 
 def _with(row: Ranges, block: Block) -> Ranges:
-    """Put *block* in its place, and let go of what is done from the low-water offset on."""
+    """Replace the block of the same start by *block*, and drop finished blocks from the low-water offset
+    on.
+    """
     blocks = [block if each.start == block.start else each for each in row.blocks]
     low = row.low
     while blocks and blocks[0].done:
@@ -246,9 +248,7 @@ def _with(row: Ranges, block: Block) -> Ranges:
 
 
 class _Kept(NamedTuple):
-    """Where the last record about a row lies and when it was written, and from where on its records are
-    needed.
-    """
+    """The offset and time of the last record about a row, and from where on its records are needed."""
 
     last: int
     at_ms: int
@@ -256,11 +256,10 @@ class _Kept(NamedTuple):
 
 
 class Horizon:
-    """How much of the beginning of one log of wishes nobody needs any more, whatever groups and topics share
-    it.
+    """The beginning of one log of requests that is no longer needed, whatever groups and topics share it.
 
-    A row's records are needed from the last Base on that counts for everybody. Rows that nobody has touched
-    for FORGOTTEN_AFTER_MS do not hold the log: such a group begins at its offset committed to Kafka.
+    A row's records are needed from the last Base on that counts for every reader. Rows without records for
+    FORGOTTEN_AFTER_MS do not hold the log: such a group begins at its offset committed to Kafka.
     """
 
     def __init__(self) -> None:
@@ -314,7 +313,7 @@ def low_water(row: Ranges) -> int:
 
 
 def shows(row: Ranges, wish: Wish) -> bool:
-    """Return whether a wish counted by what a later *row* holds, for who cannot read its record any more.
+    """Return whether a request counted, by a later *row*, for a reader that cannot read its record any more.
 
     >>> shows(Ranges(9), Keep(0, 1, "i", 9)), shows(Ranges(9), Take(0, 9, "a", "i"))
     (True, False)

@@ -38,13 +38,13 @@ CALL_DEADLINE_S = 60.0
 
 
 class _State(msgspec.Struct, frozen=True):
-    """What is known of the process: who it is, and where it listens."""
+    """The record of the process: its identity and its addresses."""
 
     pid: int
     birth: str
     endpoints: tuple[str, ...]
     client: dict[str, str] = {}
-    """What a client needs beside the address: with a password, so the file is for this user alone."""
+    """A client's properties besides the address: with a password, so the file is for this user alone."""
     kept_in: str = ""
     """The folder in which it keeps what it holds, "" for none: it is in memory."""
     seed: int | None = None
@@ -56,7 +56,7 @@ _decode_state = msgspec.json.Decoder(_State).decode
 
 
 class EmbeddedGuard(msgspec.Struct, frozen=True, kw_only=True):
-    """How such a process is guarded: SASL over TLS for *users* (names and passwords), of which the first may
+    """The security of such a process: SASL over TLS for *users* (names and passwords), of which the first may
     do everything, and with *acls* the others what these rules allow.
     """
 
@@ -71,8 +71,8 @@ class EmbeddedGuard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EmbeddedStart(msgspec.Struct, frozen=True, kw_only=True):
-    """What such a process is told as it starts: how it is guarded, where it keeps what it holds, from what
-    its ids and faults follow, and server properties of Kafka (`settings_of`).
+    """The arguments of such a process: its security, the folder of its data, the seed of its ids and faults,
+    and server properties of Kafka (`settings_of`).
     """
 
     guard: EmbeddedGuard | None = None
@@ -86,7 +86,7 @@ _PLAIN = EmbeddedStart()
 
 
 class EmbeddedFault(msgspec.Struct, frozen=True, kw_only=True):
-    """What `holdfast dev fault` asks for: a fault of answers as `Fault` has it, or one of those of the
+    """The request of `holdfast dev fault`: a fault of answers as `Fault` has it, or one of those of the
     broker.
     """
 
@@ -213,12 +213,14 @@ class EmbeddedProcess:
 
     @property
     def client_config(self) -> dict[str, str]:
-        """What a client needs to reach it, under Kafka's property names."""
+        """Return a client's properties for it, under Kafka's property names."""
         return {"bootstrap.servers": self.bootstrap, **self._state.client}
 
     @property
     def client_file(self) -> Path:
-        """A properties file with `client_config` of one that is guarded, readable by this user alone."""
+        """Return the properties file with `client_config` of a secured process, readable by this user
+        alone.
+        """
         return self.folder / CLIENT_FILE
 
     @property
@@ -232,11 +234,11 @@ class EmbeddedProcess:
 
     @property
     def seed(self) -> int | None:
-        """What it was started with; None: every start is another one."""
+        """Return the seed that it was started with; None: every start is another one."""
         return self._state.seed
 
     def server_property(self, name: str) -> str | None:
-        """Return what it was started with as a server property; None leaves it at its default."""
+        """Return the value of a server property at its start; None leaves it at its default."""
         return self._state.properties.get(name)
 
     @property
@@ -244,7 +246,7 @@ class EmbeddedProcess:
         return processes.is_alive(self._state.pid, self._state.birth)
 
     def status(self) -> list[EmbeddedStatus]:
-        """Return what each broker is doing now."""
+        """Return the present state of each broker."""
         running = self.is_running
         return [
             EmbeddedStatus(
@@ -263,7 +265,7 @@ class EmbeddedProcess:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Write a file for this user alone, so that nobody reads half of it."""
+    """Write a file for this user alone, in one step, so that readers never see half of it."""
     written = path.with_name(f"{path.name}.new")
     written.unlink(missing_ok=True)
     written.touch(mode=0o600)
@@ -305,7 +307,7 @@ def obey(kafka: EmbeddedKafka, told: EmbeddedFault) -> None:
 
 
 def _obey_files(kafka: EmbeddedKafka, folder: Path) -> None:
-    """Do what is asked, each once, and answer with what was wrong with it."""
+    """Carry out each request once, and answer with its error, if any."""
     for asked in folder.glob(_ASKED.format("*")):
         try:
             told = _decode_fault(asked.read_bytes())

@@ -93,8 +93,8 @@ class SessionBroker:
     def delete_topics(self, topics: list[str]) -> None:
         """Delete *topics* and return once the broker shows them no longer; those already gone are no error.
 
-        A controller confirms a deletion before the brokers have heard of it. Whoever makes a topic of that
-        name at once may be shown the old one: what is written to it is acknowledged, and deleted with it.
+        A controller confirms a deletion before the brokers have received it. A client that makes a topic of
+        that name at once may be shown the old one: its records are acknowledged, and deleted with that topic.
         """
         until_s = system_clock.monotonic_s() + DEADLINE_S
         looking = make_admin(self.client_config())

@@ -1,5 +1,5 @@
-"""Tables in memory behind a real web port: for tests of code that asks tables, without Kafka and without
-workers.
+"""Tables in memory, served by a real web port: for tests of code that queries tables, without Kafka and
+without workers.
 
 async with MemoryWorker(settings, [totals], partitions=2) as worker:
     worker.put(totals, 0, "ada", Total(count=3), offset=41)
@@ -113,7 +113,7 @@ class MemoryReplica:
 
 
 class MemoryState:
-    """What a replica held at a moment."""
+    """The state of a replica at a moment."""
 
     def __init__(self, replica: MemoryReplica) -> None:
         self.applied, self.stream_ms, self.changelog_next = (
@@ -256,7 +256,7 @@ class MemoryWorker:
         replica.applied = offset
 
     def claims(self, generation: int = 1) -> WorkerClaims:
-        """Return what a worker that holds this would announce."""
+        """Return the announcement of a worker with these tables."""
         tables = {
             name: TableClaims(
                 version=processor.version,

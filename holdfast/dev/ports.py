@@ -20,9 +20,9 @@ _given: set[int] = set()
 
 
 def free_ports(count: int) -> list[int]:
-    """Return *count* different ports on loopback that nobody uses now, and that no process of this user, this
+    """Return *count* different ports on loopback that are unused now, and that no process of this user, this
     one too, has got from here and may still bind: a server that is killed finds its port again, whatever else
-    begins meanwhile.
+    begins since.
 
     They lie below the range for outgoing connections. A client that keeps dialling a dead server's port
     *inside* that range can get that very port as its own source and connect to itself; the server then never
@@ -58,7 +58,7 @@ def _reserve(port: int) -> bool:
 @cache
 def _locks() -> int | None:
     """Return the file of which each byte is the lock of a port; None where there can be none. It stays open:
-    whoever closes it gives up all locks.
+    closing it gives up all locks.
     """
     path = cache_folder() / "ports"
     try:

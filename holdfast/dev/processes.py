@@ -17,8 +17,8 @@ _PAUSE_DEADLINE_S = 60.0
 
 
 def birth_of(pid: int) -> str | None:
-    """Return what tells this process from any other that has had or will have its pid; None when it is
-    gone or a zombie.
+    """Return a mark that distinguishes this process from any other that has had or will have its pid; None
+    when it is gone or a zombie.
     """
     if not sys.platform.startswith("linux"):
         return _birth_by_ps(pid)
@@ -26,7 +26,7 @@ def birth_of(pid: int) -> str | None:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return None
-    # The command name stands in parentheses and may hold spaces and parentheses itself.
+    # The command name is in parentheses and may hold spaces and parentheses itself.
     fields = text.rpartition(")")[2].split()
     state, ticks_since_boot = fields[0], fields[19]
     if state in "ZXx":
@@ -57,7 +57,7 @@ def is_stopped(pid: int) -> bool:
             path.read_text(encoding="utf-8", errors="replace")
             for path in Path(f"/proc/{pid}/task").glob("*/stat")
         ]
-    except (FileNotFoundError, ProcessLookupError):  # a thread that ended meanwhile: so it was not paused
+    except (FileNotFoundError, ProcessLookupError):  # a thread that ended since: so it was not paused
         return False
     return bool(stats) and all(text.rpartition(")")[2].split()[0] == "T" for text in stats)
 

@@ -1,4 +1,4 @@
-"""Waiting for something to become true, with a deadline, while somebody looks whether it still can."""
+"""Waits for a condition, with a deadline and a check that it can still come true."""
 
 from __future__ import annotations
 

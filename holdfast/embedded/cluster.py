@@ -89,7 +89,7 @@ class EmbeddedCluster:
 
     @property
     def controller_id(self) -> int:
-        """The broker that clients are told is the controller; -1 when none is alive."""
+        """Return the broker that clients see as the controller; -1 when no broker is alive."""
         return next((each.node_id for each in self.alive), -1)
 
     def now_ms(self) -> int:
@@ -100,8 +100,8 @@ class EmbeddedCluster:
         return round(self.clock.monotonic_s() * 1000)
 
     async def beside(self, do: Callable[..., T], *given: object) -> T:
-        """Return what *do* gives, which takes long and touches nothing but what it is given: a thread does
-        it, one thing after the other, and others have their turn on the loop.
+        """Return the result of *do*, which takes long and uses nothing but its arguments: a thread runs such
+        calls one after the other, while the loop serves others.
         """
         if self._thread is None:
             from concurrent.futures import ThreadPoolExecutor  # with what it brings, which few need
@@ -120,7 +120,7 @@ class EmbeddedCluster:
         )
 
     def delete_topics(self, topics: Iterable[EmbeddedTopic]) -> None:
-        """Delete *topics* and what is kept about them elsewhere: that first, so no later topic of such a name
+        """Delete *topics* and all data about them elsewhere: that first, so no later topic of such a name
         finds it.
         """
         doomed = list(topics)
@@ -135,8 +135,8 @@ class EmbeddedCluster:
         self._elect()
 
     def find(self, node_id: int) -> None:
-        """Have a broker be back: it leads what nobody else can, if it was in sync last, and follows whoever
-        leads.
+        """Bring a broker back: it leads the partitions without a leader, if it was in sync last, and follows
+        the other leaders.
         """
         self.nodes[node_id].alive = True
         self._elect()
@@ -152,8 +152,8 @@ class EmbeddedCluster:
     # -- begin and end
 
     def open(self, on_failure: Callable[[BrokerFolderError], None]) -> None:
-        """Take up what the folder holds, on the running loop; *on_failure* hears when it cannot be written
-        any more. Whoever calls it calls `close`.
+        """Load the folder's content, on the running loop; *on_failure* is called when it cannot be written
+        any more. The caller must call `close`.
         """
         if self._was_open and self.settings.folder is not None:
             raise BrokerFolderError(

@@ -1,7 +1,7 @@
 """Faults on request: what a network, a disk or a coordinator may do to clients, when a test says so.
 
-An answer that a fault concerns has been worked out already: what was asked has happened, and only the client
-does not hear of it as it should.
+An answer that a fault concerns has been worked out already: the request was carried out, and only the client
+does not receive it as it should.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ EVERY_API = "*"
 
 
 class FaultKind(StrEnum):
-    """What becomes of an answer."""
+    """The treatment of an answer."""
 
     DROP = "drop"
     """It is never sent; the connection stays."""
     CUT = "cut"
     """It is never sent, and the connection ends: the outcome is unknown to the client."""
     DELAY = "delay"
-    """It is sent *delay_ms* later, and with it all that the connection asks meanwhile."""
+    """It is sent *delay_ms* later, together with the answers to the connection's requests in between."""
     REPEAT = "repeat"
     """It is sent twice."""
     REORDER = "reorder"
-    """It is sent behind the next answer of its connection, or after *delay_ms*."""
+    """It is sent after the next answer of its connection, or after *delay_ms*."""
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,7 +57,7 @@ class RequestedFaults:
     """The faults of one cluster, in the order in which they were asked for: the first that concerns an answer
     hits it.
 
-    What is left to chance follows from *seed* alone, so a conversation goes wrong in the same places again.
+    Chance follows from *seed* alone, so a conversation fails in the same steps again.
     """
 
     def __init__(self, seed: int | None) -> None:
@@ -66,13 +66,13 @@ class RequestedFaults:
         self.hits: list[tuple[FaultKind, str]] = []
         """(kind, api) of each answer that was hit."""
         self.lost_markers = 0
-        """How many markers of transactions are not written from now on, though their coordinator holds them
-        for written.
+        """The number of markers of transactions that are not written from now on, though their coordinator
+        holds them for written.
         """
         self.disk_is_full = False
-        """Whether leaders answer KAFKA_STORAGE_ERROR to every write."""
+        """True if leaders answer KAFKA_STORAGE_ERROR to every write."""
         self.clock_ms = 0
-        """What is added to the clock of every broker."""
+        """The offset of the clock of every broker."""
 
     def __bool__(self) -> bool:
         return bool(self._running)

@@ -14,7 +14,7 @@ FIRST, FINAL = 0, -1
 NO_SESSION = 0
 LIMIT_NAME = 250
 LIMIT_PARTITIONS = 250_000
-"""Of all sessions of a broker: those that were used least recently make place."""
+"""The limit for all sessions of a broker: the least recently used ones are dropped."""
 MAX_EPOCH = (1 << 31) - 1
 
 Fetched: TypeAlias = dict[str, Any]
@@ -24,7 +24,7 @@ FetchKey: TypeAlias = tuple[str | bytes, int]
 
 
 class SentBefore(NamedTuple):
-    """What a client was last told of a partition."""
+    """The state of a partition as last sent to a client."""
 
     high_watermark: int
     log_start: int
@@ -32,7 +32,7 @@ class SentBefore(NamedTuple):
 
 
 class FetchSession:
-    """What one client fetches. The order is the one in which partitions are looked at."""
+    """The partitions that one client fetches, in the order in which they are looked at."""
 
     def __init__(self, session_id: int, *, by_id: bool) -> None:
         self.session_id, self.by_id = session_id, by_id
@@ -54,7 +54,7 @@ class FetchSession:
             self.sent.pop(key, None)
 
     def answered(self, key: FetchKey, sent: SentBefore, *, has_records: bool) -> None:
-        """Note what was told of a partition; one that had records is looked at last next time."""
+        """Note the state sent of a partition; one that had records is looked at last next time."""
         self.sent[key] = sent
         if has_records and key in self.wanted:
             self.wanted[key] = self.wanted.pop(key)
@@ -65,7 +65,7 @@ def _weight(key: FetchKey) -> int:
 
 
 class FetchSessions:
-    """The sessions of one broker, at most *limit*: the one that was used least recently makes place."""
+    """The sessions of one broker, at most *limit*: the least recently used one is dropped for a new one."""
 
     def __init__(self, chance: Random, limit: int) -> None:
         self._chance, self._limit = chance, limit

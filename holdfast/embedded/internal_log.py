@@ -36,15 +36,15 @@ _MODERN = {
     "ConsumerGroupRegularExpression": 16,
 }
 KINDS: Mapping[str, int] = {"OffsetCommit": 1, "GroupMetadata": 2, "TransactionLog": 0, **_MODERN}
-"""What begins the key of a record. Earlier versions of the key of an offset count from 0."""
+"""The number that begins the key of a record. Earlier versions of the key of an offset count from 0."""
 VALUE_VERSIONS: Mapping[str, int] = {
     "OffsetCommit": 4,
     "GroupMetadata": 3,
     "TransactionLog": 1,
     **dict.fromkeys(_MODERN, 0),
 }
-"""What is written, as Apache Kafka 4.3 writes it. Every version of the table is read: folders may hold
-others.
+"""The versions that are written, as Apache Kafka 4.3 does. Every version of the table is read: folders may
+hold others.
 """
 
 

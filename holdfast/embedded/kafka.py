@@ -56,7 +56,7 @@ logger = logging.getLogger(__name__)
 
 NOTICE = "an embedded Kafka for development and tests: production is Apache Kafka"
 START_DEADLINE_S = CALL_DEADLINE_S = 60.0
-"""More than its thread needs on a machine that stands still for half a minute."""
+"""More than its thread needs on a machine that freezes for half a minute."""
 FOLDER_DEADLINE_S = 600.0
 """A folder is read before it listens; one of some GB takes its time."""
 
@@ -66,11 +66,11 @@ T = TypeVar("T")
 class EmbeddedKafka:
     """Brokers on loopback. `with` runs them in a thread of their own, `async with` on the running loop.
 
-    *nodes* is 1 or 3; *port* that of the first broker, the others have the next ones (0: free ports). What is
-    left to chance, as ids of topics, follows from *seed*. With a *folder* it keeps there what it holds, and
-    goes on with it when started again; with *fsync* that outlives a power cut too, and not only the process.
-    *users* (names and passwords) to *reauth_ms* guard it, as `SecuritySettings` has it; ``tls=True`` is a
-    certificate made for this broker. Other settings are those of `EmbeddedSettings`.
+    *nodes* is 1 or 3; *port* that of the first broker, the others have the next ones (0: free ports). Chance,
+    as in ids of topics, follows from *seed*. With a *folder* it keeps its data there, and continues with them
+    when started again; with *fsync* they outlive a power cut too, and not only the process. *users* (names
+    and passwords) to *reauth_ms* guard it, as `SecuritySettings` has it; ``tls=True`` is a certificate made
+    for this broker. Other settings are those of `EmbeddedSettings`.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ class EmbeddedKafka:
 
     @property
     def faults(self) -> RequestedFaults:
-        """What has gone wrong so far: `faults.hits`."""
+        """Return the faults so far: `faults.hits`."""
         return self.cluster.faults
 
     def fault(
@@ -220,7 +220,7 @@ class EmbeddedKafka:
         self._on_loop(lambda: setattr(self.faults, "lost_markers", count))
 
     def fill_disk(self, full: bool = True) -> None:
-        """Have every write be refused with KAFKA_STORAGE_ERROR, until told otherwise."""
+        """Have every write be refused with KAFKA_STORAGE_ERROR, or no longer if not *full*."""
         self._on_loop(lambda: setattr(self.faults, "disk_is_full", full))
 
     def shift_clock(self, by_ms: int) -> None:
@@ -271,7 +271,7 @@ class EmbeddedKafka:
         self._thread.wait(change, CALL_DEADLINE_S)
 
     def _on_loop(self, do: Callable[[], T]) -> T:
-        """Return what *do* gives, called where nothing else happens meanwhile."""
+        """Return the result of *do*, called on the loop, where nothing else happens at the same time."""
 
         async def done() -> T:
             return do()

@@ -1,5 +1,5 @@
-"""What the broker does again and again by itself: a failure that nobody foresaw is logged, and ends neither
-the rest of the round nor the rounds to come.
+"""The broker's recurring work: an unexpected failure is logged, and ends neither the rest of the round nor
+the rounds to come.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ _logger = logging.getLogger(__name__)
 
 @contextmanager
 def set_apart(what: str, again_s: float) -> Iterator[None]:
-    """Log what fails in here, as that of *what*, which is tried again in *again_s* seconds: what comes after
-    it goes on, as in Kafka.
+    """Log a failure of the body, as that of *what*, which is tried again in *again_s* seconds: the caller
+    continues, as in Kafka.
     """
     try:
         yield
     except BrokerFolderError:
-        return  # the disk has told it, and the broker stops
+        return  # the disk has reported it, and the broker stops
     except Exception:
         _logger.exception(
             "%(what)s failed: it is tried again in %(again_s)g s", {"what": what, "again_s": again_s}

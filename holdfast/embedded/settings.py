@@ -1,5 +1,5 @@
-"""How an embedded Kafka is set up: few internal partitions and no waiting, as `holdfast dev up` sets up a
-real one.
+"""The settings of an embedded Kafka: few internal partitions and no waiting, as those of a real one by
+`holdfast dev up`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ class EmbeddedSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     nodes: int = 1
     folder: Path | None = None
-    """Where it keeps what it holds; None: in memory."""
+    """The folder of its data; None: in memory."""
     fsync: bool = False
-    """Whether what was answered outlives a power cut, and not only the end of the process."""
+    """True if answered writes outlive a power cut, and not only the end of the process."""
     num_partitions: int = 4
     auto_create_topics: bool = False
     offsets_partitions: int = 8
@@ -27,7 +27,7 @@ class EmbeddedSettings(msgspec.Struct, frozen=True, kw_only=True):
     group_min_session_ms: int = 6_000
     group_max_session_ms: int = 1_800_000
     consumer_heartbeat_ms: int = 5_000
-    """How often a member of KIP-848's groups is told to be heard of."""
+    """The interval of heartbeats that members of KIP-848's groups are assigned."""
     transaction_sweep_ms: int = 1_000
     retention_check_ms: int = 300_000
     max_transaction_timeout_ms: int = 900_000
@@ -49,10 +49,10 @@ class EmbeddedSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def replicas(self) -> int:
-        """How many copies a topic has that asks for the default."""
+        """Return the number of copies of a topic that asks for the default."""
         return min(3, self.nodes)
 
     @property
     def in_sync(self) -> int:
-        """How many of them must be in sync for a write with ``acks=all``."""
+        """Return how many of them must be in sync for a write with ``acks=all``."""
         return max(1, self.replicas - 1)

@@ -1,5 +1,5 @@
-"""What happens to logs by itself: records that are kept for long enough go, logs are compacted, and producers
-that are idle are forgotten.
+"""Recurring upkeep of logs: records past their retention are deleted, logs are compacted, and idle producers
+are forgotten.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ class Upkeep:
                 break
 
     def _has(self, partition: EmbeddedPartition) -> bool:
-        """Return whether a partition is still there: its topic may be deleted, or made anew, while others
-        have their turn.
+        """Return whether a partition still exists: its topic may be deleted, or made again, while others have
+        their turn.
         """
         return self._topics.partition(partition.topic, partition.index) is partition
 
     def look(self) -> None:
-        """Do at once what is due."""
+        """Do the upkeep that is due, at once."""
         for topic, partition in self._all():
             for _ in _keep_up(partition, topic.configs, self._now_ms()):
                 pass
@@ -65,7 +65,7 @@ class Upkeep:
 
 
 def _keep_up(partition: EmbeddedPartition, configs: TopicConfigs, now_ms: int) -> Iterator[None]:
-    """Do what is due for a partition; yield where others may have their turn."""
+    """Do the upkeep that is due for a partition; yield where others may have their turn."""
     partition.log.sweep(now_ms)
     if "delete" in configs.policies:
         _delete(partition.log, configs, now_ms)

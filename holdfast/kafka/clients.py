@@ -1,4 +1,4 @@
-"""librdkafka's clients, each made in one place: readers, members of groups, writers and admin clients.
+"""Makes every librdkafka client of the product: readers, members of groups, writers and admin clients.
 Arguments set their logger, log level and error callback.
 
 Also here: the settings of a consumer that reads a log and is a member of no group, and how an error that a
@@ -30,14 +30,14 @@ CRITICAL = 2
 """A log level (syslog's) for clients whose errors are reported by us: librdkafka's own lines would bury them.
 """
 CLOSE_S = 10.0
-"""How long a reader may take to close. It commits nothing and is in no group, so nothing hangs on it."""
+"""The limit for closing a reader. It commits nothing and is in no group, so a cut-off loses nothing."""
 
 
 class Reader(Consumer):
-    """A consumer whose `close` comes back.
+    """A consumer whose `close` always returns.
 
-    librdkafka's own does not always: of consumers whose position lay outside of the log, 2.16 never ended the
-    closing of one in some hundreds. So a thread closes each, and one that never ends is left behind with it.
+    librdkafka's own does not: 2.16 never finished closing one in some hundreds of the consumers whose
+    position lay outside of the log. So each is closed by a thread, which is abandoned if it does not finish.
     """
 
     def __init__(self, config: dict[str, Any]) -> None:
@@ -138,10 +138,10 @@ def reader_options(
 ) -> Options:
     """Return the options of a reader whose partitions are assigned, and which reports their ends.
 
-    librdkafka wants a *group* named; it is never joined and never committed to. *committed* hides what open
-    transactions hold, and all that lies behind their beginning; without it, an open transaction of a stranger
-    hides nothing. *wait_ms* is how long a broker may wait for records: only an answer reports an end.
-    *lost* is what happens where the position is not in the log any more.
+    librdkafka wants a *group* named; it is never joined and never committed to. With *committed*, readers see
+    no record from the first open transaction on; without it, a stranger's open transaction hides no record.
+    *wait_ms* is how long a broker may wait for records: only an answer reports an end. *lost* is what happens
+    if the position is not in the log any more.
 
     >>> reader_options("app-readers", committed=True, wait_ms=10)["isolation.level"]
     'read_committed'
@@ -161,8 +161,8 @@ def reader_options(
 def forget_frames(error: BaseException) -> None:
     """Drop the frames of *error*, once it has been reported.
 
-    The client's C code refers for ever to an error that was raised while it was calling back. Its frames
-    would keep what is in them as long: a producer, say, with its threads and its connections.
+    The client's C code keeps a reference to an error that was raised in a callback. Its frames would keep
+    their objects alive as long: a producer, say, with its threads and its connections.
     """
     while True:
         error.__traceback__ = None

@@ -1,8 +1,8 @@
 """Kafka's error codes by what they mean for the caller: try again, give up, or blame the record.
 
-Codes are numbers, so that librdkafka's errors and the answers of our own requests are judged alike. Codes
-below zero are librdkafka's own. One place answers "can this be retried?", so that two clients never answer it
-differently.
+Codes are numbers, so that librdkafka's errors and the answers to our own requests are judged alike. Codes
+below zero are librdkafka's own. Only this module answers "can this be retried?", so that two clients never
+answer it differently.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ UNAUTHORIZED = frozenset(
         KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
     )
 )
-"""This principal may not do that: no waiting cures it, but a grant does while the client goes on."""
+"""This principal lacks a permission: a retry does not help, but a grant does, without a restart."""
 
 OUT_OF_LOG = frozenset((KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE))
 """The offset is not in the log (any more)."""
@@ -53,7 +53,7 @@ clients do so (its InvalidMetadataException).
 """
 
 NO_LEADER = LEADER_MOVES | NO_TOPIC
-"""What answers a caller that waits for a partition to have a leader, one just created included."""
+"""Answers to a caller that waits for a partition to have a leader, including one just created."""
 
 COORDINATOR_MOVES = frozenset(
     (
@@ -177,7 +177,7 @@ def retriable(code: int | None) -> bool:
 
 
 def fences(code: int | None) -> bool:
-    """Return whether *code* tells a producer that it must not write again under its epoch.
+    """Return whether *code* forbids a producer to write again under its epoch.
 
     >>> fences(KafkaError.PRODUCER_FENCED), fences(KafkaError.CONCURRENT_TRANSACTIONS)
     (True, False)
@@ -200,10 +200,10 @@ def refuses_record(code: int | None) -> bool:
 
 
 def refuses_connection(error: KafkaError) -> bool:
-    """Return whether a connection failed over who is who, which no second attempt mends.
+    """Return whether a connection failed in authentication or TLS, which no retry mends.
 
-    A broker whose answer is there before the client first looks is refused by librdkafka's connect rather
-    than by its handshake, which calls everything transport trouble; the text alone tells then (its
+    If the broker's refusal arrives before the client first looks, librdkafka reports it from its connect
+    rather than its handshake, as a transport error; only the text shows the cause then (its
     rd_kafka_transport_ssl_connect).
 
     >>> refuses_connection(KafkaError(KafkaError._AUTHENTICATION)), refuses_connection(KafkaError(KafkaError._TRANSPORT))
@@ -247,5 +247,5 @@ def is_of_group(error: KafkaError) -> bool:
 
 
 def ends_reading(error: KafkaError) -> bool:
-    """Return whether a reader that met *error* cannot go on. Otherwise librdkafka tries again by itself."""
+    """Return whether *error* ends a reader. After any other, librdkafka tries again by itself."""
     return error.fatal() or not (error.retriable() or is_of_group(error))

@@ -22,16 +22,16 @@ from holdfast.kafka.codes import code_of, refuses_connection, retriable
 T = TypeVar("T")
 
 ATTEMPT_S = 3.0
-"""How long one question may take before it is put again: a look-up of a coordinator that began before there
-was one waits for it in vain. Each further attempt may take twice as long, for a coordinator that is slow.
+"""The timeout of the first request. A look-up of a coordinator that began before there was one never ends, so
+it is sent again. Each further attempt may take twice as long, for a slow coordinator.
 """
 AGAIN_S = 0.05
 SLICE_S = 0.1
-"""How soon credentials that are refused are noticed."""
+"""The interval at which refused credentials are looked for."""
 LIMIT_ASKED = 200
 """Groups asked about at once."""
 NAMING_S = 2.0
-"""How long the brokers may take to tell who coordinates a group, where that one was silent."""
+"""The time for brokers to name the coordinator of a group whose own one did not answer."""
 _OFFSETS_TOPIC = "__consumer_offsets"
 
 NEVER_S = 3_600.0
@@ -71,12 +71,11 @@ class CoordinatorAdmin:
         groups: Sequence[str],
         timeout_s: float,
     ) -> dict[str, T | KafkaException | FutureTimeoutError]:
-        """Return what *question* brings for each of *groups*, which may be asked twice: the answer, the last
-        refusal, or the timeout where nothing was answered.
+        """Return the answer to *question* for each of *groups*: a value, the last refusal, or a timeout.
 
-        A group whose coordinator moves, still loads its log or does not answer is asked for again, until
-        *timeout_s* is over. A silent coordinator hides no answers of others: each lot of LIMIT_ASKED groups
-        has its share of the time.
+        A group is asked for again, up to *timeout_s*, while its coordinator moves, loads its log or does not
+        answer, so *question* may be called several times for it. A silent coordinator does not hide the
+        answers of other coordinators: each lot of LIMIT_ASKED groups has its share of the time.
         """
         until_s = self._clock.monotonic_s() + timeout_s
         found: dict[str, T | KafkaException | FutureTimeoutError] = {}
@@ -111,12 +110,13 @@ class CoordinatorAdmin:
             try:
                 found[group] = self.result(future, max(0.0, until_s - self._clock.monotonic_s()))
             except (KafkaException, FutureTimeoutError) as error:
-                found[group] = error  # after a timeout the client has gone: what is done by then counts
+                found[group] = error  # the client is closed after a timeout: results that exist by then count
         return found
 
     def coordinators(self, groups: Sequence[str]) -> dict[str, str]:
-        """Return which broker coordinates each of *groups*, "host:port (id)"; without those of which the
-        brokers do not tell it within NAMING_S.
+        """Return the broker that coordinates each of *groups*, as "host:port (id)".
+
+        Groups whose coordinator the brokers do not name within NAMING_S are left out.
         """
         try:
             found = self.client.list_topics(_OFFSETS_TOPIC, NAMING_S)

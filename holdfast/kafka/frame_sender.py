@@ -1,4 +1,4 @@
-"""How frames are handed to the producer: one request a partition at a time, the rest waits here."""
+"""Passes frames to the producer, one request a partition at a time; further frames wait here."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Headers: TypeAlias = list[tuple[str, str | bytes | None]]
 
 
 class Ack(NamedTuple):
-    """What became of a frame: *error* None when the broker has it."""
+    """The outcome of a frame: *error* is None when the broker has it."""
 
     send_id: int
     error: str | None
@@ -50,8 +50,8 @@ class _PartitionFrames:
 
 
 class FrameSender:
-    """Sends the frames of each partition in order, with one request under way; what comes meanwhile goes
-    together in the next.
+    """Sends the frames of each partition in order, with one request under way; frames that arrive in the
+    meantime go together in the next.
 
     An idempotent producer of librdkafka (2.16) that has five messages of a partition under way sends no more
     of it before they are answered, and spins on a core all that time if there are more

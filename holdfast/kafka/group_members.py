@@ -1,4 +1,4 @@
-"""Who is in a consumer group, in words: for a client that the group refuses because of the others in it."""
+"""Describes a consumer group's members in words, for a client that the group refuses because of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LIMIT_SHOWN = 5
 
 
 def may_join(config: Mapping[str, Any], group: str, timeout_s: float = ANSWER_S) -> bool:
-    """Return False where this principal may not use *group*; True also where nobody answers in time."""
+    """Return False if this principal may not use *group*; True also if no broker answers in time."""
     try:
         _described(config, group, timeout_s)
     except (KafkaException, LateError) as error:
@@ -29,8 +29,8 @@ def may_join(config: Mapping[str, Any], group: str, timeout_s: float = ANSWER_S)
 
 
 def others_in(config: Mapping[str, Any], group: str, kind: str, timeout_s: float = ANSWER_S) -> str:
-    """Return what to say where *group* refuses a *kind* of member with error 23 (InconsistentGroupProtocol):
-    that members of another kind are in it, and which, as far as the broker tells.
+    """Return the message for a *kind* of member that *group* refuses with error 23
+    (InconsistentGroupProtocol): members of another kind are in it, listed if the broker describes them.
     """
     try:
         found = _described(config, group, timeout_s)

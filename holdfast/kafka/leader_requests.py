@@ -28,7 +28,7 @@ thousand.
 
 
 def has_leaders(topic: Any) -> bool:
-    """Return whether metadata of librdkafka's tell of a topic that every partition has a leader."""
+    """Return whether a topic's metadata from librdkafka name a leader for every partition."""
     return (
         topic.error is None
         and bool(topic.partitions)

@@ -1,4 +1,4 @@
-"""How librdkafka's clients bear an outage: their log lines go to DEBUG, and they reconnect soon."""
+"""Quietens librdkafka's clients in an outage: their log lines go to DEBUG, and they reconnect soon."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long one partition keeps the event loop before others have their turn."""
+"""The time for which one partition keeps the event loop before others have their turn."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import asyncio
 from holdfast.clock import system_clock
 
 TURN_S = 0.003
-"""How long a partition keeps the event loop before others have their turn: partitions with less to do,
+"""The limit for one partition's use of the event loop; then others run: partitions with less to do,
 heartbeats, queries.
 """
 

@@ -26,7 +26,7 @@ NOTHING: Partitions = frozenset()
 
 
 class MemberState(IntEnum):
-    """Where a member is on its way to the target; the numbers are Kafka's."""
+    """A member's progress to the target; the numbers are Kafka's."""
 
     STABLE = 0
     UNREVOKED_PARTITIONS = 1
@@ -35,7 +35,7 @@ class MemberState(IntEnum):
 
 
 class ModernState(StrEnum):
-    """Where the group is."""
+    """The state of the group."""
 
     EMPTY = "Empty"
     ASSIGNING = "Assigning"
@@ -97,7 +97,7 @@ class ModernHeartbeat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HeartbeatReply(NamedTuple):
-    """What a heartbeat is answered with; *assigned* is what the member may hold from now on."""
+    """The answer to a heartbeat; *assigned* are the partitions that the member may own from now on."""
 
     code: GroupCode
     epoch: int = -1
@@ -127,7 +127,7 @@ def next_step(
         assigned = current ∩ target          what it keeps
         revoking = current − target          what it must give up before its epoch moves
         pending  = target − assigned         what it gets as soon as it is free: not in *taken*, the parts of
-        others
+        other members
 
     *owned* is what it says it holds; None says nothing, and then it may hold everything still.
 
@@ -185,8 +185,8 @@ def heartbeat(
 
 
 def time_passes(group: ModernGroup, counts: Mapping[str, int], at_ms: int) -> ModernGroup:
-    """Return the group without those who were silent for a session at *at_ms*, what they held given to the
-    others; the same one where nobody was.
+    """Return the group without the members that were silent for a session at *at_ms*, their partitions given
+    to the others; the same group if there are none.
     """
     left = _without_gone(group, at_ms)
     return group if left is group else _refreshed(left, counts)
@@ -195,8 +195,8 @@ def time_passes(group: ModernGroup, counts: Mapping[str, int], at_ms: int) -> Mo
 def commit_code(
     group: ModernGroup, member_id: str, epoch: int, *, since: Iterable[int | None] = (None,)
 ) -> GroupCode:
-    """Return what an offset commit of *member_id* in *epoch* is answered with; epoch -1 is a consumer
-    outside of any group.
+    """Return the code for an offset commit of *member_id* in *epoch*; epoch -1 is a consumer outside of any
+    group.
 
     An earlier epoch may commit partitions that the member has had *since* then, or longer (KIP-1251); None
     is a partition that it does not have.
@@ -211,7 +211,7 @@ def commit_code(
 def _check_epoch(member: ModernMember, said: ModernHeartbeat) -> GroupCode:
     if said.epoch in (member.epoch, JOIN_EPOCH):
         return GroupCode.NONE
-    # The answer with the present epoch was lost: it goes on as long as it holds nothing beyond its part.
+    # The answer with the present epoch was lost: it continues as long as it owns nothing beyond its part.
     behind = said.epoch == member.previous_epoch and said.owned is not None and said.owned <= member.assigned
     return GroupCode.NONE if behind and said.epoch < member.epoch else GroupCode.FENCED_MEMBER_EPOCH
 

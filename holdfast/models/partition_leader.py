@@ -1,5 +1,5 @@
-"""What a partition's leader decides about each batch of an idempotent or transactional producer
-(docs/producers.md, The leader's table).
+"""A partition leader's decision on each batch of an idempotent or transactional producer (docs/producers.md,
+The leader's table).
 
 A pure fold: events of one partition in, rows and verdicts out. Time is in the events. The rows of a
 partition:
@@ -62,7 +62,7 @@ _NEW = ProducerEntry()
 def decide(
     entry: ProducerEntry | None, batch: Append, verification: Verification | None = None
 ) -> AppendVerdict:
-    """Return what the leader answers to *batch*; the first row of the table that applies decides.
+    """Return the leader's verdict on *batch*; the first row of the table that applies decides.
 
     >>> one = CachedBatch(0, 2, 10, 12, 0)
     >>> batch = Append(producer_id=1, epoch=0, first_sequence=4, last_sequence=4, base_offset=13, last_offset=13)
@@ -133,7 +133,7 @@ def _expected(rule: int, known: ProducerEntry, batch: Append, verification: Veri
 
 
 def decide_marker(entry: ProducerEntry | None, marker: EndMarker) -> AppendVerdict:
-    """Return what the leader answers to the end of a transaction: rows 12 and 13 of the table."""
+    """Return the leader's verdict on the end of a transaction: rows 12 and 13 of the table."""
     known = _NEW if entry is None else entry
     checked = marker.origin is not Origin.REPLICATION
     if marker.epoch < known.epoch and checked:
@@ -183,7 +183,7 @@ def _refused(rule: int, code: Code, event: Append | EndMarker, reason: str) -> A
 def lead(rows: Rows[LeaderRow], event: LeaderEvent) -> AppendVerdict | None:
     """Apply *event* to the partition's rows and return the verdict on a batch or marker.
 
-    What is refused changes nothing.
+    A refused event changes nothing.
     """
     match event:
         case Append():

@@ -45,14 +45,14 @@ class InitProducerIdResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProducePartition(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be appended to one partition; None is the protocol's null."""
+    """The records to append to one partition; None is the protocol's null."""
 
     partition: int
     batches: tuple[RecordBatch, ...] | None
 
 
 class ProduceTopic(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be appended to one topic."""
+    """The records to append to one topic."""
 
     topic: str
     partitions: tuple[ProducePartition, ...]
@@ -70,7 +70,7 @@ class ProduceRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProducedPartition(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a batch came to lie, or why it did not."""
+    """The offset of a batch, or why it was not appended."""
 
     partition: int
     error_code: int

@@ -1,9 +1,9 @@
-"""What a transaction coordinator decides (docs/producers.md, The coordinator): ids and epochs, transactions
+"""A transaction coordinator's decisions (docs/producers.md, The coordinator): ids and epochs, transactions
 and their ends.
 
 A pure fold: commands in, rows and answers out. Each transactional id has a row `t/<id>`; `ids` holds the next
 producer id. A transition is applied at once; a coordinator that first writes it elsewhere says so with
-`TransitionPending`, and is asked to wait meanwhile.
+`TransitionPending`, and its callers wait until then.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def coordinate(
     *,
     max_timeout_ms: int = MAX_TRANSACTION_TIMEOUT_MS,
 ) -> CoordinatorReply:
-    """Apply *command* at log time *at_ms* and return the answer; what is refused changes nothing."""
+    """Apply *command* at log time *at_ms* and return the answer; a refused command changes nothing."""
     match command:
         case InitProducerId():
             return _init(rows, command, at_ms, max_timeout_ms)
@@ -92,8 +92,8 @@ def _put(rows: Rows[CoordinatorRow], transactional_id: str, before: Transaction,
         f"{transactional_id}: no way from {steps[0].name} to {steps[1].name}"
     )
     # The previous id is that of the state before, so it is the producer's own from the second state on, as in
-    # Kafka (TransactionMetadata.prepareTransitionTo): what is asked with an id of long ago is not asked
-    # again, but late.
+    # Kafka (TransactionMetadata.prepareTransitionTo): a request with an id of long ago is not a repetition,
+    # but late.
     rows[transaction_key(transactional_id)] = msgspec.structs.replace(
         after, previous_producer_id=before.producer_id
     )
@@ -161,8 +161,8 @@ def _init(
 
 
 def _may_go_on(known: Transaction, producer_id: int, epoch: int) -> bool:
-    """A producer that says who it is must be the current one, or one that has not heard of its own last
-    change of id.
+    """A producer that names its id must be the current one, or one that has not received its own last change
+    of id.
     """
     return (
         known.epoch == NO_EPOCH
@@ -186,7 +186,7 @@ def _fenced(known: Transaction, at_ms: int) -> Transaction:
     """Return the transaction in a new epoch, to be aborted: through PREPARE_EPOCH_FENCE, which is never
     written.
 
-    The producer may go on from the epoch before, as from an abort of its own
+    The producer may continue from the epoch before, as after an abort of its own
     (TransactionMetadata.prepareAbortOrCommit under transaction.version 2); not where the new one is the last:
     from there it needs another id.
     """
@@ -252,8 +252,8 @@ def _end(rows: Rows[CoordinatorRow], command: EndTransaction, at_ms: int) -> Coo
         return _error(Code.INVALID_PRODUCER_ID_MAPPING)
     own_epochs = command.client_version >= EPOCH_PER_TRANSACTION
     if own_epochs and known.pending_state is not None:
-        # First of all: what is pending may be the change of producer id that the checks below would stumble
-        # over.
+        # First of all: the pending change may be that of the producer id, over which the checks below would
+        # stumble over.
         return _error(Code.CONCURRENT_TRANSACTIONS)
     over = (
         own_epochs
@@ -300,7 +300,7 @@ def _prepared(
     )
     if command.client_version < EPOCH_PER_TRANSACTION:
         return after
-    # The markers carry the new epoch, so that nothing of this transaction can be written behind them.
+    # The markers carry the new epoch, so that nothing of this transaction can be written after them.
     next_id = _next_id(rows) if known.is_exhausted else NO_ID
     return msgspec.structs.replace(
         after, epoch=known.epoch + 1, last_epoch=known.epoch, next_producer_id=next_id
@@ -308,7 +308,7 @@ def _prepared(
 
 
 def _told(known: Transaction, *touched: str) -> CoordinatorReply:
-    """Return the id and epoch that a client goes on with: behind the last epoch of an id comes the next
+    """Return the id and epoch with which a client continues: after the last epoch of an id comes the next
     id.
     """
     if known.next_producer_id != NO_ID:

@@ -27,7 +27,7 @@ from holdfast.schemas.types import alternatives, is_record, missing
 T = TypeVar("T")
 
 _AS_THEY_ARE = (bytes, bytearray, datetime, date, time, UUID, Decimal)
-"""What fastavro takes and gives as it is."""
+"""The types that fastavro takes and returns unchanged."""
 
 
 class Avro(SchemaSerde[T]):
@@ -175,7 +175,7 @@ class Avro(SchemaSerde[T]):
         try:
             wanted, named = _parsed_own(schema_of(self._inner))
         except ConfigError:
-            return  # a type of which only values tell
+            return  # only its values show their types
         if self._kinds:
             return
         if (why := avro_schemas.why_unlike(self._own, self._named, wanted, named)) is not None:
@@ -183,7 +183,7 @@ class Avro(SchemaSerde[T]):
 
 
 def _converted_to(kind: Any, found: Any) -> Any:
-    """Return what fastavro found as *kind*; text is never taken for bytes in base 64."""
+    """Return fastavro's value as *kind*; text is never taken for bytes in base 64."""
     return msgspec.convert(found, kind, builtin_types=(bytes,))
 
 
@@ -199,7 +199,7 @@ def _info_of(of: Any) -> msgspec.inspect.Type | None:
     try:
         return msgspec.inspect.type_info(of)
     except (TypeError, NameError, NotImplementedError):
-        return None  # a type of which only values tell
+        return None  # only its values show their types
 
 
 def _json_of(schema: str | Mapping[str, Any]) -> Any:
@@ -231,7 +231,7 @@ def _parsed_own(schema: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def _unnamed(found: Any) -> Any:
-    """Return what was read without the names that records of unions come with."""
+    """Return a value without the names that records of unions come with."""
     match found:
         case dict():
             return {key: _unnamed(value) for key, value in found.items()}

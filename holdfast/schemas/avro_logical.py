@@ -33,7 +33,7 @@ LIMIT_INT: Final = 1 << 31
 
 def logical(schema: Any) -> tuple[str, str] | None:
     """Return the family of a schema's logical type and its name; None for one that is none, is not known, or
-    does not fit what it stands at: then Avro has it ignored.
+    does not fit its underlying type: then Avro has it ignored.
 
     >>> logical({"type": "long", "logicalType": "timestamp-millis"})
     ('timestamp', 'timestamp-millis')
@@ -72,8 +72,8 @@ def _is_decimal(schema: dict[str, Any]) -> bool:
 
 
 def reading(schema: Any) -> Convert:
-    """Return what makes a value of what fastavro reads of a schema with a logical type; its ValueError says
-    what is not exact.
+    """Return a function that converts fastavro's value of a schema with a logical type; its ValueError names
+    an inexact value.
     """
     found = logical(schema)
     assert found is not None
@@ -93,7 +93,7 @@ def reading(schema: Any) -> Convert:
 
 
 def writing(schema: Any) -> Convert:
-    """Return what makes of a value what fastavro writes for a schema with a logical type; values of other
+    """Return a function that converts a value to fastavro's for a schema with a logical type; values of other
     types are left as they are.
     """
     found = logical(schema)

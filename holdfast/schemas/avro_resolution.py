@@ -1,5 +1,5 @@
-"""Which logical type each part of a record has for its reader: the reader's own holds, whatever the writer
-says of its numbers, texts and bytes.
+"""Resolves the logical type of each part of a record for its reader: the reader's own holds, whatever the
+writer declares for its numbers, texts and bytes.
 
 That is settled once for two schemas, and put into a copy of the writer's as marks (`avro_logical`).
 """
@@ -24,18 +24,18 @@ _FAST: Final[Mapping[str, frozenset[str]]] = {
     "string": frozenset({"string", "bytes"}),
     "bytes": frozenset({"bytes", "string"}),
 }
-"""What Avro lets a type be read as."""
+"""The types as which Avro lets a type be read."""
 _WIDER: Final = {
     **_FAST,
     "long": frozenset({"long", "int", "float", "double"}),
     "double": frozenset({"float"}),
 }
-"""What may be read into a type of Python's."""
+"""The schema types that may be read into a type of Python's."""
 _NAMED: Final = ("record", "error", "enum", "fixed")
 
 
 def plain(schema: Schema, *, writes: bool = False) -> Schema:
-    """Return a parsed schema without its logical types; one to write with has marks in their place.
+    """Return a parsed schema without its logical types; one to write with has marks instead.
 
     >>> plain({"type": "long", "logicalType": "timestamp-millis"})
     'long'
@@ -100,8 +100,8 @@ class Resolution:
         self._names: set[str] = set()
 
     def of(self, written: Schema, read: Schema | None, into: inspect.Type | None = None) -> Schema:
-        """Return *written* with marks where its values are converted to what *read* says, and the type that
-        they go *into*; None for what is not read.
+        """Return *written* with marks where its values are converted to *read*'s types, and the type that
+        they go *into*; None for values that are not read.
         """
         written = _resolved(written, self._writers)
         if isinstance(written, list):
@@ -167,8 +167,8 @@ class Resolution:
         return named or next((each for each in fields if name in each.get("aliases", ())), None)
 
     def _chosen(self, written: Schema, read: Schema | None) -> tuple[Schema | None, bool]:
-        """Return what a value of *written* is read as, of a union the part of the same type, else the first
-        that it may be; and whether fastavro would take another one.
+        """Return the schema as which a value of *written* is read, of a union the part of the same type, else
+        the first that it may be; and whether fastavro would take another one.
         """
         read = _resolved(read, self._readers)
         if not isinstance(read, list):
@@ -222,7 +222,7 @@ _RICH = (
 
 
 def _is_plain(into: inspect.Type | None, wanted: tuple[str, str]) -> bool:
-    """Tell whether a type holds what is written, and not what a logical type makes of it."""
+    """Return whether a type holds the written value, and not the one that a logical type makes of it."""
     parts = _alternatives(into)
     family, name = wanted
     if not parts or any(isinstance(each, inspect.AnyType) for each in parts):
@@ -247,7 +247,7 @@ def _of_name(into: inspect.Type | None, name: str) -> inspect.Type | None:
 
 
 def _inner(into: inspect.Type | None, kind: str) -> inspect.Type | None:
-    """Return the type of what is in a list or a dictionary."""
+    """Return the item type of a list or a dictionary."""
     name = "item_type" if kind == "array" else "value_type"
     return next((getattr(each, name) for each in _alternatives(into) if hasattr(each, name)), None)
 
@@ -299,7 +299,7 @@ def fill_defaults(copy: Schema, own: Schema, named: Named) -> None:
         for one, other in zip(copy, own, strict=True):
             fill_defaults(one, other, named)
     if not isinstance(copy, dict):
-        return  # a name, which stands for what is filled where it is declared
+        return  # a name refers to a type that is filled where it is declared
     if kind_of(own) in ("record", "error"):
         for one, other in zip(copy["fields"], own["fields"], strict=True):
             if "default" in other:

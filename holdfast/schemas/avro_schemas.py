@@ -20,7 +20,7 @@ Named = dict[str, Any]
 
 
 def parsed(schema: SchemaText, asked: SchemaRegistry) -> tuple[Schema, Named]:
-    """Return what fastavro makes of *schema*, and of all named types in it and in those that it names."""
+    """Return *schema* as parsed by fastavro, and all named types in it and in those that it names."""
     from fastavro.schema import parse_schema
 
     named: Named = {}
@@ -30,8 +30,8 @@ def parsed(schema: SchemaText, asked: SchemaRegistry) -> tuple[Schema, Named]:
 
 
 def readable(schema: Any) -> Any:
-    """Return a schema without logical types that do not fit what they stand at: Avro has them ignored, and
-    fastavro refuses them.
+    """Return a schema without logical types that do not fit their underlying types: Avro has them ignored,
+    and fastavro refuses them.
     """
     match schema:
         case {"type": "bytes" | "fixed", "logicalType": "decimal"} if logical({"size": 0, **schema}) is None:
@@ -67,9 +67,10 @@ def reading(
     by_name: bool,
     tells_names: bool,
 ) -> Callable[[bytes], Any]:
-    """Return what reads payloads written with *schema*, with the logical types of *own* and what they go
-    *into*; with *by_name* as *own* by Avro's rules. With *tells_names*, a record of a union of several is a
-    pair of its name and its fields.
+    """Return a function that reads payloads written with *schema*, with the logical types of *own* and the
+    types that they go *into*; with *by_name* as *own* by Avro's rules. With *tells_names*, a record of a
+    they go *into*; with *by_name* as *own* by Avro's rules. With *tells_names*, a record of a union of
+    several records is a
 
     An array of what takes no bytes could have any length: such a schema is refused.
     """
@@ -109,7 +110,7 @@ def reading(
 
 
 def is_recursive(schema: Schema, named: Mapping[str, Any]) -> bool:
-    """Tell whether values of *schema* may hold values of the same type.
+    """Return whether values of *schema* may hold values of the same type.
 
     >>> is_recursive("string", {})
     False
@@ -134,7 +135,7 @@ def _walk(schema: Schema, named: Mapping[str, Any], within: frozenset[str]) -> b
 
 
 def _has_endless_array(schema: Schema, named: Mapping[str, Any]) -> bool:
-    """Tell whether some array in *schema* has items that may take no bytes."""
+    """Return whether some array in *schema* has items that may take no bytes."""
     pending, seen = [schema], set[str]()
     while pending:
         each = pending.pop()

@@ -1,4 +1,4 @@
-"""The Avro schema of a type of Python: what is written for it, and read into it."""
+"""The Avro schema of a type of Python, for writing and reading."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CURE = "give schema=, and a type that takes what it holds"
 def schema_of(of: Any, namespace: str | None = None) -> Any:
     """Return the Avro schema of type *of*, parsed; raises ConfigError for a type that has none of its own.
 
-    A field with a default has that default in the schema, so a schema with one field more can read what was
+    A field with a default has that default in the schema, so a schema with one field more can read values
     written before.
 
     >>> class Order(msgspec.Struct):
@@ -53,7 +53,7 @@ class _Made:
         self._named: dict[str, type] = {}
 
     def of(self, info: inspect.Type, where: str) -> Any:
-        """Return the schema of a type that stands at *where*."""
+        """Return the schema of a type at *where*."""
         match info:
             case inspect.NoneType():
                 return "null"
@@ -205,7 +205,7 @@ def _plain(value: Any, where: str) -> Any:
 
 
 def _is_of(default: Any, schema: Any) -> bool:
-    """Tell whether *default* is a value of a branch of a union."""
+    """Return whether *default* is a value of a branch of a union."""
     kind = schema["type"] if isinstance(schema, dict) else schema
     match default:
         case bool():

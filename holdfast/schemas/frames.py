@@ -14,17 +14,17 @@ from holdfast.core.engine.declared.serdes import KEY_ID, VALUE_ID
 from holdfast.errors import DecodeError
 
 SchemaId: TypeAlias = "int | UUID"
-"""What a registry knows a schema by: the number that it gave it, or its GUID, the same in every registry."""
+"""A registry's name for a schema: the number that it gave it, or its GUID, the same in every registry."""
 MAGIC, MAGIC_GUID = 0, 1
 HEADER_BYTES, GUID_HEADER_BYTES = 5, 17
 ID_HEADERS = {"value": VALUE_ID, "key": KEY_ID}
-"""The headers of records that tell what stands before a payload otherwise."""
+"""The headers of records that hold the prefix of a payload otherwise."""
 LIMIT_PATH = 32
 """Longest path to a nested message type; Protobuf's own compilers stop earlier."""
 
 
 def header(schema_id: int) -> bytes:
-    """Return what stands before a payload.
+    """Return the prefix of a payload.
 
     >>> header(258)
     b'\\x00\\x00\\x00\\x01\\x02'
@@ -33,7 +33,7 @@ def header(schema_id: int) -> bytes:
 
 
 def framed(part: str, value: bytes | None, headers: Sequence[tuple[str, bytes | None]]) -> bytes | None:
-    """Return a record's *part* with what a header tells of its schema before it, as others have it in there.
+    """Return a record's *part* with the schema's prefix from a header before it, as others have it in there.
 
     >>> framed("value", b"abc", [("__value_schema_id", b"\\x00\\x00\\x00\\x01\\x02")])
     b'\\x00\\x00\\x00\\x01\\x02abc'
@@ -46,7 +46,7 @@ def framed(part: str, value: bytes | None, headers: Sequence[tuple[str, bytes | 
 
 
 def split(value: bytes) -> tuple[SchemaId, bytes]:
-    """Return the schema's id and what follows it; raises DecodeError for what is not framed so.
+    """Return the schema's id and the payload; raises DecodeError for bytes that are not framed so.
 
     >>> split(b"\\x00\\x00\\x00\\x01\\x02abc")
     (258, b'abc')
@@ -79,7 +79,7 @@ def path_bytes(path: Sequence[int]) -> bytes:
 
 
 def split_path(payload: bytes) -> tuple[tuple[int, ...], bytes]:
-    """Return the path to a message type and the message; raises DecodeError for what is no path.
+    """Return the path to a message type and the message; raises DecodeError for an invalid path.
 
     >>> split_path(b"\\x00abc"), split_path(b"\\x04\\x02\\x00abc")
     (((0,), b'abc'), ((1, 0), b'abc'))
@@ -105,7 +105,7 @@ def _varint(number: int) -> bytes:
 
 
 def _number(data: bytes, at: int) -> tuple[int, int]:
-    """Return the number at *at*, which is not negative, and the place behind it."""
+    """Return the number at *at*, which is not negative, and the position after it."""
     found = 0
     for shift in range(0, 35, 7):
         if at >= len(data):

@@ -1,4 +1,4 @@
-"""Whether JSON values are valid by a JSON Schema, in time that grows with the value alone.
+"""Validates JSON values by a JSON Schema, in time that grows with the value alone.
 
 The validator is compiled: it knows what it has looked at, so branches that refer to each other cost no more
 than their sum, and its regular expressions do not backtrack. What it leaves open is closed here.
@@ -20,7 +20,7 @@ from holdfast.schemas.json_ways import Ways
 from holdfast.schemas.types import missing
 
 LIMIT_DEPTH: Final = 500
-"""How deep a value may nest: readers of all languages have a limit, and this is below that of each."""
+"""The deepest nesting of a value: readers of all languages have a limit, and this is below that of each."""
 LIMIT_DEPTH_UNIQUE: Final = 250
 """So deep the validator finds unique items by their hashes; deeper, it compares each item with each."""
 LIMIT_DEPTH_LARGE: Final = 12
@@ -43,13 +43,13 @@ _TOGETHER: Final = 1_024
 LIMIT_PARTS: Final = 1_000
 _DRAFT_3: Final = "http://json-schema.org/draft-03/schema"
 _ROOT: Final = "json-schema:///holdfast-root"
-"""The whole schema, beside which names without a scheme are looked for."""
+"""The whole schema, relative to which names without a scheme are looked for."""
 _TEXTS: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _NOT_BRACKETS: Final = bytes(each for each in range(256) if each not in b"[]{}")
 _LARGE: Final = re.compile(rb"\d{19}")
 """A number that may have 64 bits or more."""
 _NO_RULES: Final = ("contentMediaType", "contentEncoding")
-"""What says what a text means, and is no rule; the validator takes it for one in older drafts."""
+"""Keywords that describe a text, and are no rules; the validator takes them for rules in older drafts."""
 _OF_ITSELF: Final = frozenset(
     [
         "type",
@@ -93,8 +93,8 @@ _NO_KEYWORDS: Final = frozenset(
 class JsonRules:
     """The rules of *schema*, which may refer to *named* schemas; nothing is fetched from anywhere.
 
-    ConfigError for what is no schema, refers to what is not there, or has an expression that cannot be
-    matched in bounded time.
+    ConfigError for an invalid schema, a missing reference, or an expression that cannot be matched in bounded
+    time.
 
     >>> JsonRules({"type": "integer", "maximum": 3}).check(4, b"4")
     Traceback (most recent call last):
@@ -123,8 +123,8 @@ class JsonRules:
             raise DecodeError(self._why(value, len(encoded)))
 
     def _rules_for(self, encoded: bytes) -> Any:
-        """Return what finds whether items of a value are unique; DecodeError for one that would take longer
-        than it is long.
+        """Return the validator that compares items of a value for uniqueness; DecodeError for a value that
+        would take longer than it is long.
         """
         # The validator has one hash for all numbers of 64 bits and more, and none for what nests deep.
         is_large = _LARGE.search(encoded) and _LARGE.search(_TEXTS.sub(b"", encoded))
@@ -181,9 +181,9 @@ class JsonRules:
     # -- reasons
 
     def _why(self, value: Any, size: int) -> str:
-        """Return what is wrong with a value that is not valid, as far as some steps into it tell.
+        """Return the fault of an invalid value, as far as some steps into it show.
 
-        The validator's own reasons hold what is wrong by all branches, which may be exponentially many.
+        The validator's own reasons list the faults by all branches, which may be exponentially many.
         """
         at, place, schema = _Within("", "", value), "$", self._schema
         for _ in range(min(LIMIT_REASON_STEPS, 1 + LIMIT_REASON_BYTES // (size + 1))):
@@ -277,8 +277,8 @@ class _UniqueItems:
 
 
 def _hashable(value: Any) -> Any:
-    """Return the same for values that are equal as JSON, and nothing that an author of many could choose the
-    hash of.
+    """Return the same for values that are equal as JSON, in a form whose hash the author of many values
+    cannot choose.
 
     >>> _hashable([1, {"a": True}]) == _hashable([1.0, {"a": True}]), _hashable(1) == _hashable(True)
     (True, False)
@@ -299,7 +299,7 @@ def _hashable(value: Any) -> Any:
 
 class _Within(NamedTuple):
     """A part of a value with the schema that it must be valid by: *document* names it, "" for the whole one,
-    and *pointer* leads to it. *place* is what the part's place adds.
+    and *pointer* leads to it. *place* is the part's own path.
     """
 
     document: str
@@ -336,7 +336,7 @@ def _escaped(name: str) -> str:
 
 
 def _at(schema: Any, pointer: str) -> Any:
-    """Return what *pointer* leads to; None where that is nothing."""
+    """Return the part that *pointer* leads to; None if there is none."""
     for step in pointer.split("/")[1:]:
         step = step.replace("%25", "%").replace("~1", "/").replace("~0", "~")
         if isinstance(schema, Mapping):
@@ -376,7 +376,7 @@ def _shown(value: Any) -> str:
 
 
 def _is_shallow(encoded: bytes, limit: int = LIMIT_DEPTH) -> bool:
-    """Tell whether JSON nests no deeper than *limit*.
+    """Return whether JSON nests no deeper than *limit*.
 
     >>> _is_shallow(b"[" * 500 + b"]" * 500), _is_shallow(b"[" * 501), _is_shallow(b'["' + b"[" * 501 + b'"]')
     (True, False, True)

@@ -34,10 +34,10 @@ class JsonSchema(SchemaSerde[T]):
     them.
 
     The schema is made from the type, or is *schema*: JSON text, or what it means. A record must be valid by
-    the schema that it was written with (unless *validate* is false) and fit the type; so must what is
+    the schema that it was written with (unless *validate* is false) and fit the type; so must values that are
     written.
 
-    ConfigError for a type that JSON cannot hold, or what is no schema.
+    ConfigError for a type that JSON cannot hold, or an invalid schema.
 
     >>> serde = JsonSchema(int)
     >>> print(serde.schema.text)

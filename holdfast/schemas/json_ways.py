@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 LIMIT_PLACES: Final = 5_000
-"""So many places of values are looked at: who writes larger schemas must know them."""
+"""The most positions in values that are examined: authors of larger schemas must know them."""
 _ONE: Final = ("not", "if", "then", "else", "propertyNames")
 _MANY: Final = ("allOf", "anyOf", "oneOf")
 _NAMED: Final = ("dependentSchemas", "dependencies")
@@ -37,7 +37,9 @@ class Ways:
         self._seen, self._within = set[Place](), set[Place]()
 
     def exceed(self, limit: int) -> bool:
-        """Tell whether some part is come to in more than *limit* ways, as far as places were looked at."""
+        """Return whether some part is reached in more than *limit* ways, as far as positions were
+        examined.
+        """
         root = ("", "")
         self._mark(root)
         pending, seen = [{root: 1}], set[frozenset[tuple[Place, int]]]()
@@ -107,7 +109,7 @@ class Ways:
             for name, each in self._parts(place):
                 if (place, each) not in self._back:
                     found.setdefault(name, Counter())[each] += count
-            for each in self._beside(place):  # what is remembered counts once
+            for each in self._beside(place):  # a remembered one counts once
                 if (place, each) in self._back:
                     found.setdefault("", Counter())[each] = 1
         return found

@@ -1,4 +1,4 @@
-"""Whether a message of one version of a Protobuf file is read exactly by a class of another.
+"""Checks that a message of one version of a Protobuf file is read exactly by a class of another.
 
 Protobuf finds fields by number, and takes a value of another type for an unknown field, or cuts it, in
 silence. So a number must keep its type, or widen.
@@ -18,7 +18,7 @@ _WIDER: Mapping[str, frozenset[str]] = {
     "ENUM": frozenset({"INT32", "INT64"}),
     "STRING": frozenset({"BYTES"}),
 }
-"""What a type may become, so that every value stays what it was."""
+"""The types that a type may become, so that every value stays the same."""
 _MANY = frozenset({"STRING", "BYTES", "MESSAGE"})
 """Types of which one may become many: each that is there is written, other than numbers, of which a zero is
 left out.
@@ -36,8 +36,8 @@ def why_misread(files: Iterable[Any], reads: Any) -> str | None:
 
 
 def may_lack_values(reads: Any) -> bool:
-    """Tell whether messages of a descriptor, or within it, have fields of closed enums: a number that such an
-    enum does not have leaves its field as if it had not been written.
+    """Return whether messages of a descriptor, or within it, have fields of closed enums: a number that such
+    an enum does not have leaves its field as if it had not been written.
     """
     pending, seen = [reads], set[str]()
     while pending:

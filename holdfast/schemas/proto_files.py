@@ -55,7 +55,7 @@ def _joined(prefix: str, name: str) -> str:
 
 
 def message_types(text: str) -> MessageTypes:
-    """Return the message types of a file; raises DecodeError for what is none.
+    """Return the message types of a file; raises DecodeError for an invalid one.
 
     >>> types = message_types('package shop; message A { map<string, int32> m = 1; message B {} } message C {}')
     >>> types.at((0, 1)), types.at((1,))
@@ -79,7 +79,7 @@ _TOKEN = re.compile(
     r"""//[^\n]*|/\*.*?(?:\*/|\Z)|"(?:\\.|[^"\\\n])*"?|'(?:\\.|[^'\\\n])*'?|[A-Za-z_][\w.]*|[{};<=]|[^\s{};<="'/\w]+|\d[\w.+-]*|/""",
     re.DOTALL,
 )
-"""What is never closed ends with the text: nothing is looked at twice."""
+"""An unclosed string or comment ends with the text: no character is read twice."""
 LIMIT_DEPTH = 64
 
 

@@ -30,7 +30,7 @@ class Protobuf(SchemaSerde[M]):
     kept, and those that the record lacks have their defaults. A number whose type is another now, and no
     wider one, is refused: Protobuf would read a default, or a part, in silence.
 
-    ConfigError for what is no such class.
+    ConfigError for any other class.
     """
 
     name, kind, form = "Protobuf", "PROTOBUF", "serialized"

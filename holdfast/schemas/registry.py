@@ -1,4 +1,4 @@
-"""The schema registry of this process: what is read once and kept, and what goes wrong when it is asked.
+"""The schema registry of this process: schemas that are read once and kept, and the errors of requests.
 
 A registry that is away, slow or refuses is `Later`: no record is to blame for it. That an id, a subject or a
 schema is not there is an answer.
@@ -24,23 +24,23 @@ from holdfast.schemas.frames import SchemaId
 T = TypeVar("T")
 
 LIMIT_SCHEMAS = 1_000
-"""How many schemas are kept, by id and by subject and version."""
+"""The most schemas that are kept, by id and by subject and version."""
 UNKNOWN_FOR_S = 5.0
-"""How long an id that the registry does not know is not asked for again: a topic may be full of it."""
+"""An id that the registry does not know is not asked for again for so long: a topic may be full of it."""
 WITNESSES = 3
-"""How many schemas a registry is known by: one may be deleted for good."""
+"""The number of schemas by which a registry is recognised: one may be deleted for good."""
 PROBE_S = 0.2
-"""How long a registry is waited for that was silent last time: whoever asks stands still, and comes again."""
+"""The wait for a registry that was silent last time: its caller is blocked, and retries."""
 _NOT_FOUND = (40400, 40401, 40402, 40403)
 """Error codes for a schema, subject or version that is not there. A 404 with another one is the answer of
 another server.
 """
 _FAILED = 500
-"""What a registry answers that does not know the form of the schemas that it is to compare. Waiting does not
+"""The answer of a registry that does not know the form of the schemas that it is to compare. Waiting does not
 help then.
 """
 LIMIT_SAID = 300
-"""How much of a registry's own words an error tells: some tell the whole schema."""
+"""The most of a registry's own words in an error: some repeat the whole schema."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class SchemaVersion:
 
 
 class NotRegisteredError(SchemaError):
-    """The registry answers, and does not have what was asked for."""
+    """The registry answers, and does not have the requested schema."""
 
 
 class SchemaRegistry:
@@ -82,7 +82,7 @@ class SchemaRegistry:
         self._ids: Bounded[tuple[str, SchemaText], int] = Bounded(LIMIT_SCHEMAS)
         self._unknown: Bounded[SchemaId, float] = Bounded(LIMIT_SCHEMAS)
         self._witnesses: dict[tuple[SchemaId, str | None], SchemaText] = {}
-        """What it told first: a registry that tells none of that any more is another one."""
+        """The first schemas it returned: a registry that returns none of them any more is another one."""
         self._client: Any = None
         self._pid = 0
         self._is_silent = False
@@ -90,7 +90,7 @@ class SchemaRegistry:
 
     @property
     def place(self) -> str:
-        """What an operator knows it by."""
+        """Return its name for an operator."""
         return f"schema registry {self.settings.schema_registry_url}"
 
     # -- what never changes
@@ -115,8 +115,8 @@ class SchemaRegistry:
         return found
 
     def require_same(self, doubted: SchemaId | None = None) -> None:
-        """Raise Later where the registry tells none of the schemas any more that it told first: then it is
-        another one, or has lost them, and no record is to blame for what it says. What it told of the id
+        """Raise Later if the registry no longer returns any of the schemas that it returned first: then it is
+        another one, or has lost them, and no record is to blame for its answers. Its answer about the id
         *doubted* is forgotten then.
         """
         known = {place: text for place, text in self._witnesses.items() if place[0] != doubted}
@@ -174,7 +174,7 @@ class SchemaRegistry:
             return None
 
     def is_compatible(self, subject: str, schema: SchemaText) -> bool:
-        """Tell whether *schema* may follow the newest version of *subject*, as the registry judges; raises
+        """Return whether *schema* may follow the newest version of *subject*, as the registry judges; raises
         SchemaError where it fails to.
         """
         try:
@@ -201,7 +201,7 @@ class SchemaRegistry:
     # -- asking
 
     def _ask(self, question: Callable[[Any], T]) -> T:
-        """Return what the registry answers within the deadline, which is short while it is silent."""
+        """Return the registry's answer, within the deadline, which is short while it is silent."""
         answer: Future[T] = Future()
         client = self._opened()
         deadline_s, began_s = self._deadline_s(), system_clock.monotonic_s()
@@ -243,7 +243,7 @@ class SchemaRegistry:
 
     @staticmethod
     def _was_silent(answer: Future[Any], spent_s: float) -> bool:
-        """Tell whether a question took its time and got no answer, be it an error of the registry."""
+        """Return whether a question took its time and got no answer, be it an error of the registry."""
         from confluent_kafka.schema_registry.error import SchemaRegistryError
 
         return spent_s > PROBE_S and not isinstance(answer.exception(), SchemaRegistryError | None)
@@ -265,7 +265,7 @@ class SchemaRegistry:
         return self._later(said)
 
     def _made(self, make: Callable[[Any], T], answer: Any) -> T:
-        """Return what is made of an answer; raises Later for one that is none."""
+        """Return the decoded answer; raises Later for an invalid one."""
         try:
             return make(answer)
         except (AttributeError, TypeError, ValueError) as error:
@@ -317,11 +317,11 @@ def _client(settings: SchemaRegistrySettings) -> Any:
         )
         raise Later(text, needs="package confluent-kafka[schemaregistry]") from error
     if (requests := logging.getLogger("httpx2")).level == logging.NOTSET:
-        requests.setLevel(logging.WARNING)  # it would tell of each request
+        requests.setLevel(logging.WARNING)  # it would log each request
     given: dict[str, Any] = {
         "url": settings.schema_registry_url,
         "timeout": settings.schema_registry_timeout_s,
-        "max.retries": 0,  # whoever gets a Later comes again
+        "max.retries": 0,  # the caller of a Later retries
         "cache.capacity": 1,
         "ssl.ca.location": settings.schema_registry_ca and str(settings.schema_registry_ca),
         "ssl.certificate.location": settings.schema_registry_cert and str(settings.schema_registry_cert),

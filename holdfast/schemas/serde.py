@@ -1,4 +1,4 @@
-"""What serdes with schemas share: the frame, the reader of each schema's id, the writer's own id, and their
+"""The base of serdes with schemas: the frame, the reader of each schema's id, the writer's own id, and their
 pickled form.
 """
 
@@ -17,7 +17,7 @@ from holdfast.schemas.registry import NotRegisteredError, SchemaRegistry, Schema
 T = TypeVar("T")
 
 LIMIT_READERS = 256
-"""How many schemas one serde keeps readers of."""
+"""The most schemas of which one serde keeps readers."""
 LIMIT_REASON = 500
 Read = Callable[[bytes], Any]
 
@@ -30,7 +30,7 @@ class SchemaSerde(Generic[T]):
     registry, or the own schema in it, is not there.
 
     *subject* is that of the own schema, by default the topic's name with -value or -key, as other clients
-    have it; ConfigError for what is no text.
+    have it; ConfigError for anything but text.
     """
 
     name: ClassVar[str]
@@ -58,11 +58,11 @@ class SchemaSerde(Generic[T]):
         raise NotImplementedError
 
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return what it was made of."""
+        """Return its arguments."""
         raise NotImplementedError
 
     def reader(self, schema: SchemaText, asked: SchemaRegistry) -> Read:
-        """Return what reads payloads that were written with *schema*; raises DecodeError for a schema that
+        """Return a function that reads payloads written with *schema*; raises DecodeError for a schema that
         does not fit.
         """
         raise NotImplementedError
@@ -131,7 +131,7 @@ class SchemaSerde(Generic[T]):
         return made
 
     def framed(self, value: bytes | None, headers: Sequence[tuple[str, bytes | None]]) -> bytes | None:
-        """Return what `decode` takes, of a record whose *headers* may tell its schema in place of its
+        """Return the input of `decode` for a record whose *headers* may hold its schema instead of its
         bytes.
         """
         return framed(self._part, value, headers) if headers else value
@@ -214,7 +214,7 @@ class SchemaSerde(Generic[T]):
 
 
 class _Refusing:
-    """Refuses what was written with a schema that does not fit."""
+    """Refuses payloads written with a schema that does not fit."""
 
     def __init__(self, reason: str) -> None:
         self._reason = reason

@@ -1,4 +1,4 @@
-"""What serdes with schemas ask of the types of their values."""
+"""Questions of serdes with schemas about the types of their values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def alternatives(of: Any) -> tuple[Any, ...]:
 
 
 def is_record(of: Any) -> bool:
-    """Tell whether *of* is a class with named fields."""
+    """Return whether *of* is a class with named fields."""
     return isinstance(
         msgspec.inspect.type_info(of), msgspec.inspect.StructType | msgspec.inspect.DataclassType
     )

@@ -15,7 +15,7 @@ from holdfast.testing.logs import TopicLogs, TopicRecord, batch_of, batches_of
 from holdfast.testing.notes import Notes
 
 REPLAY_RECORDS = 3
-"""How many records of a global's log a replay reads at once."""
+"""The number of records of a global's log that a replay reads at once."""
 
 
 class _LastPuts(DictStore):
@@ -53,7 +53,9 @@ class KitGlobals:
         return next(name for name, each in self.copies.items() if each.table.topic == topic)
 
     def apply(self, record: TopicRecord, notes: Notes | None = None) -> list[tuple[str, Refused]]:
-        """Fold a record into the globals of its topic; return what was refused, by the name of the global."""
+        """Fold a record into the globals of its topic; return the refused records, by the name of the
+        global.
+        """
         refused: list[tuple[str, Refused]] = []
         for name, copy in self.copies.items():
             if copy.table.topic == record.topic:
@@ -77,7 +79,7 @@ class KitGlobals:
         return KitViews([self.copies[each.name] for each in reads])
 
     def logs_of(self, reads: Sequence[Global[Any]]) -> OpenLogs:
-        """Return what opens the logs of globals for a replay."""
+        """Return a function that opens the logs of globals for a replay."""
 
         def opened(number: int) -> Mapping[int, GlobalLog]:
             copy = self.copies[reads[number].name]

@@ -1,8 +1,8 @@
 """Tests of topologies, run a second time under another hash seed.
 
 Text has another hash in each process, so a fold that calls `hash`, or goes through a set of text in the order
-it finds, gives other rows on the next worker; within one process nobody sees it. Where all tests of a session
-have passed, those that made a `Topology` run again in one more process of pytest, with another
+it finds, gives other rows on the next worker; a test within one process cannot see it. If all tests of a
+session have passed, those that made a `Topology` run again in one more process of pytest, with another
 PYTHONHASHSEED. A test fails where a fold was given the same records in both and made something else of them.
 
 Not run again: tests of Hypothesis, whose examples are others each time, and those with a broker of this
@@ -32,10 +32,10 @@ OPTION, AGAIN = "--fold-hash-seeds", "--fold-again"
 BROKERS = {"embedded_kafka", "holdfast_broker", "fresh_topic"}
 """Fixtures with which a test is not run again: it would start another."""
 START_S, TIMES = 120.0, 10.0
-"""How long a second run may take: to start, and how many times as long as the tests took at first."""
+"""The limit for a second run: to start, and how many times as long as the tests took at first."""
 LIMIT_SEEDS = 100
 LIMIT_TOLD = 10
-"""How many tests are named that could not be compared."""
+"""The most tests that are named if they could not be compared."""
 CURE = (
     "sort a set before its order matters, and take zlib.crc32 or hashlib in place of hash(): "
     "each process has another hash of text"

@@ -1,4 +1,4 @@
-"""The topics of a test: what was piped into them and what folds emitted, by partition."""
+"""The topics of a test: records that were piped into them and records that folds emitted, by partition."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class TopicLogs:
         return self._logs[topic]
 
     def unread(self, topic: str) -> list[TopicRecord]:
-        """Return what was appended to *topic* since this was last called, in the order it came."""
+        """Return the records appended to *topic* since this was last called, in the order they came."""
         everything = self._order.get(topic, [])
         fresh = everything[self._read.get(topic, 0) :]
         self._read[topic] = len(everything)

@@ -1,4 +1,4 @@
-"""What the steps of a test tell the partitions that get no record of them: the marks that workers write."""
+"""The marks of a test's steps for partitions that get no record of them, as workers write them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _NOTHING = StepReached(UNHEARD, False)
 
 
 class KitMarks:
-    """The marks of all steps, each as soon as something is to be told: with every record, since each is a
-    transaction here.
+    """The marks of all steps, each as soon as there is news: with every record, since each is a transaction
+    here.
     """
 
     def __init__(self, processors: Iterable[Processor[Any, Any]], partitions: int) -> None:
@@ -23,12 +23,12 @@ class KitMarks:
         self._steps = [each for each in processors if each.told_topics]
         self._reached: dict[tuple[str, int], StepReached] = {}
         self._told: dict[tuple[str, int, int], StepReached] = {}
-        """What partition, the last, of a topic was told of an origin."""
+        """The last mark about an origin for a partition, the last item, of a topic."""
 
     def behind(
         self, step: Processor[Any, Any], origin: int, reached: StepReached, sent: Iterable[TopicRecord]
     ) -> list[Emit]:
-        """Return the marks behind a record of *origin*, a partition of *step*, which sent records on."""
+        """Return the marks after a record of *origin*, a partition of *step*, which sent records on."""
         self._reached[step.name, origin] = reached
         for record in sent:
             place = record.topic, origin, record.partition

@@ -1,6 +1,4 @@
-"""What the folds of a test have made of each record, in a form that another process can hold its own
-against.
-"""
+"""The folds' results for each record of a test, in a form that another process can compare with its own."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ from holdfast.errors import ChangelogError
 from holdfast.testing.logs import TopicRecord
 
 LIMIT_STEPS = 10_000
-"""How many steps of one test are noted; what follows them is not compared."""
+"""The number of steps of one test that are noted; later ones are not compared."""
 WHOLE_BYTES = 256
 """Longer values are noted by their beginning and a digest."""
 
@@ -36,11 +34,11 @@ _TIMERS = {WAKE: "append", TICK: "tick", EVENT: "event"}
 
 
 class NotedStep(msgspec.Struct, frozen=True, array_like=True):
-    """What one record or tick has changed in one partition of a processor, or of a global.
+    """The changes by one record or tick in one partition of a processor, or of a global.
 
     *given* is a digest of all that came to the partition up to it: where two are equal, a fold has to do the
-    same. Rows are in the order of their keys, emits by topic in the order they were sent; of what was refused
-    there is the place and the kind of error, because its text may hold an address.
+    same. Rows are in the order of their keys, emits by topic in the order they were sent; for a refused
+    record there is its position and the kind of error, because its text may hold an address.
     """
 
     fold: str
@@ -58,7 +56,7 @@ class NotesOfTest:
 
     topologies: list[Notes] = field(default_factory=list)
     left: int = LIMIT_STEPS
-    """How many more steps are noted."""
+    """The number of further steps that are noted."""
 
     @property
     def steps(self) -> list[list[NotedStep]]:
@@ -80,7 +78,7 @@ def noting() -> Iterator[NotesOfTest]:
 
 
 def notes_if_taken() -> Notes | None:
-    """Return notes for a new topology, None where nobody takes any."""
+    """Return notes for a new topology, None unless they are wanted."""
     if not _taken:
         return None
     _taken[-1].topologies.append(made := Notes(_taken[-1]))
@@ -162,10 +160,10 @@ def _short_text(emit: Emit) -> str:
 
 @dataclass(frozen=True, slots=True)
 class NotesCompared:
-    """What two runs of one test have in common: the first *difference*, None for none, and how many steps
-    were *compared*.
+    """The comparison of two runs of one test: the first *difference*, None for none, and how many steps were
+    *compared*.
 
-    *parted* says that some partition was given other records in the second run, from which on nothing tells
+    *parted* says that some partition was given other records in the second run, from which on it is unknown
     whether a fold is to blame.
     """
 

@@ -1,4 +1,4 @@
-"""What a test has piped, folded again at other paces: final results must be the same at each."""
+"""The records of a test, folded again at other paces: final results must be the same at each."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FEW_RECORDS, MOST_RECORDS = 500, 2_000
 
 def final_topics(processors: Mapping[str, Processor[Any, Any]]) -> tuple[str, ...]:
     """Return the topics whose records are the same at any pace: of windows and joins in event time that read
-    sources, or steps that tell of origins.
+    sources, or steps that pass on their origins.
     """
     writers = {str(topic): each for each in processors.values() for topic in each.emits}
 

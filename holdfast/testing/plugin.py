@@ -2,7 +2,7 @@
 
 - ``topology``: `topology([totals], partitions=3)` returns a `Topology` and checks it at the end of the test.
   A test that fails
-  is told of the records that were refused.
+  shows the records that were refused.
 - ``embedded_kafka``: an `EmbeddedKafka` for the session, without a JDK;
   `embedded_kafka.create_topic("orders")` makes topics.
   With ``--embedded-kafka-folder F`` it keeps what it holds in F (below it, one folder for each process of
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 MakeTopology = Callable[..., Topology]
 _MADE = pytest.StashKey[list[Topology]]()
-"""What a test has made by the fixture."""
+"""The topologies that a test has made by the fixture."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

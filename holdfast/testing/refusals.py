@@ -1,4 +1,4 @@
-"""What a test reads of records that its processors refused, and where the code failed."""
+"""The report to a test about records that its processors refused, and where the code failed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from holdfast.testing.tracebacks import of_the_kit
 
 __tracebackhide__ = of_the_kit
 NOTED_REFUSALS = 5
-"""How many refused records a failed test is told of."""
+"""The most refused records that a failed test shows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,7 +42,7 @@ __tracebackhide__ = of_the_kit
 F = TypeVar("F", bound=SteppingFolder[Any, Any, Any])
 
 REPLAY_CUTS = (7, 1 << 30)
-"""How many records, or stretches of them, each transaction of a replay holds: a few, and all of them."""
+"""The sizes of a replay's transactions, in records or stretches of them: a few, and all of them."""
 _TOLD = {
     "puts": "gives other rows or timers",
     "emits": "emits other records",
@@ -52,7 +52,7 @@ _TOLD = {
 
 @dataclass(slots=True)
 class FoldOutcome:
-    """What one way of folding a partition has made of it."""
+    """The result of one way of folding a partition."""
 
     store: DictStore = field(default_factory=DictStore)
     emits: list[Emit] = field(default_factory=list)
@@ -65,7 +65,8 @@ class FoldOutcome:
 
 
 class PartitionRun(ABC):
-    """A partition's state, kept twice: by a worker that goes on, and by one that restarts before each record.
+    """A partition's state, kept twice: by a worker that continues, and by one that restarts before each
+    record.
 
     Both fold each record; `replay` folds the whole log again. Where two differ, the fold looked at something
     that is not in the log, and ImpureFoldError says at which record.
@@ -86,11 +87,13 @@ class PartitionRun(ABC):
         self._allowed = set[TopicOffset]()
 
     def offer(self, what: TopicRecord | int) -> None:
-        """Take a record, or the time of a tick: it is folded behind those that are held."""
+        """Take a record, or the time of a tick: it is folded after those that are held."""
         self.held.append(what)
 
     def step(self) -> Written | None:
-        """Fold the first that is held; None where it must wait, as `cause` tells, or was told to no fold."""
+        """Fold the first that is held; None where it must wait, as `cause` explains, or where no fold takes
+        it.
+        """
         first = self.held[0]
         try:
             changes = self.tick(first) if isinstance(first, int) else self.fold(first)
@@ -118,7 +121,7 @@ class PartitionRun(ABC):
         return self._compared(f"record {record}", *self._both(record))
 
     def tick(self, to_ms: int) -> Written | None:
-        """Have the worker's clock say that it is *to_ms*; None where that is told to no fold."""
+        """Have the worker's clock say that it is *to_ms*; None where no fold takes ticks."""
         return None
 
     def _compared(self, what: str, changes: Written, again: Written) -> Written:
@@ -158,7 +161,7 @@ class PartitionRun(ABC):
 
     @abstractmethod
     def _both(self, record: TopicRecord) -> tuple[Written, Written]:
-        """Return what a record changes for the worker that goes on, and for the one that restarts."""
+        """Return the changes by a record for the worker that continues, and for the one that restarts."""
 
     @abstractmethod
     def _again(self, cut: int, store: DictStore) -> Iterator[Written]:
@@ -231,7 +234,7 @@ class MergedRun(PartitionRun):
     """A partition of a processor of several sources, with the choices that were made of it.
 
     Each record is folded when it is piped, so one that is piped with a lower append time than those before it
-    comes too late for its place, and is folded behind a barrier, as a worker does that had not fetched it.
+    comes too late for its turn, and is folded after a barrier, as a worker does that had not fetched it.
     """
 
     def __init__(self, processor: Processor[Any, Any], partition: int, tables: KitGlobals) -> None:
@@ -289,7 +292,7 @@ class MergedRun(PartitionRun):
 def _merged(
     folder: MergingFolder[Any], merger: Merger, source: int, batch: Batch, tick_ms: int | None
 ) -> Iterator[Stretch]:
-    """Return what one record, or one tick, adds to what is folded: nothing is waited for."""
+    """Return the stretches that one record, or one tick, adds to the fold: nothing is waited for."""
     merger.offer(source, batch)
     if tick_ms is not None:
         merger.tick(tick_ms)

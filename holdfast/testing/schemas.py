@@ -14,7 +14,7 @@ IN_MEMORY = SchemaRegistrySettings(schema_registry_url="mock://topology")
 
 
 class KitSchemas:
-    """Has the serdes of *processors* read a registry in memory until `close`, in place of the one of the
+    """Has the serdes of *processors* read a registry in memory until `close`, instead of the one of the
     settings.
     """
 

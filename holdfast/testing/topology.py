@@ -53,7 +53,7 @@ from holdfast.testing.tracebacks import of_the_kit
 
 __tracebackhide__ = of_the_kit
 LIMIT_STEPS = 10_000
-"""How many records one piped record may set off: more is a circle that feeds itself."""
+"""The most records that one piped record may set off: more is a circle that feeds itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ class Topology:
     *app* is what `create_app` returned, or a list of processors. Each `pipe` appends one record and folds all
     that follows from it: what a fold emits to the source of another processor is folded by that one too.
 
-    Every record is folded by a worker that goes on and by one that restarts before it, and the whole log is
+    Every record is folded by a worker that continues and by one that restarts before it, and the whole log is
     replayed in transactions of other sizes at the end of the `with` block (or by `check`). ImpureFoldError
     when the three differ: then the fold uses a clock, randomness or state of its own. All three run in one
     process, so what depends on its hash seed is not seen there: pytest runs the test in a second process,
@@ -86,10 +86,10 @@ class Topology:
     refused.
 
     UnseenRefusalsError where records were refused, or a partition is stopped, and the test has looked at
-    neither `refused` nor `stopped`: a test of what is absent passes too easily over a fold that raised. An
-    error that leaves the `with` block, such as a failed assertion, gets a note of them.
+    neither `refused` nor `stopped`: a test for absence passes too easily over a fold that raised. An error
+    that leaves the `with` block, such as a failed assertion, gets a note of them.
 
-    **Paces.** Where windows and joins in event time read several source partitions, what was piped is folded
+    **Paces.** If windows and joins in event time read several source partitions, the piped records are folded
     again at the end, in other orders: each source partition as a whole, one after the other; a record of each
     in turn; at random. Each keeps its own order. PaceError names two paces whose final results differ, which
     is so where a fold depends on the order of a window's records. Looking at results (`read`, `values`,
@@ -140,7 +140,7 @@ class Topology:
         self._held_globals = deque[TopicRecord]()
         self._global_cause: Later | None = None
         self._now_ms = 1_700_000_000_000 if start_ms is None else start_ms
-        # Append times that nobody gave say nothing of event times: these are bounded if the first is given.
+        # Append times by default say nothing of event times: these are bounded if the first is given.
         self._has_limits = None if start_ms is None else True
         self._paces, self._stretches = paces, [list[TopicRecord]()]
         self._notes = notes_if_taken()
@@ -159,12 +159,12 @@ class Topology:
         at: int | None = None,
         partition: int | None = None,
     ) -> TopicRecord:
-        """Append a record to a topic, fold all that follows, and return it with its place.
+        """Append a record to a topic, fold all that follows, and return it with its partition and offset.
 
         To a `Source`, key and value are what its serdes write; to a topic's name they are bytes, text, None,
-        or what is written as JSON. Bytes go as they are to either. *at* is its append time in ms, from which
-        the following records go on; without it the time stands still. Without *partition*, the key chooses as
-        Java clients do; no key means partition 0.
+        or a value that is written as JSON. Bytes are written as they are to either. *at* is its append time
+        in ms, from which the following records continue; without it the time does not advance. Without
+        *partition*, the key chooses as Java clients do; no key means partition 0.
         """
         topic = source.topic if isinstance(source, Source) else source
         if topic not in self._readers:
@@ -202,8 +202,8 @@ class Topology:
         at: int | None = None,
         partition: int | None = None,
     ) -> list[TopicRecord]:
-        """Pipe *values* one behind the other, each under the key that *key* gives: the pace at which a worker
-        reads a backlog of one source. What this test pipes is folded at no other.
+        """Pipe *values* one after the other, each under the key that *key* gives: the pace at which a worker
+        reads a backlog of one source. The records of this test are folded at no other pace.
         """
         self._paces = False
         return [
@@ -248,7 +248,7 @@ class Topology:
     def _fold(
         self, processor: Processor[Any, Any], what: TopicRecord | int, partition: int
     ) -> list[TopicRecord]:
-        """Fold a record, or a tick, and what is held before it; return what was appended for that."""
+        """Fold a record, or a tick, and records held before it; return the records appended for that."""
         run = self._run(processor.name, partition)
         was_held = bool(run.held)
         run.offer(what)
@@ -333,9 +333,10 @@ class Topology:
 
     @property
     def refused(self) -> list[RefusedRecord]:
-        """Return what was refused, in order; a test that expects none says so: `assert not topology.refused`.
+        """Return the refused records, in order; a test that expects none says so: `assert not
+        topology.refused`.
 
-        Who reads this has looked: the end of the block raises no UnseenRefusalsError.
+        A test that reads this has looked: the end of the block raises no UnseenRefusalsError.
         """
         self._looked = True
         return self._refused
@@ -364,7 +365,7 @@ class Topology:
         return found
 
     def go_on(self) -> None:
-        """Try again what waits, and fold all that follows: call it when what was needed is there."""
+        """Retry the waiting records, and fold all that follows: call it when their needs are there."""
         self._go_on_with_globals()
         for (name, _), run in sorted(self._runs.items()):
             self._fold_all(*self._go_on(self.processors[name], run))
@@ -401,7 +402,7 @@ class Topology:
     # -- out
 
     def read(self, topic: str) -> list[TopicRecord]:
-        """Return what was emitted to *topic* since this was last called, in order.
+        """Return the records emitted to *topic* since this was last called, in order.
 
         TopologyError for a topic to which no processor emits. Everything is settled before, see `settle`.
         """

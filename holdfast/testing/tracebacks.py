@@ -1,5 +1,5 @@
-"""Which frames of the test kit pytest leaves out: of an error that the kit raises, a reader needs the line of
-the test.
+"""The frames of the test kit that pytest leaves out: of an error that the kit raises, a reader needs the line
+of the test.
 """
 
 from __future__ import annotations

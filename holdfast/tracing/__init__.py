@@ -1,1 +1,1 @@
-"""Traces of OpenTelemetry: going on with those that services begin, and where their spans go."""
+"""Traces of OpenTelemetry: continuing those that services begin, and exporting their spans."""

@@ -1,4 +1,4 @@
-"""Where a worker's or harvester's spans go, by OpenTelemetry's own environment variables.
+"""Exports a worker's or harvester's spans, configured by OpenTelemetry's own environment variables.
 
 `OTEL_TRACES_EXPORTER` names exporters (otlp, console, none), and `OTEL_EXPORTER_OTLP_ENDPOINT` alone means
 otlp. Sampling, batching, the exporter's endpoint, headers and certificates, and the resource are read from
@@ -31,7 +31,7 @@ LIMIT_ATTRIBUTE: Final = 4_096
 record of any size, and the SDK would send it whole.
 """
 END_S: Final = 3.0
-"""How long the end of a process waits for its last spans to be taken."""
+"""The limit on waiting for the last spans to be exported when a process ends."""
 
 
 def wanted(environment: Mapping[str, str]) -> list[str]:

@@ -1,9 +1,9 @@
 """Spans of OpenTelemetry for what holdfast does with records and queries that carry a W3C trace context.
 
-holdfast begins no trace. It goes on with those that services begin: what carries no trace context, or one
-that is not sampled, makes no span. Spans are of batches, not of records. So a process that has not imported
-OpenTelemetry has no trace to go on with, and neither imports it here nor pays for it. Workers and harvesters,
-which have nobody else to set it up, do so by `exporting`.
+holdfast begins no trace. It continues those that services begin: a record without a trace context, or with
+one that is not sampled, makes no span. Spans are of batches, not of records. So a process that has not
+imported OpenTelemetry has no trace to continue, and neither imports it here nor pays for it. Workers and
+harvesters, whose code no other program sets up, do so by `exporting`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Carrier = Iterable[tuple[str, str | bytes | None]]
 """Headers of a record or request, which may have a trace context among them."""
 
 LIMIT_LINKS: Final = 128
-"""How many traces a span links to: the limit of OpenTelemetry's SDK too."""
+"""The most traces that a span links to: the limit of OpenTelemetry's SDK too."""
 LIMIT_TOLD: Final = 1_000
 """Characters of why a span failed: it may quote a record."""
 _NOTHING: Final[AbstractContextManager[None]] = nullcontext()
@@ -38,7 +38,7 @@ def is_on() -> bool:
 
 
 def outgoing() -> dict[str, str]:
-    """Return the headers by which what is sent now goes on with the current trace; none outside of one.
+    """Return the headers by which a message sent now continues the current trace; empty if there is none.
 
     >>> outgoing()
     {}
@@ -58,8 +58,8 @@ def outgoing() -> dict[str, str]:
 def record_headers(
     headers: Iterable[tuple[str, Any]], taken_bytes: int, room_bytes: int = ROOM_BYTES
 ) -> tuple[tuple[str, bytes], ...]:
-    """Return what `outgoing` adds to the *headers* of a record; nothing where they have a traceparent, or
-    where it and the *taken_bytes* of the record need more than *room_bytes*: no record is refused for its
+    """Return the headers that `outgoing` adds to the *headers* of a record; none if they have a traceparent,
+    or if it and the *taken_bytes* of the record need more than *room_bytes*: no record is refused for its
     trace.
     """
     if not (found := outgoing()) or any(name == TRACEPARENT for name, _ in headers):
@@ -83,7 +83,7 @@ def sending(name: str, kind: Kind, attributes: Attributes | None = None) -> Abst
 def handling(
     name: str, kind: Kind, carriers: Iterable[Carrier], attributes: Attributes | None = None
 ) -> AbstractContextManager[Any]:
-    """Return a span for what is done with all that *carriers* came with, current within; nothing where no
+    """Return a span for the handling of all that *carriers* came with, current within; a null context if no
     trace is sampled.
 
     It is a part of the trace that they all belong to, or else a trace of its own with links to theirs.
@@ -111,8 +111,8 @@ def _within(met: MetTraces, name: str, kind: Kind, attributes: Attributes) -> It
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """A span that is told when it is over: *began_ms* and *ended_ms* are times of the wall clock; *failed*
-    tells why it counts as an error.
+    """A span that is reported when it is over: *began_ms* and *ended_ms* are times of the wall clock;
+    *failed* says why it counts as an error.
     """
 
     name: str
@@ -144,9 +144,7 @@ def tell(told: Told, met: MetTraces) -> None:
 
 
 class MetTraces:
-    """The sampled traces that were met in headers, each place of a trace once, `LIMIT_LINKS` of them at
-    most.
-    """
+    """The sampled traces that were met in headers, each span once, `LIMIT_LINKS` of them at most."""
 
     __slots__ = ("_found",)
 
@@ -163,7 +161,7 @@ class MetTraces:
 
     def meet(self, carrier: Carrier) -> None:
         """Note the trace context in *carrier*, of each name the first as in `trace_of`, if it is sampled.
-        What is not written as W3C says is left out.
+        A field that does not follow W3C's format is left out.
         """
         fields: dict[str, bytes] = {}
         for name, value in carrier:

@@ -1,1 +1,1 @@
-"""What every web server of holdfast shares: how it listens, and how it tells who asks."""
+"""Parts shared by every web server of holdfast: the listening port, and the authentication of requests."""

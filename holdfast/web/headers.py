@@ -1,4 +1,4 @@
-"""What the headers of a request say of who asks."""
+"""Identifies the sender of a request by its headers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NO_PAGE: Final[Mapping[str, str]] = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
-"""What an answer that is for programs tells a browser: to show it as it is, and in no frame."""
+"""Headers of an answer for programs: a browser shows it as it is, and in no frame."""
 
 
 def bearer(request: web.Request) -> str | None:
@@ -28,7 +28,7 @@ def bearer(request: web.Request) -> str | None:
 
 
 def is_secret(given: str, secret: bytes | None) -> bool:
-    """Return whether *given* is *secret*, in a time that tells nothing of it; nothing is where there is none.
+    """Return whether *given* is *secret*, in a time that reveals nothing about it; False without a secret.
 
     >>> is_secret("s3cret", b"s3cret"), is_secret("s3cre", b"s3cret"), is_secret("", None)
     (True, False, False)
@@ -56,8 +56,8 @@ def names_this_machine(host: str, *own: str) -> bool:
 def is_of_another_site(request: web.Request) -> bool:
     """Return whether a page of another site has a browser send this, and no person followed a link to here.
 
-    Browsers tell that in Sec-Fetch-Site, or in Origin where they are old, and pages cannot change it.
-    Programs that are no browsers tell neither.
+    Browsers say so in Sec-Fetch-Site, or in Origin if they are old, and pages cannot change it. Programs that
+    are not browsers send neither.
 
     A page of another site reads nothing of the answer. It could have this machine work again and again all
     the same, send what acts, or show a page in a frame of its own.

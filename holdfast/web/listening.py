@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from typing import Any, Final, TypeAlias
 
 Address: TypeAlias = tuple[int, int, int, str, Any]
-"""What `getaddrinfo` tells of one address."""
+"""One result of `getaddrinfo`."""
 
 ANY_TO_LISTEN: Final[dict[str, int]] = {"type": socket.SOCK_STREAM, "flags": socket.AI_PASSIVE}
-"""What to ask `getaddrinfo` for."""
+"""The arguments of `getaddrinfo`."""
 BACKLOG = 128
 
 

@@ -1,5 +1,5 @@
-"""The listening socket of a web server: how many connections it admits, how long each may be silent, and what
-is said of bad requests.
+"""The listening socket of a web server, with its limits: how many connections it admits, how long each may be
+silent, and the answers to bad requests.
 
 Connections are counted from the moment they are accepted, before any TLS handshake: a connection over a limit
 costs one descriptor for one turn of the event loop. Bodies are never inflated here, and what a refused
@@ -44,13 +44,13 @@ LIMIT_HEADERS = 64
 
 
 Malformed = Callable[[int, str], web.Response]
-"""Makes the answer to what is no HTTP request, of its status and what is wrong."""
+"""Makes the answer to bytes that are no HTTP request, from its status and the fault."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionLimits:
-    """How many connections the port admits, in all and from one peer; *setting* begins the names of the
-    settings that say so.
+    """The most connections that the port admits, in all and from one peer; *setting* begins the names of the
+    settings for them.
     """
 
     connections: int
@@ -58,7 +58,7 @@ class ConnectionLimits:
     setting: str | None = None
 
     def refusal(self, *, of_peer: bool) -> str:
-        """Return the rest of what is said of a connection too many.
+        """Return the rest of the message about a connection too many.
 
         >>> ConnectionLimits(connections=2, per_peer=1, setting="web_connections").refusal(of_peer=True)
         'it has 1 connections, all that web_connections_per_peer allows'
@@ -143,7 +143,7 @@ class Connection(web.RequestHandler):
         transport = self.transport
         self.force_close()
         if transport is not None:
-            transport.abort()  # a close would wait until the peer has taken what is buffered
+            transport.abort()  # a close would wait until the peer has taken the buffered bytes
 
     def connection_lost(self, exc: BaseException | None) -> None:
         _cancel(self._head_deadline)
@@ -165,7 +165,7 @@ class Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Answer what is not HTTP, in one line for the log and one for the peer."""
+        """Answer a request that is not HTTP, in one line for the log and one for the peer."""
         if status >= 500:
             return super().handle_error(request, status, exc, message)
         what = " ".join(str(message or exc or "not HTTP").split())[:120]
@@ -226,7 +226,8 @@ class _Runner(web.AppRunner):
 class WebPort:
     """Serves *application* within *limits*, from `open` to `close`.
 
-    What is refused goes to *troubles*; *malformed* words the answer to what is no HTTP request.
+    Refused connections and requests are noted in *troubles*; *malformed* words the answer to bytes that are
+    no HTTP request.
     """
 
     def __init__(
@@ -262,7 +263,7 @@ class WebPort:
         return (() if self._door is None else self._door.sockets), self._tls
 
     async def close(self) -> None:
-        """Accept no more, and end what was accepted: requests that are being answered have SHUTDOWN_S."""
+        """Accept no more, and end the open connections: requests that are being answered have SHUTDOWN_S."""
         door, self._door = self._door, None
         if door is not None:
             await door.close()
@@ -293,7 +294,7 @@ class _Door:
         self._accepting = [loop.create_task(self._accept(each)) for each in self._sockets]
 
     async def close(self) -> None:
-        """Accept no more; what was accepted belongs to the server."""
+        """Accept no more; accepted connections belong to the server."""
         tasks = [*self._accepting, *self._greeting]
         for task in tasks:
             task.cancel()
@@ -379,8 +380,8 @@ class _Door:
 
 
 def peer_of(host: str) -> str:
-    """Return whom a connection counts for: an IPv4 address, or the /64 of an IPv6 one, all of which belongs
-    to one host.
+    """Return the peer under which a connection is counted: an IPv4 address, or the /64 of an IPv6 one, all of
+    which belongs to one host.
 
     >>> peer_of("10.1.2.3"), peer_of("::ffff:10.1.2.3"), peer_of("2001:db8::1:2"), peer_of("2001:db8::9:9")
     ('10.1.2.3', '10.1.2.3', '2001:db8::/64', '2001:db8::/64')

@@ -83,7 +83,7 @@ class Harvester:
         clients: dict[str, Any] | None = None,
         hear: Callable[[Command], None] | None = None,
     ) -> None:
-        """*hear* is given each command in place of `obey`, which it calls itself."""
+        """*hear* is called with each command instead of `obey`, and calls `obey` itself."""
         self.settings, self._clock = settings, clock
         self._make_rows, self._clients = make_rows, clients or {}
         self.election = Election(settings.election(), self, kafka=settings.kafka, clock=clock)
@@ -100,8 +100,8 @@ class Harvester:
     def start(self) -> Self:
         """Create missing topics and join the election.
 
-        Raises OutboxError when the outbox cannot be read, TopicError, BrokerError or ConfigError. Nothing was
-        joined then, nor where it was stopped meanwhile.
+        Raises OutboxError when the outbox cannot be read, TopicError, BrokerError or ConfigError. The
+        election is not joined then, nor if the harvester was stopped by then.
         """
         with self._make_rows(self.settings) as rows:
             refuse_unreadable(rows, self.settings.name)
@@ -121,8 +121,8 @@ class Harvester:
         return over
 
     def stop(self, timeout_s: float = STOP_S) -> None:
-        """Finish what was begun, give the shards back and leave; returns within *timeout_s*, also when
-        nothing answers any more.
+        """Finish the work begun, give the shards back and leave; returns within *timeout_s*, also without a
+        broker or database.
         """
         deadline_s = self._clock.monotonic_s() + timeout_s
         for leader in self._running():
@@ -147,11 +147,11 @@ class Harvester:
         self._set_paused(True)
 
     def resume(self) -> None:
-        """Go on publishing."""
+        """Resume publishing."""
         self._set_paused(False)
 
     def flush(self) -> None:
-        """Try again now what is held back for a while."""
+        """Retry now the rows that are held back for a while."""
         for leader in self._running():
             leader.signals.flush.set()
             leader.signals.nudged.set()
@@ -167,7 +167,7 @@ class Harvester:
                 self.flush()
 
     def caught_up(self) -> None:
-        """Go on: until now nothing was published, since a pause may hold that had not been heard of yet."""
+        """Begin to publish: until now a pause might have been in force that had not been read yet."""
         self._caught_up = True
         self._set_paused(self._paused)
 
@@ -196,7 +196,7 @@ class Harvester:
         return verb is not Verb.PAUSE or not leader.signals.busy.is_set()
 
     def answer(self, command: Command, shard: int) -> CommandReply:
-        """Return what *shard*, led here, says."""
+        """Return the answer of *shard*, which is led here."""
         stats = self.stats[shard]
         return CommandReply(
             id=command.id,
@@ -218,7 +218,7 @@ class Harvester:
 
     @property
     def stopping(self) -> bool:
-        """Whether it obeys no command any more."""
+        """Return whether it no longer obeys commands."""
         return self._over.is_set() or self._commands.ended
 
     def leads(self, shard: int) -> bool:
@@ -270,7 +270,7 @@ class Harvester:
                 leader.abort()
 
     def failed(self, error: HoldfastError) -> None:
-        """The election is over, or commands are not heard any more."""
+        """The election is over, or commands can no longer be read."""
         self.error = error
         for leader in self._running():
             leader.abort()

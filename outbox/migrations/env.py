@@ -1,5 +1,5 @@
-"""What alembic runs: the outbox's migrations, on the connection of `holdfast.outbox.schema.migrate` or the
-database named on the command line.
+"""The script that alembic runs: the outbox's migrations, on the connection of
+`holdfast.outbox.schema.migrate` or the database named on the command line.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ attributes.setdefault("table", given.get("table", "outbox"))
 
 
 def run(**where: Any) -> None:
-    """Run what was asked for, with a version table of this outbox alone, so that one database may hold
+    """Run the requested migrations, with a version table of this outbox alone, so that one database may hold
     several.
     """
     name, schema = version_table(attributes["table"])

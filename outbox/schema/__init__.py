@@ -1,1 +1,1 @@
-"""What lies in the database: layouts, tables, their migrations, and the connection that reads them."""
+"""The outbox in the database: layouts, tables, their migrations, and the connection that reads them."""

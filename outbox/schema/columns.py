@@ -29,7 +29,7 @@ blob = LargeBinary().with_variant(mysql.LONGBLOB(), *MYSQL)
 instant = DateTime(timezone=True).with_variant(mysql.TIMESTAMP(fsp=6), *MYSQL)
 long_text = Text().with_variant(mysql.LONGTEXT(), *MYSQL)
 uuid_text = Uuid(as_uuid=False).with_variant(String(36), *MYSQL, "sqlite")
-# Array columns exist on Postgres alone; elsewhere the same array stands as JSON text.
+# Array columns exist on Postgres alone; elsewhere the same array is stored as JSON text.
 texts: Any = ARRAY(Text()).with_variant(mysql.LONGTEXT(), *MYSQL).with_variant(Text(), "sqlite")
 
 

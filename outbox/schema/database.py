@@ -53,7 +53,7 @@ class Database:
 
     @property
     def is_postgres(self) -> bool:
-        """Whether this is Postgres."""
+        """Return whether this is Postgres."""
         return self.name == "postgresql"
 
     @property
@@ -113,7 +113,7 @@ class Database:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
-        """Run what is inside in one transaction."""
+        """Run the body of the with statement in one transaction."""
         with contextlib.closing(self.run("BEGIN IMMEDIATE" if self._is_sqlite else "BEGIN")):
             pass
         try:
@@ -179,9 +179,7 @@ class Database:
         return str(compiled), {name: value for name, value in compiled.params.items() if value is not None}
 
     def text(self, statement: ClauseElement) -> str:
-        """Return *statement* as text with its values in it; for what is no hot path and takes no foreign
-        text.
-        """
+        """Return *statement* as text with its values in it; not for hot paths or foreign text."""
         return str(statement.compile(dialect=self.dialect, compile_kwargs={"literal_binds": True}))
 
     def quoted(self, table: Any) -> str:
@@ -190,7 +188,7 @@ class Database:
 
 
 _UNDECODABLE = "Could not decode to UTF-8"
-"""What Python's sqlite3 says of text that is not UTF-8, which SQLite keeps as it is given."""
+"""The message of Python's sqlite3 about text that is not UTF-8, which SQLite keeps as it is given."""
 
 
 def _text_or_bytes(found: bytes) -> str | bytes:

@@ -1,5 +1,5 @@
-"""How every connection to an outbox's database is opened: by which drivers, with which limits, and what a
-URL may say about it.
+"""Opens every connection to an outbox's database: its driver, its limits, and the parameters that a URL may
+have.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ _MYSQL_SSL: Final = ("ssl_capath", "ssl_check_hostname", "ssl_cipher")  # that S
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatabaseLimits:
-    """How long a connection waits, in seconds. A URL may not lift those of statements, locks and idleness."""
+    """The limits of a connection, in seconds. A URL may not lift those of statements, locks and idleness."""
 
     connect_s: float = 10.0
     statement_s: float = 30.0
     """Of a statement, and of its wait for a lock."""
     idle_s: float = 5.0
-    """How long a transaction of ours may do nothing: a leader that is frozen in one must not keep its
-    successor from the lease.
+    """The limit on an idle transaction of ours: a leader that is frozen in one must not keep its successor
+    from the lease.
     """
     margin_s: float = 5.0
-    """How much longer the client waits than the server, which can say why."""
+    """The client waits so much longer than the server, which can report the reason."""
 
     @property
     def answer_s(self) -> float:
-        """How long the client waits for the answer to a statement."""
+        """Return how long the client waits for the answer to a statement."""
         return self.statement_s + self.margin_s
 
 
@@ -74,7 +74,9 @@ class DatabaseDriver:
 
     @property
     def answer_s(self) -> float:
-        """How long to wait for the answer to a statement: the limit, or the URL's own where it is longer."""
+        """Return how long to wait for the answer to a statement: the limit, or the URL's own where it is
+        longer.
+        """
         return max(self.limits.answer_s, float(self._named.get("read_timeout") or 0))
 
     def connect(self, *, autocommit: bool = False, may_make_file: bool = False) -> Any:
@@ -123,7 +125,7 @@ class DatabaseDriver:
                 twin.shutdown(socket.SHUT_RDWR)
 
     def words(self, error: BaseException) -> str:
-        """Return what a driver's error says, in a line; of a SQLite file, what to do."""
+        """Return a driver's error message in a line; for a known one of SQLite, the remedy."""
         said = " ".join(str(error).split()) or type(error).__name__
         if self.dialect.name == "sqlite":
             for part, cure in _SQLITE_CURES.items():
@@ -172,9 +174,7 @@ class DatabaseDriver:
         ms, idle_ms = round(self.limits.statement_s * 1000), round(self.limits.idle_s * 1000)
         limits = {
             "statement_timeout": ms,
-            "lock_timeout": max(
-                ms - 1000, ms * 9 // 10
-            ),  # less, so that the lock is what the server tells of
+            "lock_timeout": max(ms - 1000, ms * 9 // 10),  # less, so that the server reports the lock
             "idle_in_transaction_session_timeout": idle_ms,
             "default_transaction_isolation": "read\\ committed",  # whatever the server's own default is
         }
@@ -187,7 +187,8 @@ class DatabaseDriver:
         """
         s, idle_s = max(1, round(self.limits.statement_s)), max(1, round(self.limits.idle_s))
         limits = f"SET SESSION innodb_lock_wait_timeout = {s}, SESSION lock_wait_timeout = {s}"
-        # Of a server whose default is READ UNCOMMITTED, a harvester would publish what is rolled back.
+        # With a server whose default is READ UNCOMMITTED, a harvester would publish rows that are rolled
+        # back.
         limits += ", SESSION sql_safe_updates = 0"
         with contextlib.closing(connection.cursor()) as cursor:
             cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
@@ -281,7 +282,7 @@ _SQLITE_CURES: Final = {
 
 
 def _texts(value: Any) -> list[str]:
-    """Return the texts of a parameter that may stand in a URL more than once."""
+    """Return the texts of a parameter that may occur in a URL more than once."""
     return [value] if isinstance(value, str) else list(value)
 
 

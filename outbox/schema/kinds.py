@@ -1,8 +1,8 @@
-"""Which column types each kind of database may have where a layout's columns stand: those from which rows
-come out as they went in.
+"""The column types that each kind of database may have for a layout's columns: those from which rows come out
+as they went in.
 
-A type that pads, trims, rounds or folds what is put into it is not among them, nor one that the harvester's
-statements cannot compare.
+A type that pads, trims, rounds or folds its values is not among them, nor one that the harvester's statements
+cannot compare.
 """
 
 from __future__ import annotations
@@ -93,9 +93,7 @@ def _parts(name: str) -> tuple[str, int | None]:
 def type_problems(
     there: Mapping[str, Any], table: Table, kinds: Mapping[str, str], dialect: Dialect
 ) -> list[str]:
-    """Return what is wrong with the types *there* (by column) of a table whose columns are to be of
-    *kinds*.
-    """
+    """Return the faults of the types *there* (by column) of a table whose columns are to be of *kinds*."""
     accepted, out = ACCEPTED[dialect.name], []
     for column, kind in kinds.items():
         if column not in there:

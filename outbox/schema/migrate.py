@@ -1,9 +1,9 @@
-"""Making and removing an outbox's tables with Alembic: `upgrade`, `downgrade`, and the SQL of both for those
+"""Making and removing an outbox's tables with Alembic: `upgrade`, `downgrade`, and the SQL of both for users
 who run it themselves.
 
-Each outbox has its own version table, so one database may hold several. What its row says was whole once; a
-table that lacks beside it was dropped since. Without a row the tables may be half made: MySQL and MariaDB
-commit each of them.
+Each outbox has its own version table, so one database may hold several. Tables that its row names existed
+once; a missing one was dropped since. Without a row the tables may be half made: MySQL and MariaDB commit
+each of them.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ def upgrade(
     """Make what the outbox *table* lacks, whole or not at all where the database can (MySQL and MariaDB
     cannot: run it again); nothing when nothing lacks. Of several at once each waits for the one before.
 
-    OutboxSchemaError when what is there cannot have the layout, when the version table says what this release
-    does not know, or when the outbox itself was dropped. OutboxDatabaseError when the database refuses, or
-    does not answer within *limits*. ConfigError for a URL that cannot be used.
+    OutboxSchemaError when the existing tables cannot have the layout, when the version table has an unknown
+    version, or when the outbox itself was dropped. OutboxDatabaseError when the database refuses, or does not
+    answer within *limits*. ConfigError for a URL that cannot be used.
     """
     chosen, read = layout_named(layout), database_url(url)
-    outbox_tables(chosen, table, dialect=read.get_backend_name())  # says what is wrong with the names
+    outbox_tables(chosen, table, dialect=read.get_backend_name())  # raises for invalid names
     with connected(read, limits=limits, may_make_file=True) as connection:
         with alone(connection, table, limits.statement_s), _ALEMBIC:
             _make(connection, chosen, table)
@@ -93,7 +93,7 @@ def downgrade(
 def sql(dialect: str, *, layout: str | Layout = "holdfast", table: str = "outbox", down: bool = False) -> str:
     """Return the statements of `upgrade` (or `downgrade`) for *dialect*, to be read and run by hand."""
     chosen = layout_named(layout)
-    outbox_tables(chosen, table, dialect=dialect)  # says what is wrong with the names
+    outbox_tables(chosen, table, dialect=dialect)  # raises for invalid names
     config, output = _config(table, dialect=dialect), io.StringIO()
     config.output_buffer = output
     with _ALEMBIC:
@@ -116,7 +116,7 @@ def _config(table: str, **attributes: Any) -> Config:
 
 @contextlib.contextmanager
 def alone(connection: Connection, table: str, limit_s: float) -> Iterator[None]:
-    """Do what is inside while no other process does so to the outbox *table*, and commit it.
+    """Run the body while no other process does so to the outbox *table*, and commit it.
 
     OutboxDatabaseError when the others take longer than *limit_s*.
     """
@@ -148,7 +148,7 @@ def _named_lock(connection: Connection, name: str, limit_s: float) -> Iterator[N
             f"another process has been making or removing these tables for {limit_s:.0f} s (lock {name}); try"
             " again"
         )
-    connection.commit()  # so that what is read next is what the process before has left
+    connection.commit()  # so that the next read sees the work of the process before
     try:
         yield
     finally:
@@ -222,7 +222,8 @@ def _quoted_version(connection: Connection, table: str) -> str:
 
 
 def _version(connection: Connection, layout: Layout, table: str) -> str | None:
-    """Return what the version table says: the last migration, "" for none; None where there is no such table.
+    """Return the version in the version table: the last migration, "" for none; None if there is no such
+    table.
 
     OutboxSchemaError when that is of another layout, or not known.
     """
@@ -261,8 +262,8 @@ def _version(connection: Connection, layout: Layout, table: str) -> str | None:
 
 
 def _refuse_dropped(connection: Connection, tables: OutboxTables, there: list[Table]) -> None:
-    """Raise OutboxSchemaError when the outbox stood, and is gone, or its numbers are: made anew, it would
-    number its rows as others before them, and a harvester would take those for published.
+    """Raise OutboxSchemaError when the outbox existed, and is gone, or its numbers are: created again, it
+    would number its rows as others before them, and a harvester would take those for published.
     """
     outbox, order = tables.outbox, tables.layout.order
     if outbox not in there:

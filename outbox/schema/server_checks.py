@@ -1,4 +1,4 @@
-"""What a database's own settings, and what else stands on an outbox's tables, mean for the outbox.
+"""Checks of a database's own settings, and of other objects on an outbox's tables.
 
 A problem loses, changes or repeats rows, or keeps them; a note is worth knowing and may be meant so.
 """
@@ -17,7 +17,7 @@ LEAST_PACKET_BYTES: Final = 16 << 20
 TEXT_LAYOUTS: Final = ("goharvest", "debezium")
 
 Finding = tuple[bool, str]
-"""Whether it is a problem, and what it is."""
+"""True for a problem, and its text."""
 
 
 def server_findings(connection: Connection, tables: OutboxTables) -> tuple[list[str], list[str]]:

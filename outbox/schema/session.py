@@ -19,7 +19,9 @@ from holdfast.outbox.schema.driver import DatabaseDriver, DatabaseLimits
 from holdfast.outbox.schema.watch import CallWatch
 
 COMMAND_LIMITS: Final = DatabaseLimits(idle_s=60.0)
-"""Of a command: nobody waits for its lease, so a machine that is slow may hold it up in a transaction."""
+"""Limits of a command: no successor waits for its lease, so a slow machine may hold it up in a
+transaction.
+"""
 
 CURE: Final = "check the URL, that the database runs, and what its user may do"
 
@@ -31,7 +33,7 @@ _READ_TIMEOUT: Final = "_read_timeout"  # PyMySQL's; it sets the socket by it be
 def connected(
     url: str | URL, *, limits: DatabaseLimits = COMMAND_LIMITS, may_make_file: bool = False
 ) -> Iterator[Connection]:
-    """Give a connection, and close it. What is not committed is rolled back.
+    """Give a connection, and close it. Uncommitted work is rolled back.
 
     OutboxDatabaseError for whatever the database says inside, and when it gives no answer within the limits;
     ConfigError for a URL that cannot be used.
@@ -105,7 +107,7 @@ _LOCKED, _LOCK_WAIT = "55P03", 1205
 
 
 def cure_of(error: BaseException) -> str:
-    """Return what to do about a driver's error."""
+    """Return the remedy for a driver's error."""
     if getattr(error, "sqlstate", None) == _LOCKED or error.args[:1] == (_LOCK_WAIT,):
         return "another transaction, or another run of this command, keeps a lock: end it, or try again"
     return CURE

@@ -1,5 +1,5 @@
-"""What the migrations of an outbox are written with. Each step makes, or drops, what is not so yet: it may
-be run again on what a run before it left half made.
+"""Steps of an outbox's migrations. Each makes, or drops, only the missing part: it may be repeated after a
+run that was cut short.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from holdfast.outbox.schema.columns import big_id, long_text
 from holdfast.outbox.schema.session import patient
 
 REWRITE_S: Final = 3600.0
-"""How long a database may take to number the rows of a table that was there, or to drop the numbers."""
+"""The time for a database to number the rows of an existing table, or to drop the numbers."""
 
 
 def table_name() -> tuple[str, str | None]:
@@ -63,7 +63,7 @@ _INNODB = {"engine": "InnoDB", "charset": "utf8mb4"}
 def create_own(
     order: str, fields: Sequence[Column[Any]], *, topic: str, key: str, found: bool = False
 ) -> None:
-    """Make the three tables beside an outbox that has *fields* and whose rows are numbered by *order*.
+    """Make the three additional tables of an outbox that has *fields* and whose rows are numbered by *order*.
 
     With *found*, the outbox was there before: rows that are set aside then keep the types that its own
     columns have.
@@ -102,7 +102,7 @@ def create_own(
 
 
 def drop_own() -> None:
-    """Drop the three tables beside the outbox."""
+    """Drop the three additional tables of the outbox."""
     name, schema = table_name()
     for ending in ("lease", "quarantine", "attempts"):
         drop_table((f"{name}_{ending}", schema))

@@ -1,4 +1,4 @@
-"""The tables of an outbox: the one that services write to, and three beside it that only holdfast uses.
+"""The tables of an outbox: the one that services write to, and three more that only holdfast uses.
 
 - ``<outbox>``: the rows that wait, in the columns of its layout
 - ``<outbox>_attempts``: of each row that Kafka refused so far, how often, why, and when it is due again;
@@ -6,8 +6,8 @@
 - ``<outbox>_quarantine``: rows set aside, whole, in the outbox's own columns, with the reason
 - ``<outbox>_lease``: of each shard the epoch of its leader
 
-Rows that failed are not marked in the outbox itself: layouts of others have no column for it, and an outbox
-that is only ever inserted into and deleted from stays small.
+Rows that failed are not marked in the outbox itself: other programs' layouts have no column for it, and an
+outbox that is only ever inserted into and deleted from stays small.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class OutboxTables:
 
     @property
     def own(self) -> tuple[Table, Table, Table]:
-        """The tables beside the outbox, which only holdfast uses."""
+        """Return the additional tables of the outbox, which only holdfast uses."""
         return (self.attempts, self.quarantine, self.lease)
 
     @property
@@ -68,7 +68,7 @@ def outbox_tables(
     """Return the tables of the outbox named *table* (``schema.table`` to name its schema), ready to be
     created.
 
-    Give your own *metadata* to have them beside your models, for your own Alembic migrations.
+    Give your own *metadata* to have them among your models, for your own Alembic migrations.
     """
     _check(table, dialect)
     chosen = layout_named(layout)
@@ -172,8 +172,8 @@ def masked_parameters(url: str) -> str:
 
 
 def database_url(url: str | URL) -> URL:
-    """Return *url* with the driver that holdfast uses where it names none; ConfigError for what is no URL of
-    a known database.
+    """Return *url* with the driver that holdfast uses if it names none; ConfigError unless it is a URL of a
+    known database.
 
     >>> database_url("postgresql://shop@localhost/shop").drivername, database_url("mariadb://u@h/d").drivername
     ('postgresql+psycopg', 'mariadb+pymysql')
@@ -203,7 +203,7 @@ def database_url(url: str | URL) -> URL:
 
 
 def shown(url: URL) -> str:
-    """Return *url* for messages: without the password, be it in its place or a parameter.
+    """Return *url* for messages: without the password, be it a password or a parameter.
 
     >>> shown(make_url("postgresql://ada:PW@host/shop?password=PW&sslmode=disable"))
     'postgresql://ada:***@host/shop?password=********&sslmode=disable'
@@ -227,8 +227,8 @@ def lacks_file(url: URL) -> bool:
 
 
 def is_forgotten(url: URL) -> bool:
-    """Return whether *url* is that of a SQLite database in memory that each connection has to itself: what
-    is made there is gone when the connection is closed.
+    """Return whether *url* is that of a SQLite database in memory that each connection has to itself: its
+    tables are gone when the connection is closed.
 
     >>> is_forgotten(make_url("sqlite://")), is_forgotten(make_url("sqlite:///shop.db"))
     (True, False)
@@ -261,8 +261,9 @@ def _path(address: str) -> str:
 def problems(
     connection: Connection, tables: OutboxTables, *, only: Sequence[Table] | None = None
 ) -> list[str]:
-    """Return what keeps the database from being *tables*: what is missing, types that rows would not come out
-    of as they went in, columns that nobody fills; empty when all is well."""
+    """Return the differences between the database and *tables*: missing ones, types that rows would not come
+    out of as they went in, columns that no program fills; empty when all is well.
+    """
     found = []
     inspector = inspect(connection)
     types: dict[str, dict[str, Any]] = {}
@@ -308,7 +309,7 @@ def _type_problems(
 
 
 def check(connection: Connection, tables: OutboxTables) -> None:
-    """Return when the tables are as they must be; OutboxSchemaError says what is not."""
+    """Check that the tables are as they must be; OutboxSchemaError lists the differences."""
     if found := problems(connection, tables):
         raise OutboxSchemaError(
             f"the outbox {tables.outbox.fullname} is not ready for the layout {tables.layout.name}:"

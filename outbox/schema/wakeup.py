@@ -19,7 +19,7 @@ LIMIT_CHANNEL_BYTES: Final = 63
 
 
 def channel_of(table: Table) -> str:
-    """Return the channel on which writers of *table* tell of new rows.
+    """Return the channel on which writers of *table* notify of new rows.
 
     >>> from sqlalchemy import MetaData
     >>> channel_of(Table("outbox", MetaData(), schema="shop"))
@@ -41,8 +41,8 @@ class Wakeup:
         self._read, self._write = os.pipe()
 
     def listen(self) -> bool:
-        """Begin to listen (or go on), and return whether it began only now, so that rows may have come
-        unheard.
+        """Begin to listen, or continue, and return whether it began only now, so that rows may have come
+        unnoticed.
         """
         connection = self._database.connection()
         if connection is self._listening:
@@ -55,7 +55,7 @@ class Wakeup:
         """Return True once rows were committed, or might have been unheard; False after *timeout_s* or
         `interrupt`.
 
-        Raises OutboxDatabaseError when the connection is lost; the next call listens anew.
+        Raises OutboxDatabaseError when the connection is lost; the next call listens again.
         """
         if self.listen():
             return True

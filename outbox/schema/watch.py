@@ -1,5 +1,5 @@
-"""A limit, kept on this side, for calls to a database: a server whose process stands still keeps no limit of
-its own, and its kernel goes on acknowledging what it is sent.
+"""A client-side limit for calls to a database: a server whose process is frozen keeps no limit of its own,
+and its kernel continues to acknowledge what it is sent.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TICK_S: Final = 1.0
 class CallWatch:
     """Cuts a call that lasts longer than *limit_s*, by *cut* from another thread, within two ticks more.
 
-    It counts ticks, not the time: a process that stood still itself saw few of them, and finds its answer
+    It counts ticks, not the time: a process that was frozen itself saw few of them, and finds its answer
     there. The calls belong to one thread. One thread watches all calls of the process.
     """
 
@@ -32,7 +32,7 @@ class CallWatch:
 
     @contextlib.contextmanager
     def call(self) -> Iterator[None]:
-        """Watch what is inside."""
+        """Watch the body of the with statement."""
         self.begin()
         try:
             yield
@@ -40,7 +40,7 @@ class CallWatch:
             self._call = None
 
     def begin(self) -> None:
-        """Begin to count anew: a call begins, or another part of it."""
+        """Restart the count: a call begins, or another part of it."""
         self._call = object()
         _watchman.attend(self)
 
@@ -75,8 +75,8 @@ class _Watchman:
         self.begin_anew()
 
     def begin_anew(self) -> None:
-        """Tick for nobody, as in a process that was just forked: the calls that the other process had under
-        way never end here, and to cut one would cut the connection there, which is the same.
+        """Watch no call, as in a process that was just forked: the calls that the other process had under way
+        never end here, and to cut one would cut the connection there, which is the same.
         """
         self._watches: weakref.WeakSet[CallWatch] = weakref.WeakSet()
         self._lock = threading.Lock()  # the one before may have been taken by a thread that is not here

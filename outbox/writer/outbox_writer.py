@@ -1,5 +1,5 @@
-"""Writing to the outbox, inside the transaction of the service: what is rolled back is never published, what
-is committed always is.
+"""Writing to the outbox, inside the transaction of the service: rolled back rows are never published,
+committed rows always are.
 
     writer = OutboxWriter(value_encoder=msgspec.json.encode)
     with Session(engine) as session, session.begin():
@@ -8,7 +8,7 @@ is committed always is.
 
 One statement a call, on the connection the caller is in a transaction on: an SQLAlchemy 2 Session or
 Connection, sync or async, or a plain connection or cursor of psycopg, psycopg2, pymysql, mysqlclient or
-sqlite3. On Postgres the same statement tells a listening harvester.
+sqlite3. On Postgres the same statement notifies a listening harvester.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ class OutboxWriter:
     all its threads.
 
     Keys and values are bytes, or str (written as UTF-8), or whatever the encoder takes; with an encoder str
-    goes through it too, bytes never do, and None is always none. *notify* tells a harvester on Postgres at
-    the commit; without it the harvester polls.
-    *limit_bytes* refuses what the broker would refuse later (None for no limit).
+    goes through it too, bytes never do, and None is always none. *notify* notifies a harvester on Postgres at
+    the commit; without it the harvester polls. *limit_bytes* refuses what the broker would refuse later (None
+    for no limit).
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class OutboxWriter:
 
     @contextmanager
     def _telling(self) -> Iterator[None]:
-        """Tell a missing table by its cure; any other failure is the caller's to know, as its driver tells
+        """Report a missing table with its remedy; any other failure reaches the caller as its driver raises
         it.
         """
         try:
@@ -246,8 +246,8 @@ class OutboxWriter:
         )
         if not self._notify:
             return insert
-        # In the same statement, so that telling costs no round trip; Postgres sends it at the commit, once a
-        # transaction. It returns a row when all were stored.
+        # In the same statement, so that notifying costs no round trip; Postgres sends it at the commit, once
+        # a transaction. It returns a row when all were stored.
         return (
             f"WITH written AS ({insert} RETURNING 1) SELECT pg_notify('{self._channel}', '') FROM (SELECT"
             f" count(*) AS stored FROM written) AS counted WHERE stored = {marks[-1]}::bigint"

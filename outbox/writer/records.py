@@ -58,7 +58,7 @@ def prepared(
     value_encoder: Encoder | None,
     limit_bytes: int | None,
 ) -> PreparedRecord:
-    """Return *record* as Kafka will be given it; OutboxRecordError says what is wrong with it."""
+    """Return *record* as it will be passed to Kafka; OutboxRecordError names its fault."""
     if not isinstance(record, OutboxRecord):
         raise OutboxRecordError(f"{record!r:.200} is no record: write OutboxRecord(topic='orders', ...)")
     topic = record.topic

@@ -1,4 +1,4 @@
-"""What an outbox can be written on:
+"""The targets of an outbox's writer:
 
 SQLAlchemy's sessions and connections, and the drivers' own, sync and async.
 """
@@ -30,8 +30,8 @@ _KINDS = {"postgresql": "postgresql", "mysql": "mysql", "mariadb": "mysql", "sql
 
 
 def opened(target: Any) -> tuple[Execute, str, str]:
-    """Return what executes on *target*, its kind of database (mysql for MariaDB too), and how its driver
-    marks parameters.
+    """Return a function that executes on *target*, its kind of database (mysql for MariaDB too), and how its
+    driver marks parameters.
     """
     if isinstance(target, Session | scoped_session):
         target = target.connection()  # on which the session begins its transaction
@@ -68,7 +68,7 @@ def opened(target: Any) -> tuple[Execute, str, str]:
 
 
 async def opened_async(target: Any) -> tuple[ExecuteAsync, str, str]:
-    """Return what `opened` does, for an async *target*."""
+    """Return the same as `opened`, for an async *target*."""
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 
     if isinstance(target, AsyncSession | async_scoped_session):

@@ -1,6 +1,4 @@
-"""Writes what a table begins with where that is made outside of its folds: a base, and the position behind
-it.
-"""
+"""Writes the first state of a table that is made outside of its folds: a base, and the position after it."""
 
 from __future__ import annotations
 

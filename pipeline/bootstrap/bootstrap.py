@@ -1,6 +1,4 @@
-"""Begins a table's version with the state that its fold makes of history, so that workers go on with the next
-record.
-"""
+"""Builds a table version from history, so that workers continue with the next record."""
 
 from __future__ import annotations
 
@@ -39,10 +37,10 @@ from holdfast.pipeline.verify.table import LivePartition, kept_live
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BootstrapOptions:
-    """How to bootstrap. Of *replay*, engine, source, lake, until and spark count.
+    """The options of a bootstrap. Of *replay*, engine, source, lake, until and spark count.
 
-    *emits* "suppress" sends nothing to topics of others that lies before the position; "send" sends all of
-    it, in the transaction of the state. Internal topics get everything in any case.
+    *emits* "suppress" sends no emits from before the position to topics outside of the application; "send"
+    sends all of them, in the transaction of the state. Internal topics get everything in any case.
     """
 
     replay: ReplayOptions = field(default_factory=ReplayOptions)
@@ -53,8 +51,8 @@ class BootstrapOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BootstrappedPartition:
-    """What became of a partition. *applied* is the position of its state (of several sources, how many of
-    their offsets are in it, less one), -1 for none. Of one that was kept only that is told.
+    """The outcome of a partition. *applied* is the position of its state (of several sources, how many of
+    their offsets are in it, less one), -1 for none. A kept partition has nothing but its outcome.
     """
 
     partition: int
@@ -70,7 +68,7 @@ class BootstrappedPartition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bootstrapped:
-    """What a bootstrap has done, by partition."""
+    """The outcome of a bootstrap, by partition."""
 
     processor: str
     version: int
@@ -90,12 +88,12 @@ def bootstrap(
     told: Callable[[int, BootstrapStep], None] | None = None,
 ) -> Bootstrapped:
     """Fold the history of *processor* and write each partition's state to its changelog: in one transaction,
-    behind a fence.
+    after a fence.
 
     A partition that has a state is left alone, so that a bootstrap that was killed is finished by another
-    one. Producers of the sources may go on. *told* hears of each step on the local engine. Raises ConfigError
-    and GroupError where it must not be done, LostRecordsError where history has holes, and whatever `replay`
-    raises.
+    one. Producers of the sources may continue. *told* is called with each step on the local engine. Raises
+    ConfigError and GroupError where it must not be done, LostRecordsError where history has holes, and
+    whatever `replay` raises.
     """
     options = options or BootstrapOptions()
     _check_options(options)
@@ -115,7 +113,7 @@ def bootstrap(
 
 
 _Done = tuple[str, list[BootstrappedPartition]]
-"""The engine, and what was done for each partition."""
+"""The engine, and the outcome of each partition."""
 _Told = Callable[[int, BootstrapStep], None] | None
 
 
@@ -233,11 +231,11 @@ def _allowed(skips: Skips) -> frozenset[tuple[str, int, int]]:
 def _upto_earlier(
     processor: Processor[Any, Any], settings: Settings, asked: ReplayOptions, partitions: Iterable[int]
 ) -> ReplayOptions:
-    """Return the options of a replay up to where somebody has emitted: what lies behind that is for the
-    workers to emit.
+    """Return the options of a replay up to where emits were sent before: later ones are for the workers to
+    send.
 
-    That is where earlier versions stand. Without any it is this version that has lost its changelog, and the
-    group's offsets tell how far it had come.
+    Those are the positions of earlier versions. Without any it is this version that has lost its changelog,
+    and the group's offsets show how far it had come.
     """
     _require_comparable(processor, settings)
     found = earlier_positions(settings, [(processor, each) for each in partitions])
@@ -254,8 +252,8 @@ def _upto_earlier(
 
 
 def _require_comparable(processor: Processor[Any, Any], settings: Settings) -> None:
-    """Raise ConfigError where an earlier version stood in another internal topic: its offsets would be taken
-    for those of this one.
+    """Raise ConfigError if an earlier version read another internal topic: its offsets would be taken for
+    those of this one.
     """
     counts = Admin(settings).partition_counts()
     versions = versions_on(
@@ -284,7 +282,7 @@ def _upto_committed(processor: Processor[Any, Any], settings: Settings, partitio
     return Until(offsets={at: committed.get((topic, at), 0) - 1 for at in partitions}, at_most=True)
 
 
-# -- what is told
+# -- outcomes
 
 
 def _kept(live: LivePartition) -> BootstrappedPartition:

@@ -1,4 +1,4 @@
-"""The writer of a changelog outside a worker: it fences whoever wrote before."""
+"""The writer of a changelog outside a worker: it fences the writer before it."""
 
 from __future__ import annotations
 

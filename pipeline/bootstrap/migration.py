@@ -28,7 +28,7 @@ from holdfast.pipeline.verify.table import LivePartition, read_live
 from holdfast.tables.changelog import ChangelogPart
 
 PART_ROWS = 4_000
-"""How many rows and timers are appended at once."""
+"""The number of rows and timers that are appended at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,8 @@ class EarlierVersion:
 
 
 class MigratedPartition(NamedTuple):
-    """What became of a partition, at the position *applied*; of one that was kept, what it would have
-    been.
+    """The outcome of a partition, at the position *applied*; for a kept one, the outcome that a migration
+    would have had.
     """
 
     partition: int
@@ -83,7 +83,7 @@ def begin(
     earlier: EarlierVersion,
     told: Callable[[int, BootstrapStep], None],
 ) -> tuple[BootstrapOutcome, Beginning]:
-    """Migrate a partition of *earlier* and write it, the base with it, in one transaction behind a fence.
+    """Migrate a partition of *earlier* and write it, the base with it, in one transaction after a fence.
 
     MigrationError, before anything is written, for a row that cannot be migrated.
     """
@@ -131,7 +131,7 @@ def read_earlier(
 
 
 def _migrated(processor: Processor[Any, Any], earlier: LivePartition | None, version: int) -> Beginning:
-    """Return what a partition begins with; *earlier* is None for one that *version* never had."""
+    """Return the first state of a partition; *earlier* is None for one that *version* never had."""
     if earlier is None:
         start = stored_format(processor).start
         return migrated(processor, EarlierState(version=version, position=start, stored=(), lost={}))

@@ -1,5 +1,5 @@
-"""Writes what a fold tells of whole partitions to their changelogs: where the results are made, in this
-process or in Spark's tasks.
+"""Writes the results of folded partitions to their changelogs: where the results are made, in this process or
+in Spark's tasks.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ from holdfast.pipeline.verify.table import read_live
 from holdfast.tables.changelog import ChangelogPart
 
 OUTCOME = "outcome"
-"""The kind of a result that tells what became of a partition."""
+"""The kind of a result that holds the outcome of a partition."""
 NEAR_RECORDS = 5_000
-"""Refused records that lie so near are fetched with what is between them: an own reading costs about as much.
+"""Refused records so near to each other are fetched with those between them: a reading of its own costs about
+as much.
 """
 _GONE = FetchedRecord(None, None, (), -1)
 """Of a record that its topic does not have any more: the quarantine notes where it was, and why it was
@@ -47,7 +48,7 @@ refused.
 
 
 class BootstrapOutcome(StrEnum):
-    """What became of a partition: it was *written*, it has a state of its own and was *kept*, or there is
+    """The outcome of a partition: it was *written*, it has a state of its own and was *kept*, or there is
     nothing to write.
     """
 
@@ -57,7 +58,7 @@ class BootstrapOutcome(StrEnum):
 
 
 class BootstrapStep(StrEnum):
-    """What has just been done for a partition; a process that is killed after any of them leaves the whole
+    """The last finished step for a partition; a process that is killed after any of them leaves the whole
     state or none.
     """
 
@@ -75,10 +76,10 @@ def _silent(partition: int, step: BootstrapStep) -> None:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangelogSink:
     """Takes results (schema RESULT), those of a partition in order and its summary last, and yields the
-    summaries, each behind a row of kind OUTCOME. Can be pickled.
+    summaries, each after a row of kind OUTCOME. It can be pickled.
 
-    *heads* tells where the sources' partitions begin, from which workers are to go on. *told* is called after
-    each step.
+    *heads* has the first offsets of the sources' partitions, from which workers are to continue. *told* is
+    called after each step.
     """
 
     processor: Processor[Any, Any]
@@ -123,7 +124,7 @@ class ChangelogSink:
         return _results(summary, outcome, spool.emits)
 
     def _check(self, partition: int, position: Position, refused: Iterable[Refused]) -> None:
-        """Raise where no worker could go on from *position*, or would not have come to it."""
+        """Raise if no worker could continue from *position*, or could have come to it."""
         for topic, offset in zip(self.processor.topics, offsets_of(position), strict=True):
             head = self.heads[topic][partition]
             if offset + 1 < head:
@@ -141,7 +142,7 @@ class ChangelogSink:
                     topic=topic, offset=each.offset, stage=each.stage, error=each.error, reason=each.reason
                 )
 
-    # -- what was refused
+    # -- refused records
 
     def _refused(self, partition: int, refused: list[Refused]) -> list[tuple[str, Refused, FetchedRecord]]:
         """Return the source and content of each refused record, as far as its topic still has it."""
@@ -166,7 +167,7 @@ class ChangelogSink:
     def copies(
         self, partition: int, refused: Iterable[tuple[str, Refused, FetchedRecord]], copy_bytes: int
     ) -> list[Emit]:
-        """Return what the quarantine gets of refused records."""
+        """Return the quarantine's copies of refused records."""
         topic, name = self.settings.quarantine_topic, self.processor.name
         return [
             quarantine_record(topic, name, (source, partition), each, record, copy_bytes)
@@ -283,7 +284,7 @@ def has_state(processor: Processor[Any, Any], settings: Settings, partition: int
 def _by_partition(
     batch: pa.RecordBatch,
 ) -> Iterator[tuple[int, pa.RecordBatch, list[FoldSummary]]]:
-    """Yield of each partition in *batch* what is no summary, and its summaries."""
+    """Yield the results of each partition in *batch* without its summaries, and the summaries."""
     import pyarrow.compute as pc
 
     for partition in pc.unique(batch.column("partition")).to_pylist():

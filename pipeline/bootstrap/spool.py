@@ -1,5 +1,5 @@
-"""What a fold has told of one partition, in a temporary file: it is read as often as its transaction is
-made.
+"""The results of the fold of one partition, in a temporary file: they are read as often as its transaction is
+repeated.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class Spool:
             raise _failed(error) from error
 
     def reader(self, *last: ChangelogPart) -> Callable[[], Iterator[ChangelogPart]]:
-        """Return what gives rows, timers and emits from the beginning, and *last* behind them. Nothing may be
-        added any more.
+        """Return a function that yields rows, timers and emits from the beginning, and *last* after them.
+        Nothing may be added any more.
         """
         self._end()
         self._file.flush()

@@ -32,7 +32,7 @@ SCHEMA = pa.schema(
 """The columns of holdfast/pipeline/bronze/lake.py as Arrow has them."""
 PARTITIONED_BY = ["topic", "partition"]
 FILE_SCHEMA = pa.schema([field for field in SCHEMA if field.name not in PARTITIONED_BY])
-"""What a file holds: the columns that the table is partitioned by are in its path."""
+"""The columns of a file: those that the table is partitioned by are in its path."""
 
 
 def shown_ms(times_ms: Any) -> Any:
@@ -59,8 +59,8 @@ DERIVED = ("timestamp", "date")
 
 
 def untrue(rows: pa.RecordBatch, name: str) -> Any:
-    """Tell of each row whether its column *name*, one of `DERIVED`, is another than its `timestamp_ms` makes;
-    rows of before there was that are true.
+    """Return for each row whether its column *name*, one of `DERIVED`, differs from the value that its
+    `timestamp_ms` makes;
     """
     told = rows.column("timestamp_ms")
     times_ms = told.fill_null(0).to_numpy()

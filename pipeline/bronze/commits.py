@@ -58,7 +58,7 @@ _REBUILD = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableCommit:
-    """One line of a Delta table's history. *added* is how many rows it wrote, None where it does not tell."""
+    """One line of a Delta table's history. *added* is how many rows it wrote, None if unknown."""
 
     version: int
     operation: str
@@ -75,7 +75,7 @@ def commit_of(version: int, operation: str, metadata: str | None, metrics: Mappi
 
 
 def landed_in(commit: TableCommit) -> Landed | None:
-    """Return what a commit says of itself, None when it was not made by a landing."""
+    """Return a commit's landing metadata, None when it was not made by a landing."""
     if not commit.metadata or '"holdfast_landing":1' not in commit.metadata:
         return None
     try:
@@ -96,12 +96,12 @@ UPKEEP_MARK = "holdfast_upkeep"
 
 
 def is_upkeep(commit: TableCommit) -> bool:
-    """Tell whether a commit is one of `holdfast pipeline compact`."""
+    """Return whether a commit is one of `holdfast pipeline compact`."""
     return bool(commit.metadata) and f'"{UPKEEP_MARK}":1' in str(commit.metadata)
 
 
 def is_data_kept(commit: TableCommit) -> bool:
-    """Tell whether a commit is one that changes how rows are stored at most, never which rows there are."""
+    """Return whether a commit changes how rows are stored at most, never which rows there are."""
     return commit.operation.upper() in _UPKEEP or is_upkeep(commit)
 
 
@@ -116,15 +116,15 @@ class LastLanding(NamedTuple):
 
 
 class Chain(NamedTuple):
-    """The landings of a table, newest first, and what is wrong between them, in the same order."""
+    """The landings of a table, newest first, and the faults between them, in the same order."""
 
     landings: list[LastLanding]
     faults: list[LakeFault]
 
 
 def read_chain(where: str, history: Iterable[TableCommit]) -> Chain:
-    """Return a table's landings as far as *history*, which comes newest first, tells of them. What lies
-    before a rebuilt vector was judged when that was rebuilt.
+    """Return a table's landings as far as *history*, newest first, has them. Landings before a rebuilt vector
+    were judged when that was rebuilt.
     """
     oldest, chain, follows = 0, Chain([], []), True
     for commit in history:
@@ -176,8 +176,8 @@ def last_landing(where: str, history: Iterable[TableCommit]) -> LastLanding | No
     """Return the newest landing commit, None for a table nothing was landed in yet. *history* comes newest
     first.
 
-    Refuses a table whose rows something else has changed, since the last landing or between two of them: its
-    vector would not tell what rows there are.
+    Refuses a table whose rows another program has changed, since the last landing or between two of them: its
+    vector would not match its rows.
     """
     chain = sound_chain(where, history)
     return chain[0] if chain else None
@@ -192,7 +192,7 @@ def sound_chain(where: str, history: Iterable[TableCommit]) -> list[LastLanding]
 
 
 def check_upkeep(where: str, commit: TableCommit, newest: LastLanding | None) -> None:
-    """Refuse a commit that may have changed rows; *newest* is the last landing behind it."""
+    """Refuse a commit that may have changed rows; *newest* is the last landing before it."""
     for fault in _stranger(where, commit, newest):
         raise LakeError(fault.told)
 
@@ -210,14 +210,14 @@ def _stranger(where: str, commit: TableCommit, newest: LastLanding | None) -> It
 
 
 def last_landed(where: str, history: Iterable[TableCommit]) -> Landed | None:
-    """Return what the newest landing commit says of itself; otherwise as `last_landing`."""
+    """Return the metadata of the newest landing commit; otherwise as `last_landing`."""
     found = last_landing(where, history)
     return None if found is None else found.landed
 
 
 def check_rows(where: str, last: LastLanding | None, counted: Mapping[int, int | None]) -> None:
-    """Refuse a table that holds more or fewer rows than were landed. *counted* is what its files say of each
-    partition, None where a file does not tell.
+    """Refuse a table that holds more or fewer rows than were landed. *counted* are the rows of each partition
+    by its files, None if a file does not have a count.
     """
     if last is None or last.landed.rows is None or None in counted.values():
         return
@@ -293,20 +293,20 @@ def _commit_in(version: int, content: bytes) -> TableCommit:
                 told_by_user = metadata if isinstance(metadata, str) else None
                 return commit_of(version, operation, told_by_user, told.get("operationMetrics") or {})
     except (msgspec.DecodeError, UnicodeDecodeError, AttributeError, TypeError, ValueError):
-        pass  # it was changed by hand: whoever reads the chain is told of a stranger's commit
+        pass  # it was changed by hand: a reader of the chain sees a stranger's commit
     return TableCommit(version=version, operation="a commit that does not tell what it is", metadata=None)
 
 
 def files_in(table: Any) -> pa.Table:
-    """Return what the log of a delta-rs table says of each of its files."""
+    """Return the entries of a delta-rs table's log about its files."""
     # pa.table() would do it too, but imports pandas first, for longer than a landing that finds nothing
     # takes.
     return pa.RecordBatchReader.from_stream(table.get_add_actions(flatten=True)).read_all()
 
 
 def listed_files(table: Any) -> dict[int, list[File]]:
-    """Return the files of a delta-rs table by partition, in the order of their first offsets; LakeError where
-    the log does not tell of what partition a file is.
+    """Return the files of a delta-rs table by partition, in the order of their first offsets; LakeError if
+    the log does not name a file's partition.
     """
     listed: dict[int, list[File]] = {}
     for each in files_in(table).to_pylist():
@@ -343,7 +343,7 @@ def file_of(told: Mapping[str, Any]) -> File:
 
 
 def counted_rows(table: Any) -> dict[int, int | None]:
-    """Return how many rows a delta-rs table's files say each partition has, None where one does not tell."""
+    """Return how many rows each partition has by a delta-rs table's files, None if a file has no count."""
     actions = files_in(table)
     if "partition.partition" not in actions.column_names:
         for each in actions.to_pylist():
@@ -354,8 +354,8 @@ def counted_rows(table: Any) -> dict[int, int | None]:
 
 
 def all_told(files: Iterable[tuple[Any, int | None]]) -> dict[int, int | None]:
-    """Return how many rows each partition has, None where one of its *files*, pairs of partition and rows,
-    does not tell.
+    """Return how many rows each partition has, None if one of its *files*, pairs of partition and rows, has
+    no count.
     """
     counts: dict[int, int | None] = {}
     for partition, rows in files:

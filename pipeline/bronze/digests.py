@@ -1,10 +1,10 @@
-"""Order-free digests of rows: what a commit says its rows are, whatever file they are moved to later.
+"""Order-free digests of rows: a commit's digest of its rows holds whatever file they are moved to later.
 
 The digest of some rows is the XOR of their hashes, so those of two lots make that of both, and taking a row
-away is adding it again. Rows are counted beside it, since a row that is there twice more changes nothing. A
+away is adding it again. Rows are counted as well, since a row that is there twice more changes nothing. A
 row's hash is xxHash64, as Spark has it, of its offset and timestamp type, its timestamp in ms, and the CRC-32
 of its key, value and headers: Spark and this process come to the same. Columns that follow from these, or
-tell of the landing, are not in it.
+describe the landing, are not in it.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def digest_of(hashes: Any) -> int:
 
 
 def told(digests: Mapping[int, int]) -> dict[int, str]:
-    """Return digests as commits tell them.
+    """Return digests as commits write them.
 
     >>> told({0: 255})
     {0: '00000000000000ff'}

@@ -1,4 +1,4 @@
-"""How much of a source a replay reads: for each partition, from where to where.
+"""The part of a source that a replay reads: for each partition, from where to where.
 
 Both engines read exactly this.
 """
@@ -19,13 +19,12 @@ from holdfast.pipeline.topic import Span, TopicLog
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Until:
-    """Where to stop: after *offsets* (the last one folded, by partition; the rest goes to its end), or before
-    the first record appended later than *at_ms*.
+    """The end of a replay: after *offsets* (the last one folded, by partition; the rest goes to its end), or
+    before the first record appended later than *at_ms*.
 
     Of several sources it is after *sources*: by partition the last offset folded of one source, or of some
-    that the table has come to at once. With *at_most*, offsets behind the end of what there is ask for all of
-    it. Whatever was folded before the next record of those is in the state, and a tick later than *at_ms* is
-    not.
+    that the table has come to at once. With *at_most*, offsets after the end of the source ask for all of it.
+    Whatever was folded before the next record of those is in the state, and a tick later than *at_ms* is not.
     """
 
     offsets: Mapping[int, int] = field(default_factory=dict)
@@ -84,7 +83,7 @@ def _sources(text: str) -> dict[int, dict[str, int]] | None:
 class Extent:
     """The offsets to read, by partition.
 
-    *holes* says in words what is missing before or between them, empty when nothing is.
+    *holes* describes in words the parts missing before or between them, empty if there are none.
     """
 
     spans: Mapping[int, Span]
@@ -142,7 +141,7 @@ def cut(spans: Mapping[int, Span], until: Until | None, where: str) -> dict[int,
 def extent_of_topic(
     log: TopicLog, until: Until | None, begin: Mapping[int, int] = MappingProxyType({})
 ) -> Extent:
-    """Return what of a topic to read. What lies before the offsets in *begin*, by partition, is not
+    """Return the part of a topic to read. Records before the offsets in *begin*, by partition, are not
     needed.
     """
     spans = log.spans()
@@ -162,7 +161,7 @@ def _ending(span: Span, end: int | None) -> Span:
 
 
 def landed_of(landed: Landed | None, path: str) -> Landed:
-    """Return what the last landing said of itself; LakeError where there was none."""
+    """Return the metadata of the last landing; LakeError where there was none."""
     if landed is None:
         raise LakeError(f"{path}: nothing was landed yet (`holdfast pipeline land`)")
     return landed
@@ -178,11 +177,11 @@ def extent_of_bronze(
     skips: Mapping[int, OffsetRanges] | None = None,
     begin: Mapping[int, int] = MappingProxyType({}),
 ) -> Extent:
-    """Return what of a bronze table to read. *first_after* holds the first offset later than `until.at_ms`
-    where there is one.
+    """Return the part of a bronze table to read. *first_after* holds the first offset later than
+    `until.at_ms` where there is one.
 
-    What other applications than *app* skip is missing where they have landed; *skips* are its own, None: as
-    far as the landings tell. What lies before the offsets in *begin*, by partition, is not needed.
+    Records that other applications than *app* skip are missing where they have landed; *skips* are its own,
+    None: as far as the landings know. Records before the offsets in *begin*, by partition, are not needed.
     """
     landed = landed_of(landed, path)
     spans = {

@@ -1,4 +1,4 @@
-"""What is wrong with a bronze table, with its place."""
+"""A fault of a bronze table, with its position."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ FaultKind = Literal[
     "statistics",
     "schema",
 ]
-"""stranger: a commit of somebody else changed rows. chain: commits do not follow each other, or are gone.
+"""stranger: a commit of another program changed rows. chain: commits do not follow each other, or are gone.
 missing, extra: rows too few or too many. changed: as many rows, of which some are others. twice: an offset is
-there again. file: a file is not what the log says. topic: the topic is another. unreadable: the rows cannot
-be read. statistics: what log or footer say of a file's rows is not so. schema: the table has other columns.
+there again. file: a file differs from the log. topic: the topic is another. unreadable: the rows cannot be
+read. statistics: a file's statistics in log or footer are wrong. schema: the table has other columns.
 """
 
 

@@ -67,9 +67,9 @@ class FileReader:
     """Reads files of the table *where* through *filesystem*; a file that is gone, damaged, or does not hold
     what the table's log says is a LakeError that names it.
 
-    Rows come in the types of *schema* where a column is in it, of others in plain types, however the file
-    stores them. Checksums of pages are compared. A file without them is given to *unchecked* before any of
-    its rows are. An *exact* reader also compares rows, offsets and times with the log's statistics.
+    Rows come in the types of *schema* if a column is in it, else in plain types, however the file stores
+    them. Checksums of pages are compared. A file without them is passed to *unchecked* before any of its rows
+    are. An *exact* reader also compares rows, offsets and times with the log's statistics.
     """
 
     where: str
@@ -99,7 +99,7 @@ class FileReader:
             yield from self._counted(file, self._whole(file, opened, names))
 
     def _may_lack(self, name: str) -> bool:
-        """Tell whether files of older landings have no such column."""
+        """Return whether files of older landings may lack this column."""
         return name == "timestamp_ms" or (name in ADDED_COLUMNS and name in self.schema.names)
 
     def _check_columns(self, file: File, there: Sequence[str], wanted: Sequence[str]) -> None:
@@ -226,7 +226,7 @@ class FileReader:
 
 @dataclass(slots=True)
 class _SeenRows:
-    """What the rows of a file came to, as far as they were read."""
+    """The totals of a file's rows, as far as they were read."""
 
     rows: int = 0
     first: int | None = None
@@ -260,7 +260,7 @@ class _SeenRows:
             return f"has offsets {self.first} to {self.last}, where the table's log says otherwise"
         if self.undated or self.latest_ms is None or file.latest_ms is None:
             return None
-        # Spark's statistics are cut to ms, and those of others may be in microseconds.
+        # Spark's statistics are cut to ms, and those of other writers may be in microseconds.
         if abs(self.latest_ms - file.latest_ms) >= 1.5:
             latest = np.datetime64(self.latest_ms, "ms")
             return f"has records up to {latest}Z, where the table's log says otherwise"
@@ -275,8 +275,8 @@ def _lacks_times(batch: pa.RecordBatch, columns: Sequence[str]) -> bool:
 
 
 def has_checked_pages(opened: ParquetFile, file: File) -> bool:
-    """Tell whether all pages of a file have checksums: this package wrote it, and nothing else has written it
-    again.
+    """Return whether all pages of a file have checksums: this package wrote it, and no other program has
+    written it again.
     """
     told = told_bytes(opened)
     if told is None or file.size_bytes is None:
@@ -294,7 +294,7 @@ def told_bytes(opened: ParquetFile) -> tuple[int, int] | None:
 
 
 class SummedStream:
-    """A stream that is written to *through*, and sums up what was."""
+    """A stream that writes to *through*, and checksums the written bytes."""
 
     def __init__(self, through: Any) -> None:
         self._through, self._sum = through, 0
@@ -314,7 +314,7 @@ class SummedStream:
         self.closed = True
 
     def told(self) -> str:
-        """Return what `CHECKED_PAGES` says, once all before the footer is written."""
+        """Return the value of `CHECKED_PAGES`, once all before the footer is written."""
         return f"{self.tell()} {self._sum:08x}"
 
 
@@ -358,12 +358,12 @@ def _s3() -> Any:
 
 
 def is_local(uri: str) -> bool:
-    """Tell whether a table is in the file system of this machine."""
+    """Return whether a table is in the file system of this machine."""
     return uri.startswith(("/", "file://"))
 
 
 def is_s3(uri: str) -> bool:
-    """Tell whether a lake or table is in S3, or in a store that speaks as S3 does.
+    """Return whether a lake or table is in S3, or in a store that speaks as S3 does.
 
     >>> is_s3("s3a://lake"), is_s3("s3://lake"), is_s3("hdfs://lake")
     (True, True, False)

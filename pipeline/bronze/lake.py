@@ -1,9 +1,9 @@
-"""The lake: where bronze tables lie, what they hold, and what each landing commit says of itself.
+"""The lake: the paths of bronze tables, their columns, and the metadata of each landing commit.
 
 Every landing commit carries, as its Delta user metadata, the end vector it started from and the one it
 reached (offsets by partition, the end not included), the topic's identity, and its own id. The table is
-thereby its own checkpoint: a landing reads the vector of the last commit and goes on from there; nothing
-beside the table can be lost or fall behind.
+thereby its own checkpoint: a landing reads the vector of the last commit and continues from there; no second
+record can be lost or lag behind.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ COLUMNS = {
 """Columns of a bronze table, one row per record. `timestamp_ms` is Kafka's, as it is (-1 for none);
 `timestamp` the same in microseconds UTC, held between the years 1 and 9999; `date` its day; `timestamp_type`
 0 create time, 1 append time; `landed_at` when its commit was begun; `leader_epoch` null where the reader is
-not told.
+unknown.
 """
 SCHEMA_VERSION = 2
 """Version 1 ends with `headers`. A table of it gets the others, empty, at its first landing of version 2; its
@@ -44,7 +44,7 @@ files stay.
 ADDED_COLUMNS = tuple(COLUMNS)[8:]
 
 LEAST_TIME_MS, LAST_TIME_MS = -62_135_596_800_000, 253_402_300_799_999
-"""The years 1 to 9999: what SQL, Python and the readers of Delta's statistics can all tell."""
+"""The years 1 to 9999: times that SQL, Python and the readers of Delta's statistics can all express."""
 
 PROPERTIES = {
     "delta.appendOnly": "true",
@@ -67,8 +67,8 @@ def bronze_path(lake: str, topic: str) -> str:
 
 
 class TablePosition(msgspec.Struct, frozen=True):
-    """Where a partition of a table stood: the last offset *applied* of each source, by topic, and how many
-    *choices* it had obeyed.
+    """The position of a partition of a table: the last offset *applied* of each source, by topic, and how
+    many *choices* it had obeyed.
     """
 
     applied: dict[str, int]
@@ -76,10 +76,10 @@ class TablePosition(msgspec.Struct, frozen=True):
 
 
 class Cut(msgspec.Struct, frozen=True, kw_only=True):
-    """How far the sources of a processor had been landed when the choices of their order were read: *sources*
-    are end offsets by topic and partition, *numbers* how many choices of each partition there were.
-    *positions* are those of its table, as read before both: up to there the order is what workers made of it,
-    and behind it may still become another. There are none in landings of an earlier holdfast.
+    """The extent to which the sources of a processor had been landed when the choices of their order were
+    read: *sources* are end offsets by topic and partition, *numbers* how many choices of each partition there
+    were. *positions* are those of its table, as read before both: up to there the order is the one that
+    workers chose, and later it may still change. Landings of an earlier holdfast have none.
     """
 
     sources: dict[str, dict[int, int]]
@@ -88,8 +88,8 @@ class Cut(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Expired(msgspec.Struct, frozen=True, kw_only=True):
-    """How many *rows* of a partition were removed for their age so far, the last of them since they were from
-    before *before_ms*, in ms since the epoch.
+    """The count of *rows* of a partition that were removed for their age so far, the last of them since they
+    were from before *before_ms*, in ms since the epoch.
     """
 
     rows: int
@@ -97,23 +97,23 @@ class Expired(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Landed(msgspec.Struct, frozen=True, kw_only=True):
-    """What a landing commit says of itself. *end* is the whole vector after it; *begins* where each
-    partition's rows begin.
+    """The metadata of a landing commit. *end* is the whole vector after it; *begins* where each partition's
+    rows begin.
 
     *lost* lists all ranges [from, to) so far that the topic no longer held and that were given up by order.
     *skipped* are ranges, both ends included, that each application which landed here skips of the topic,
-    since nobody can read them (holdfast/core/engine/fold/skips.py). *left_out* are those whose rows were
-    therefore not written. *cut* is in a table of choices: what of the sources they are the order of. *rows*
-    are those of each partition before this commit and *added* those of it, None where it is not told.
-    *removed* counts what rebuilds found missing of each partition. *columns* is the version of the columns
-    that its rows have, and *landed_at_ms* the time that they say, None where it is not told.
+    since they cannot be read (holdfast/core/engine/fold/skips.py). *left_out* are those whose rows were
+    therefore not written. *cut* is in a table of choices: the extent of the sources that they order. *rows*
+    are those of each partition before this commit and *added* those of it, None if unknown. *removed* counts
+    the rows of each partition that rebuilds found missing. *columns* is the version of the columns that its
+    rows have, and *landed_at_ms* their landing time, None if unknown.
 
-    *digests* are of the rows of each partition before this commit, from the offset in *digested_from* on (its
-    beginning, where none is there), and *added_digests* of the rows of it
+    *digests* are of the rows of each partition before this commit, from the offset in *digested_from* on (the
+    beginning, where there is no entry), and *added_digests* of the rows of it
     (holdfast/pipeline/bronze/digests.py); None in commits of a holdfast before that.
 
     An expiry is a link of the chain too: *expires* is true, it adds no rows, and its *begins*, *rows* and
-    *digests* are those of what is left. *expired* tells of all that expired so far, by partition.
+    *digests* are those of the remaining rows. *expired* counts all that expired so far, by partition.
     """
 
     topic: str
@@ -143,14 +143,12 @@ class Landed(msgspec.Struct, frozen=True, kw_only=True):
         return sealed(msgspec.json.encode(self).decode())
 
     def skips(self, app: str) -> dict[int, OffsetRanges]:
-        """Return what *app* skips of each partition, as far as landings of its own have noted."""
+        """Return the skips of *app* in each partition, as far as its own landings have noted them."""
         return {partition: merged(ranges) for partition, ranges in self.skipped.get(app, {}).items()}
 
 
 def check_identity(where: str, landed: Landed, topic: str, topic_id: str) -> None:
-    """Refuse to add records of another topic, or of one that was deleted and made again: its offsets mean
-    other records.
-    """
+    """Refuse to add records of another topic, or of a recreated one: its offsets mean other records."""
     if landed.topic != topic:
         raise LakeError(
             f"{where} holds topic {landed.topic}, not {topic}; land each topic in a table of its own"
@@ -205,7 +203,7 @@ def table_uri(path: str) -> str:
 
 
 def open_table(path: str) -> Any:
-    """Return the delta-rs table at *path*; LakeError when there is none, or none that delta-rs can open."""
+    """Return the delta-rs table at *path*; LakeError if there is none, or delta-rs cannot open it."""
     from deltalake import DeltaTable
     from deltalake.exceptions import DeltaError, TableNotFoundError
 

@@ -1,8 +1,8 @@
-"""How far landings have come, noted in Kafka: what a table cannot show whose newest commits are gone.
+"""The progress of landings, noted in Kafka: a table whose newest commits are gone cannot show it.
 
-The note is what a consumer group has committed, one for each table, by its folder and its id: the end offset
-of each partition, with the topic's id. Kafka forgets it with the topic, and `offsets.retention.minutes` after
-the last landing.
+The note is the committed offset of a consumer group, one for each table, by its folder and its id: the end
+offset of each partition, with the topic's id. Kafka forgets it with the topic, and
+`offsets.retention.minutes` after the last landing.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ASK_S = 10.0
 ID_CHARACTERS = 22
 """Of a topic's id. Whatever follows it in the metadata of a commit is not of it."""
 REST_S = 60.0
-"""How long no note is tried after one that failed."""
+"""The time without another attempt after a note that failed."""
 _CONNECT_S = 2.0
 
 
@@ -55,7 +55,7 @@ class LandedNotes:
         self._rests_until_s = 0.0
 
     def ahead(self, path: str, table_id: str, landed: Landed) -> Iterator[LakeFault]:
-        """Yield where landings of the same topic had come further than the newest that the table tells of."""
+        """Yield where landings of the same topic had come further than the newest in the table's log."""
         for partition, noted in sorted(self.read(path, table_id, landed.topic).items()):
             end = landed.end.get(partition, 0)
             if noted.topic_id != landed.topic_id or noted.end <= end:
@@ -88,7 +88,7 @@ class LandedNotes:
             )
 
     def read(self, path: str, table_id: str, topic: str) -> dict[int, LandedNote]:
-        """Return what is noted of a table, by partition; BrokerError where Kafka does not tell."""
+        """Return the notes on a table, by partition; BrokerError if Kafka does not answer."""
         group = group_of(path, table_id)
 
         def ask(admin: Any, groups: list[str]) -> Mapping[str, Any]:
@@ -144,7 +144,7 @@ def group_of(path: str, table_id: str) -> str:
 
 
 def is_reached(settings: Settings) -> bool:
-    """Tell whether one of the brokers takes connections, within moments."""
+    """Return whether one of the brokers takes connections, within moments."""
     for each in settings.bootstrap_servers.split(","):
         host, _, port = each.strip().rpartition("://")[2].rpartition(":")
         try:

@@ -1,5 +1,5 @@
-"""How many rows a bronze table should have between which offsets, by its commits, and how many it has, by its
-files' own counts: told from the log alone, so that it costs next to nothing before each replay.
+"""Compares the number of rows that a bronze table should have between certain offsets, by its commits, with
+its files' own counts: from the log alone, so that it costs next to nothing before each replay.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from holdfast.pipeline.bronze.lake import Landed
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
     """Offsets [first, end) of a partition that were landed together: how many rows there are and their
-    digest, None where it is not told. *digest_first* is from where on the digest counts. *columns* is the
-    version of the columns that its rows have at least, *landed_at_ms* when they say that they were landed,
-    None where that is not told.
+    digest, None if unknown. *digest_first* is where the digest begins to count. *columns* is the version of
+    the columns that its rows have at least, *landed_at_ms* their landing time, None if unknown.
     """
 
     first: int
@@ -34,10 +33,10 @@ class Segment:
 
 
 def segments(chain: Sequence[LastLanding], partition: int) -> list[Segment]:
-    """Return what a partition's commits say it holds, in the order of offsets; *chain* comes newest first.
+    """Return a partition's content by its commits, in the order of offsets; *chain* comes newest first.
 
-    What the newest commit says of all is the sum: what older commits that are still known do not account for
-    was landed before them, in one segment.
+    The newest commit's total is the sum: rows that older, known commits do not account for was landed before
+    them, in one segment.
     """
     landed = chain[0].landed
     begin = landed.begins.get(partition, 0)
@@ -84,7 +83,7 @@ def _total(landed: Landed, partition: int) -> tuple[int | None, int | None]:
 def layout_faults(
     table: str, chain: Sequence[LastLanding], files: Mapping[int, Sequence[File]]
 ) -> Iterator[LakeFault]:
-    """Yield where a table's files have other counts, or other offsets, than its commits tell of."""
+    """Yield where a table's files have other counts, or other offsets, than its commits."""
     if not chain:
         return
     for partition in sorted({*files, *chain[0].landed.end}):

@@ -39,7 +39,7 @@ def in_order(reader: FileReader, files: Sequence[File], columns: Sequence[str]) 
 
 
 def overlapping(files: Sequence[File]) -> Iterator[list[File]]:
-    """Yield files whose offsets overlap together; those that do not tell their offsets overlap all."""
+    """Yield files whose offsets overlap together; those without known offsets overlap all."""
     if any(file.first is None or file.last is None for file in files):
         yield list(files)
         return

@@ -1,5 +1,5 @@
-"""What a commit says of itself, sealed with its checksum: a character that was changed by hand, or by a bad
-disk, is not taken for what a landing said.
+"""A commit's metadata, sealed with a checksum: a change by hand, or by a bad disk, is not taken for a
+landing's own data.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the rows of a bronze table come to, by the segments that its commits tell of."""
+"""The totals of a bronze table's rows, by the segments of its commits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GAPS_TOLD = 10
 
 @dataclass(slots=True)
 class SegmentRows:
-    """What the rows of a segment come to."""
+    """The totals of a segment's rows."""
 
     rows: int = 0
     digest: int = 0
@@ -46,8 +46,8 @@ class SegmentRows:
 
 
 def rows_of_segments(reader: FileReader, files: Sequence[File], told: Sequence[Segment]) -> list[SegmentRows]:
-    """Read the rows of *files* and return what those of each segment come to; rows before the first segment
-    and behind the last one are left out.
+    """Read the rows of *files* and return the totals of each segment; rows before the first segment and after
+    the last one are left out.
     """
     found = [SegmentRows(reached=each.first) for each in told]
     take_rows(found, told, in_order(reader, files, DIGESTED))
@@ -57,9 +57,7 @@ def rows_of_segments(reader: FileReader, files: Sequence[File], told: Sequence[S
 def take_rows(
     found: Sequence[SegmentRows], told: Sequence[Segment], batches: Iterable[pa.RecordBatch]
 ) -> None:
-    """Take rows, which come in the order of their offsets, into account in what was *found* of each
-    segment.
-    """
+    """Add rows, which come in the order of their offsets, to the totals *found* of each segment."""
     ends = [each.end for each in told]
     for rows in batches if told else ():
         offsets, hashes = rows.column("offset").to_numpy(), hashes_in(rows)

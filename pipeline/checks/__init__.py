@@ -1,1 +1,1 @@
-"""Proving a lake: what its tables hold against what was landed, and against the topics."""
+"""Proving a lake: its tables against the landed data, and against the topics."""

@@ -24,7 +24,7 @@ from holdfast.pipeline.topic import Span, TopicLog, TopicReader
 _COMPARED = [*DIGESTED, *DERIVED, "leader_epoch"]
 _UNTRUE = np.uint64(1)
 LIMIT_FAULTS = 100
-"""So many offsets of a partition are told."""
+"""The most offsets of a partition that are reported."""
 _SAID: Mapping[FaultKind, str] = {
     "missing": "the topic has a record, and the table none",
     "changed": "the table's row is not the topic's record",
@@ -119,7 +119,7 @@ def _cut_off(table: str, topic: str, partition: int, ends: int, landed: int) -> 
 
 class _Run(NamedTuple):
     """Some records or rows in the order of their offsets: the hash of each, and the epoch of the leader that
-    took it, -1 where that is not told.
+    took it, -1 if unknown.
     """
 
     offsets: Any

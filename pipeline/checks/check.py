@@ -37,10 +37,10 @@ from holdfast.pipeline.checks.deep import deep_faults
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LakeVerdict:
-    """What is wrong with one bronze table. *rows* is how many its files have, by their own counts, *commits*
-    how many landings its history still tells of; *undigested* says up to which offset of each partition no
-    digest was landed, so that a deep check proves only the count there. *version* is None where the log
-    cannot be read, *compared* whether the topic could be asked, None where it was not to be.
+    """The faults of one bronze table. *rows* is how many its files have, by their own counts, *commits* how
+    many landings its history still has; *undigested* is the offset of each partition up to which no digest
+    was landed, so that a deep check proves only the count there. *version* is None where the log cannot be
+    read, *compared* whether the topic could be asked, None where it was not to be.
     """
 
     topic: str
@@ -114,7 +114,7 @@ class _Checked:
     faults: list[LakeFault] = field(default_factory=list)
 
     def run(self, kind: FaultKind, stage: Callable[[], Iterable[LakeFault]]) -> None:
-        """Note what a stage finds; where it cannot go on, that is a fault of *kind* too."""
+        """Note a stage's findings; if it cannot continue, that is a fault of *kind* too."""
         try:
             for each in stage():
                 self.faults.append(each)
@@ -144,7 +144,7 @@ class _Checked:
 
 
 def _open(topic: str, checked: _Checked) -> Iterator[LakeFault]:
-    """Read the log, and yield what is wrong with it: as much of it as can be read."""
+    """Read the log, and yield its faults: as much of it as can be read."""
     path = checked.path
     table = open_table(path)
     checked.version, checked.table_id = int(table.version()), str(table.metadata().id)
@@ -173,7 +173,7 @@ def _usable(path: str, table: Any) -> Iterator[LakeFault]:
 
 
 def _logged_faults(path: str, topic: str, listed: Sequence[Mapping[str, Any]]) -> Iterator[LakeFault]:
-    """Yield where the log tells of another topic, or its statistics of times contradict each other."""
+    """Yield where the log names another topic, or its statistics of times contradict each other."""
     for each in listed:
         kind: FaultKind
         if each.get("partition.topic") != topic:
@@ -217,13 +217,13 @@ def _cheap_faults(
     if not placed and chain:
         try:
             check_rows(path, chain[0], counted_rows(table))
-        except LakeError as error:  # landed by a holdfast that told counts of the whole alone
+        except LakeError as error:  # landed by a holdfast that wrote counts of the whole alone
             yield LakeFault(kind="missing", table=path, told=str(error))
     yield from _file_faults(path, str(table.table_uri), files)
 
 
 def _file_faults(path: str, uri: str, files: Mapping[int, Sequence[File]]) -> Iterator[LakeFault]:
-    """Yield files that are gone, or of another size than the log says: their folders are listed, and none is
+    """Yield files that are gone, or of another size than in the log: their folders are listed, and no file is
     opened.
     """
     from pyarrow import fs

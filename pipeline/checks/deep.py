@@ -1,5 +1,5 @@
-"""The deep check: the rows themselves, by the digests that the landing commits told of them, and each file by
-what is said of it.
+"""The deep check: the rows themselves, by the digests of the landing commits, and each file by the metadata
+about it.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ def deep_faults(
     told: Sequence[Segment],
     logged: Mapping[str, Mapping[str, Any]],
 ) -> Iterator[LakeFault]:
-    """Read all rows of a partition and yield where they are not those that were landed: *told* is what was
-    landed, *logged* what the log says of each file, by its path.
+    """Read all rows of a partition and yield where they differ from the landed ones: *told* are the landed
+    segments, *logged* the log's entry on each file, by its path.
 
-    What cannot be read hides nothing else: the other files are compared.
+    An unreadable file hides nothing else: the other files are compared.
     """
     unreadable = list[File]()
     for file in files:

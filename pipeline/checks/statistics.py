@@ -54,8 +54,8 @@ class Bounds:
 
 @dataclass(slots=True)
 class _FoundRows:
-    """What the rows of a file were found to be: *wrong* are the offsets of rows whose column is not what it
-    should be, by the column's name.
+    """The facts found in the rows of a file: *wrong* are the offsets of rows with a wrong value in a column,
+    by the column's name.
     """
 
     bounds: dict[str, Bounds] = field(default_factory=dict)
@@ -70,8 +70,8 @@ class _FoundRows:
 def file_faults(
     reader: FileReader, partition: int, file: File, told: Mapping[str, Any], segments: Sequence[Segment]
 ) -> Iterator[LakeFault]:
-    """Yield what is wrong with one file; *told* is what the log says of it, as delta-rs gives it, and
-    *segments* what was landed of its partition.
+    """Yield the faults of one file; *told* is the log's entry on it, as delta-rs gives it, and *segments* are
+    the landed segments of its partition.
     """
     fault = _FaultsOf(reader, partition, file)
     found, ours = _FoundRows(), False
@@ -184,7 +184,7 @@ def _group_faults(
     if meta.num_rows != rows:
         yield fault.of("statistics", f"{where} has {rows} rows, where its footer says {meta.num_rows}")
     for at in range(meta.num_columns):
-        # Only of columns that were read: of one that is described wrongly, Arrow ends the process.
+        # Only of columns that were read: for a wrongly described one, Arrow ends the process.
         if (name := opened.schema.column(at).path) not in bounds:
             continue
         if (why := _footer_fault(meta.column(at).statistics, bounds[name], name)) is not None:
@@ -250,7 +250,7 @@ def _note_unlike(found: _FoundRows, rows: pa.RecordBatch, offsets: Any, segment:
 
 
 def _footer_fault(told: Any, bounds: Bounds, name: str) -> str | None:
-    """Return what is wrong with statistics of a footer; those of bytes may be cut, and are bounds alone."""
+    """Return the fault of statistics in a footer; those of bytes may be cut, and are bounds alone."""
     if told is None:
         return None
     if told.has_null_count and told.null_count != bounds.nulls:
@@ -289,7 +289,7 @@ def _log_faults(fault: _FaultsOf, told: Mapping[str, Any], found: _FoundRows) ->
 
 
 def _are_one(told: Any, found: Any) -> bool:
-    """Tell whether a value of the log's statistics is that of the rows, in the numbers of `Bounds`."""
+    """Return whether a value of the log's statistics is that of the rows, in the numbers of `Bounds`."""
     if found is None:
         return False
     if isinstance(told, datetime):

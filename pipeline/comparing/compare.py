@@ -32,7 +32,7 @@ from holdfast.pipeline.replay import ReplayOptions, replay
 
 _decode_counts = msgspec.json.Decoder(PartedCounts).decode
 LIMIT_KEYS = 10_000
-"""So many keys that differ are told of each partition; all are counted."""
+"""The most differing keys that are reported of each partition; all are counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,9 +57,9 @@ class PartedKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedPartition:
-    """What the two made of a partition. *equal* is by digest, of rows and timers as stored; *apart* counts
-    keys whose rows differ at the end, *met_again* those that only did in between. The first of all did at
-    *first_offset* of *first_topic*.
+    """The results of two versions on a partition. *equal* is by digest, of rows and timers as stored; *apart*
+    counts keys whose rows differ at the end, *met_again* those that only did in between. The first of all did
+    at *first_offset* of *first_topic*.
     """
 
     partition: int
@@ -77,8 +77,9 @@ class ComparedPartition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Where two versions of a processor part. *keys* are at most so many of a partition as were asked for,
-    those that differ at the end first; *fields* counts, by field, all keys that differ in it at the end.
+    """The differences between two versions of a processor. *keys* are at most so many of a partition as were
+    asked for, those that differ at the end first; *fields* counts, by field, all keys that differ in it at
+    the end.
     """
 
     processor: str
@@ -123,10 +124,10 @@ def compare(
     """Fold *processor* and *other* over one history, each record once, and return where their rows differ.
 
     Rows are compared as JSON, field by field, so the types of the rows may differ. Both are folded from the
-    beginning, of several sources in the order that the choices of *processor* tell. While a partition is
-    folded, about *memory_bytes* of each state and of what differs are in memory, and all of it in temporary
-    files where there is more. At most *limit_keys* keys of each partition are told; all are counted. Raises
-    ConfigError for processors that do not fold the same sources and globals, and what `replay` does.
+    beginning, several sources in the order of the choices of *processor*. While a partition is folded, about
+    *memory_bytes* of each state and of the differences are in memory, and all of it in temporary files where
+    there is more. At most *limit_keys* keys of each partition are returned; all are counted. Raises
+    ConfigError for processors that do not fold the same sources and globals, and any error of `replay`.
     """
     _check(processor, other)
     options = options or ReplayOptions()

@@ -26,7 +26,7 @@ EndedBy = Literal["released", "expired", "replaced"]
 
 
 class OpenInterval(msgspec.Struct, frozen=True, array_like=True):
-    """How an interval began that has not ended."""
+    """The beginning of an interval that has not ended."""
 
     from_s: int
     by: BeganBy
@@ -37,9 +37,9 @@ class OpenInterval(msgspec.Struct, frozen=True, array_like=True):
 class ClaimInterval(msgspec.Struct, frozen=True):
     """A time in which one owner held a claim, by the guarded view.
 
-    From *held_from* on and before *held_until*; of one that has not ended (*ended_by* None) that is where it
-    ends if nothing more is heard, and None while a reset holds it. *offset_from* and *offset_to* are the
-    claim's offset then, *began_at* and *ended_at* the offsets of the frames that tell it.
+    From *held_from* on and before *held_until*; for an interval that has not ended (*ended_by* None) that is
+    where it ends without a further sign of life, and None while a reset holds it. *offset_from* and
+    *offset_to* are the claim's offset then, *began_at* and *ended_at* the offsets of the frames that show it.
     """
 
     group_id: str
@@ -60,7 +60,7 @@ class ClaimInterval(msgspec.Struct, frozen=True):
 
 
 def fold_intervals(rows: Rows[Any], event: NumberedFrame, at_ms: int, stale_after_s: int) -> Emits:
-    """Fold a frame into the guarded view; tell the interval that it ends, and note the one that it begins."""
+    """Fold a frame into the guarded view; emit the interval that it ends, and note the one that it begins."""
     found = step(rows, event, at_ms, stale_after_s)
     if found is None:
         return None
@@ -98,7 +98,7 @@ def _released(rows: Rows[Any], found: ClaimStep, stale_after_s: int) -> Iterator
 
 
 def _returned(rows: Rows[Any], found: ClaimStep, stale_after_s: int) -> Iterator[Emit]:
-    """An owner that had fallen silent is heard again before anybody took the claim."""
+    """An owner that had fallen silent sends a heartbeat again before another took the claim."""
     assert found.before is not None
     yield _ended(rows, found, found.before, "expired", stale_after_s)
     _begin(rows, found, "return")

@@ -1,4 +1,4 @@
-"""The coordination topic, frame by frame: what the guarded view made of each, for the tables that tell of
+"""The coordination topic, frame by frame, with each frame's effect on the guarded view: for the tables about
 claims.
 """
 
@@ -76,7 +76,7 @@ def step(rows: Rows[Any], event: NumberedFrame, at_ms: int, stale_after_s: int) 
 
 
 def has_lapsed(claim: Claim, now_s: int, stale_after_s: int) -> bool:
-    """Return whether a claim that nobody gave back was free at *now_s*, since its owner had fallen silent."""
+    """Return whether a claim without a release was free at *now_s*, since its owner had fallen silent."""
     return (
         claim.heartbeat_at_s is not None
         and not is_live(claim, now_s, stale_after_s)

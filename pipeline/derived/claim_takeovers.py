@@ -1,4 +1,6 @@
-"""The table `claims.takeovers`: who took a claim from whom, why, how long that took, and where it went on."""
+"""The table `claims.takeovers`: changes of a claim's owner, with cause, duration, and the offset of the new
+start.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ Cause = Literal["released", "expired", "replaced", "reset"]
 
 
 class PendingTakeover(msgspec.Struct, frozen=True, array_like=True):
-    """A takeover whose new owner has not told an offset yet."""
+    """A takeover whose new owner has not sent an offset yet."""
 
     cause: Cause
     from_client: str
@@ -43,9 +45,9 @@ class ClaimTakeover(msgspec.Struct, frozen=True):
     """A claim that went from one owner to the next. *duration_s* lies between *last_sign* of the former owner
     (its last heartbeat, or its release) and *taken*.
 
-    *offset_before* is where the former owner stood, *announced_offset* the end of a batch that it had
-    announced and not committed; *offset_after* is the first offset that the new owner told, None while or
-    where it told none, and *offset_gap* the difference. *taken_at* is the offset of the frame.
+    *offset_before* is the former owner's offset, *announced_offset* the end of a batch that it had announced
+    and not committed; *offset_after* is the first offset that the new owner sent, None while or if it sent
+    none, and *offset_gap* the difference. *taken_at* is the offset of the frame.
     """
 
     group_id: str
@@ -68,7 +70,7 @@ class ClaimTakeover(msgspec.Struct, frozen=True):
 
 
 def fold_takeovers(rows: Rows[Any], event: NumberedFrame, at_ms: int, stale_after_s: int) -> Emits:
-    """Fold a frame into the guarded view; tell the takeover that it completes, and note the one that it
+    """Fold a frame into the guarded view; emit the takeover that it completes, and note the one that it
     begins.
     """
     found = step(rows, event, at_ms, stale_after_s)
@@ -85,7 +87,7 @@ def fold_takeovers(rows: Rows[Any], event: NumberedFrame, at_ms: int, stale_afte
 
 
 def _told(found: ClaimStep) -> int | None:
-    """Return the offset that the owner's own heartbeat tells."""
+    """Return the offset in the owner's own heartbeat."""
     frame, owner = found.frame, found.after
     if not isinstance(frame, Heartbeat) or frame.current_offset < 0:
         return None
@@ -168,7 +170,7 @@ def _takeover(key: str, of: PendingTakeover, told: int | None) -> ClaimTakeover:
 
 
 def _current(stored: StoredRows) -> Iterator[ClaimTakeover]:
-    """Yield the takeovers whose new owner has not told an offset yet."""
+    """Yield the takeovers whose new owner has not sent an offset yet."""
     for key, pending in stored.items(PENDING):
         yield _takeover(key, pending, None)
 

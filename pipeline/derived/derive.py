@@ -1,5 +1,5 @@
-"""Bringing derived tables up to what was landed: the folds of `holdfast pipeline fold`, each with its own
-table beside the state.
+"""Updates derived tables from the landed data: the folds of `holdfast pipeline fold`, each with an output
+table in addition to its state.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ TABLES: Mapping[str, Callable[[Settings, Sequence[str]], Sequence[AnyTable]]] = 
     QUARANTINE: lambda settings, topics: [quarantine_events(settings)],
 }
 """The tables that can be derived, by name: one, or one for each topic. They are made of the settings, and
-those of lag of topics that are named; a table comes behind those that it is joined of.
+those of lag of topics that are named; a table comes after those that it is joined of.
 """
 _NAMED_BY = {
     ENDS: "name them: --topics orders,payments",
@@ -68,7 +68,7 @@ _NAMED_BY = {
 
 
 def derived_folder(lake: str, path: str) -> str:
-    """Return where a derived table lies, with the state that it goes on from; *path* is its
+    """Return the folder of a derived table, with the state that it continues from; *path* is its
     `DerivedTable.path`.
 
     >>> derived_folder("/lake/", "claims.intervals")
@@ -110,7 +110,7 @@ def tables_named(name: str, settings: Settings, topics: Sequence[str] = ()) -> S
 def tables_to_derive(
     names: Sequence[str], lake: str, settings: Settings, topics: Sequence[str] = ()
 ) -> list[AnyTable]:
-    """Return the tables of *names*, without any those whose topics were landed: each once, and behind those
+    """Return the tables of *names*, by default those whose topics were landed: each once, and after those
     that it is joined of.
 
     ConfigError for a name of none, or a lake in which no topic of any was landed.
@@ -139,8 +139,8 @@ def _landed(lake: str, settings: Settings, topics: Sequence[str]) -> list[AnyTab
 
 
 def derive(table: AnyTable, settings: Settings, options: FoldOptions) -> FoldReport:
-    """Take what was landed since the last time into a derived table; both engines write the same rows.
-    `lag.by_minute` is joined of what was derived of both its logs.
+    """Take the data landed since the last time into a derived table; both engines write the same rows.
+    `lag.by_minute` is joined of the tables derived of both its logs.
 
     Raises what `fold` does: LakeError where the topic was never landed or something else has changed the
     tables, ConfigError for tables of other settings.

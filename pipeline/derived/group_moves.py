@@ -28,7 +28,7 @@ NumberedAssignment = tuple[GroupAssigned, int]
 
 class GroupMove(msgspec.Struct, frozen=True):
     """A partition of a classic consumer group that went from one member to another; None on either side is
-    nobody.
+    unowned.
 
     *generation* is the one that moved it, None where the coordinator has forgotten the group.
     """
@@ -49,12 +49,12 @@ class GroupMove(msgspec.Struct, frozen=True):
 
 
 def decode_numbered(key: bytes | None, value: bytes | None, offset: int) -> NumberedAssignment:
-    """Return what a record of the offsets log says of a group's assignment, and where it lies."""
+    """Return a group's assignment in a record of the offsets log, and the record's offset."""
     return decode_assignment(key, value), offset
 
 
 def fold_moves(rows: Rows[Any], event: NumberedAssignment, at_ms: int) -> Emits:
-    """Tell what a new assignment moves; keep it."""
+    """Emit the moves of a new assignment; keep it."""
     assigned, offset = event
     after = assigned.noted
     if after is None:

@@ -1,9 +1,9 @@
-"""The table `lag.by_minute`: how far groups were behind in a topic, joined of `lag.commits` and `lag.ends` as
-far as both are known.
+"""The table `lag.by_minute`: the lag of groups in a topic, joined of `lag.commits` and `lag.ends` as far as
+both are known.
 
-Neither log tells when the other's minute is over, and neither is in the other's partitions. So a row is over
-once both logs have come to a later minute, by stream time; what is not over is joined anew each time, of what
-was read before and what is new.
+Neither log shows when the other's minute is over, and neither is in the other's partitions. So a row is over
+once both logs have come to a later minute, by stream time; the other rows are joined again each time, from
+the data read before and the new data.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ Series = Sequence[tuple[int, int | None]]
 
 
 class LagMinute(msgspec.Struct, frozen=True):
-    """How far a group was behind in a partition from the end of *minute* until that of *until*: *end_offset*
-    less what it had *committed*, and not below 0.
+    """The lag of a group in a partition from the end of *minute* until that of *until*: *end_offset* less the
+    offset *committed*, and not below 0.
 
     *lag* is None where the group has nothing committed, since its coordinator forgot it, or where no end is
     known. *until* None: nothing else is known since.
@@ -45,7 +45,7 @@ class LagMinute(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LagTable:
-    """The table of one topic: beside `DerivedTable`, what is not folded of one log, but joined of two
+    """The table of one topic. Unlike a `DerivedTable`, it is not folded of one log, but joined of two
     tables.
     """
 
@@ -70,7 +70,7 @@ class LagTable:
 
 
 class Standing(NamedTuple):
-    """What a group had *committed* in a partition, and where that ended, at the end of a *minute*."""
+    """A group's offset *committed* in a partition, and the partition's end, at the end of a *minute*."""
 
     minute: int
     committed: int | None
@@ -78,8 +78,8 @@ class Standing(NamedTuple):
 
 
 def joined(before: Sequence[Standing], commits: Series, ends: Series, from_minute: int) -> list[Standing]:
-    """Return *before*, which reaches up to *from_minute*, with what follows it: a standing for each minute at
-    whose end something was other than before.
+    """Return *before*, which reaches up to *from_minute*, with its continuation: an entry for each minute at
+    whose end something differed from before.
 
     Both series may begin earlier. Where partitions end counts only once the group has committed there, and no
     more when its coordinator has forgotten it.
@@ -101,7 +101,7 @@ def joined(before: Sequence[Standing], commits: Series, ends: Series, from_minut
 
 
 class _Walk:
-    """Tells what holds at minutes that are asked for in their order."""
+    """Finds the values at minutes that are asked for in their order."""
 
     def __init__(self, series: Series) -> None:
         self._series, self._next = series, 0
@@ -125,7 +125,7 @@ def lag_rows(group: str, standings: Sequence[Standing], offsets_partition: int) 
             until=None if until is None else time_at(until * MINUTE_MS),
             committed=each.committed,
             end_offset=each.end,
-            # What is committed may lie behind control records, which no row tells of.
+            # The committed offset may be after control records, which no row shows.
             lag=max(0, each.end - each.committed) if known else None,  # type: ignore[operator]
             offsets_partition=offsets_partition,
         )
@@ -133,6 +133,6 @@ def lag_rows(group: str, standings: Sequence[Standing], offsets_partition: int) 
 
 def settled(standings: Sequence[Standing], before_minute: int) -> int:
     """Return how many of *standings* are over: they and the one after them are of minutes before
-    *before_minute*, which both logs have left behind.
+    *before_minute*, which both logs have passed.
     """
     return max(0, sum(each.minute < before_minute for each in standings) - 1)

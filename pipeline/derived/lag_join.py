@@ -1,5 +1,5 @@
-"""Bringing `lag.by_minute` up to what `lag.commits` and `lag.ends` tell: a commit says up to where both were
-taken in, and the rows that are not over are the state.
+"""Updates `lag.by_minute` from `lag.commits` and `lag.ends`: a commit records up to where both were taken in,
+and the rows that are not over are the state.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class _Input:
 def join_lag(
     table: LagTable, settings: Settings, options: FoldOptions, paths: Mapping[str, str]
 ) -> FoldReport:
-    """Join what is new in both tables, and return what was done; *paths* are where the three tables lie, by
+    """Join the new data of both tables, and return a report; *paths* are the paths of the three tables, by
     name.
 
     Both engines write the same rows, in one commit. Raises ConfigError for the table of another application,
@@ -135,7 +135,7 @@ class _LagJoin:
         return report
 
     def _check_order(self) -> None:
-        """Refuse to go on with tables that were put back: what was joined of them is told for good."""
+        """Refuse to continue with tables that were put back: rows joined of them are final."""
         for name, known in self._was.items():
             for partition, minute in known.items():
                 if self._now[name].get(partition, NOTHING) < minute:
@@ -156,8 +156,8 @@ class _LagJoin:
         return {at for at, each in now.items() if at not in noted or noted[at].position != each.position}
 
     def _committed_in(self, moved: Iterable[int]) -> set[int]:
-        """Return the partitions in which any group has committed since; some may be younger than what was
-        landed of the topic.
+        """Return the partitions in which any group has committed since; some may be younger than the landed
+        part of the topic.
         """
         found, of, files = set[int](), self._inputs[COMMITS], self._commit_files()
         reader = FileReader(where=of.uri, filesystem=filesystem_of(of.uri))
@@ -182,7 +182,7 @@ class _LagJoin:
     # -- joining
 
     def _work(self, changed: Sequence[int]) -> tuple[LagWork, int]:
-        """Return what to join, and about how many rows will be read."""
+        """Return the work of the join, and about how many rows will be read."""
         commits, ends = self._commit_files(), self._inputs[ENDS].files
         current = defaultdict[int, list[File]](list)
         for partition, file, values in self._table.files():

@@ -41,18 +41,18 @@ _STANDING = ["group_id", "minute", "committed", "end_offset", "offsets_partition
 
 
 class MinutesFile(NamedTuple):
-    """A file of rows by the minute: *last* is the latest, None where its statistics do not tell."""
+    """A file of rows by the minute: *last* is the latest, None if its statistics do not show it."""
 
     file: File
     last: int | None
 
     def reaches(self, minute: int) -> bool:
-        """Tell whether it may have rows of *minute* or later."""
+        """Return whether it may have rows of *minute* or later."""
         return self.last is None or self.last >= minute
 
 
 class _Group(NamedTuple):
-    """What is to be joined of a group in one partition: its rows so far, and what it committed."""
+    """The input of the join for a group in one partition: its rows so far, and its commits."""
 
     offsets_partition: int
     before: list[Standing]
@@ -62,8 +62,8 @@ class _Group(NamedTuple):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LagWork:
     """The join of *lots* of partitions. *ends*, *commits* and *current* are files by partition of their
-    tables; *was* and *now* tell up to which minute each log is known, by kind and partition, before and by
-    now. Can be pickled.
+    tables; *was* and *now* are the minutes up to which each log is known, by kind and partition, before and
+    by now. It can be pickled.
     """
 
     table: LagTable
@@ -97,7 +97,7 @@ class LagWork:
         return parts
 
     def _commits(self, lot: int) -> Mapping[int, Mapping[tuple[int, str], list[tuple[int, int | None]]]]:
-        """Return what groups have committed since, by partition, of those of a lot."""
+        """Return the groups' commits since then, by partition, of those of a lot."""
         reader, wanted = self._reader(COMMITS), pa.array(self.lots[lot], pa.int64())
         found: dict[int, dict[tuple[int, str], list[tuple[int, int | None]]]] = defaultdict(
             lambda: defaultdict(list)
@@ -156,8 +156,8 @@ class LagWork:
         return found
 
     def _series(self, partition: int, group: _Group) -> tuple[list[Standing], Series]:
-        """Return the rows of a group that stand, and what it committed: before *was* by its rows, since by
-        its log.
+        """Return the final rows of a group, and its commits: before *was* from its rows, since then from its
+        log.
         """
         known = self._known(self.was, partition, group.offsets_partition)
         told = self.was[COMMITS].get(group.offsets_partition, NOTHING)
@@ -165,15 +165,15 @@ class LagWork:
         return [each for each in group.before if each.minute < known], [*commits, *group.commits]
 
     def _moves(self, partition: int, group: _Group) -> bool:
-        """Tell whether a group's rows may be others by now: not of one that was forgotten for good, and that
-        has not committed since.
+        """Return whether a group's rows may be others by now: not those of a group that was forgotten for
+        good, and that that has not committed since.
         """
         if group.commits or group.before[-1].committed is not None:
             return True
         return group.before[-1].minute >= self._known(self.was, partition, group.offsets_partition)
 
     def _start(self, partition: int, group: _Group) -> int:
-        """Return from which minute on a group's rows are made anew."""
+        """Return the minute from which on a group's rows are made again."""
         known = self._known(self.was, partition, group.offsets_partition)
         first = group.before[0].minute if group.before else group.commits[0][0]
         return max(known, first)
@@ -189,7 +189,7 @@ class LagWork:
             self.ends.get(partition, ()), key=lambda each: NOTHING if each.last is None else -each.last
         )
         for each in latest_first:
-            # Files that were joined since may overlap: only what is as late as all of this one makes it
+            # Files that were joined since may overlap: only entries as late as all of this one make it
             # needless.
             if each.last is not None and any(each.last <= at <= minute for at, _ in found):
                 break

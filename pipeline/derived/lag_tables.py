@@ -38,8 +38,8 @@ class CommitMinute(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CommittedAt(msgspec.Struct, frozen=True):
-    """What a group had committed in a partition by the end of *minute*, in which it committed; *offset* None:
-    its coordinator forgot it.
+    """A group's committed offset in a partition at the end of *minute*, in which it committed; *offset* is
+    None if its coordinator forgot it.
     """
 
     group_id: str
@@ -51,7 +51,9 @@ class CommittedAt(msgspec.Struct, frozen=True):
 
 
 def fold_commits(rows: Rows[Any], event: GroupEvent, at_ms: int) -> Emits:
-    """Take in a commit; tell what its group had committed by the end of the last minute in which it did."""
+    """Take in a commit; emit its group's committed offset at the end of the last minute in which it
+    committed.
+    """
     if not isinstance(event, OffsetNote):
         return None
     key, minute = offset_key(event.group, event.topic, event.partition), at_ms // MINUTE_MS
@@ -96,7 +98,7 @@ class EndMinute(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EndedAt(msgspec.Struct, frozen=True):
-    """Where a partition ended by the end of *minute*, in which it got *records*: behind the last of them."""
+    """The end of a partition at the end of *minute*, in which it got *records*: after the last of them."""
 
     minute: datetime
     end_offset: int
@@ -109,7 +111,7 @@ def decode_offset(offset: int) -> int:
 
 
 def fold_ends(rows: Rows[Any], offset: int, at_ms: int) -> Emits:
-    """Count a record; tell where the partition ended by the end of the last minute that had any."""
+    """Count a record; emit the partition's end at the end of the last minute that had any."""
     minute, before = at_ms // MINUTE_MS, rows.get(_END)
     if before is not None and before.minute == minute:
         rows[_END] = EndMinute(minute, offset + 1, before.records + 1)

@@ -22,8 +22,8 @@ MINUTE_MS = 60_000
 
 
 class PublishedRows(msgspec.Struct, frozen=True):
-    """What a transaction published: when each of its rows was created, as (ms, how many); *producer* "" for a
-    record that tells of no rows.
+    """The rows that a transaction published: when each was created, as (ms, how many); *producer* "" for a
+    record without rows.
     """
 
     producer: str
@@ -43,7 +43,7 @@ class LatencyMinute(msgspec.Struct, frozen=True, array_like=True):
 
 
 class OutboxLatency(msgspec.Struct, frozen=True):
-    """How long the rows of one minute waited: from their creation, by the database's clock, to the progress
+    """The waits of the rows of one minute: from their creation, by the database's clock, to the progress
     record of their transaction.
 
     Percentiles are those of the rows themselves, by nearest rank.
@@ -66,7 +66,7 @@ class OutboxLatency(msgspec.Struct, frozen=True):
 def decode_published(
     key: bytes | None, value: bytes | None, headers: Headers, timestamp: int
 ) -> PublishedRows:
-    """Return what a record of a progress topic tells of rows; DecodeError where it is none."""
+    """Return the rows in a record of a progress topic; DecodeError for an invalid record."""
     found = decode_progress(key, value)
     if not isinstance(found, RowsProgress):
         return PublishedRows("", 0, [], timestamp)
@@ -74,7 +74,7 @@ def decode_published(
 
 
 def fold_latency(rows: Rows[Any], event: PublishedRows, at_ms: int) -> Emits:
-    """Add a transaction to the minute of its producer; tell the one before where another has begun."""
+    """Add a transaction to the minute of its producer; emit the one before where another has begun."""
     if not event.created:
         return None
     return _added(rows, event, at_ms)
@@ -101,7 +101,9 @@ def _added(rows: Rows[Any], event: PublishedRows, at_ms: int) -> Iterator[Emit]:
 
 
 def _prefix(producer: str) -> str:
-    """Return what the keys of a producer's rows begin with; no other producer's do, whatever their names."""
+    """Return the prefix of the keys of a producer's rows; no other producer's have it, whatever their
+    names.
+    """
     return f"{len(producer)}:{producer}:"
 
 

@@ -22,7 +22,7 @@ ANOMALIES = "producers.anomalies"
 
 class ProducerAnomaly(msgspec.Struct, frozen=True):
     """A stamped record that was not simply the next one of its producer in its partition, as `Judgement` has
-    it; "restart" is a newer epoch that counts anew.
+    it; "restart" is a newer epoch that restarts the count.
 
     *expected* is the sequence that would have been the next, *missing* how many numbers the record leaves out
     (of a gap). *at* is its append time.
@@ -40,7 +40,7 @@ class ProducerAnomaly(msgspec.Struct, frozen=True):
 
 
 def fold_anomalies(rows: Rows[Any], entry: LedgerEntry, at_ms: int) -> Emits:
-    """Enter a record in its producer's book, and tell it where the book notes a fault."""
+    """Enter a record in its producer's book, and emit it if the book notes a fault."""
     key, _epoch, sequence, _, offset = entry
     before: BookRow | None = rows.get(key)
     ledger.fold(rows, entry, at_ms)

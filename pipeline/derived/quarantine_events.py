@@ -20,7 +20,7 @@ QUARANTINE = "quarantine"
 
 class QuarantineEvent(msgspec.Struct, frozen=True):
     """A record that was set aside (*event* "refused") or sent again ("retried"); of a retry only the record's
-    place and processor, and *retried_to*, are known.
+    position and processor, and *retried_to*, are known.
 
     *stage* "fetch" is a batch that could not be read, from *offset* on. *at* is when, *appended* when the
     record was appended to its topic.
@@ -44,8 +44,8 @@ class QuarantineEvent(msgspec.Struct, frozen=True):
 def decode_event(
     key: bytes | None, value: bytes | None, headers: Headers, timestamp: int, offset: int
 ) -> QuarantineEvent:
-    """Return what a record of the quarantine topic tells; DecodeError where it is neither a copy nor a note
-    of a retry.
+    """Return the event in a record of the quarantine topic; DecodeError unless it is a copy or a note of a
+    retry.
     """
     at = time_at(timestamp)
     if (retried_to := text_header(headers, RETRIED_TO)) is not None:
@@ -84,7 +84,7 @@ def _place(key: bytes | None) -> tuple[str, int, int, str]:
 
 
 def fold_event(rows: Rows[Any], event: QuarantineEvent, at_ms: int) -> Emits:
-    """Tell each event; nothing of one depends on others."""
+    """Emit each event; no event depends on others."""
     return (row_over(event),)
 
 

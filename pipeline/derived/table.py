@@ -1,5 +1,5 @@
-"""What a derived table is: a pure fold of one topic that emits rows which are over, and the rows that are as
-of now by its state.
+"""The definition of a derived table: a pure fold of one topic that emits rows which are over, and the
+provisional rows from its state.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from holdfast.pipeline.folds.folding import OUT_ROWS, FoldStore, Results
 from holdfast.pipeline.histories.row_columns import row_column
 
 ROWS = "rows"
-"""What a derived table's fold emits to, and the folder of the table."""
+"""The topic that a derived table's fold emits to, and the folder of the table."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _encode = msgspec.msgpack.Encoder().encode
 
 
 def row_over(row: msgspec.Struct) -> Emit:
-    """Return the emit by which a fold tells a row that nothing changes any more."""
+    """Return the emit of a final row."""
     return Emit(ROWS, None, _encode(row))
 
 
@@ -63,9 +63,9 @@ class StoredRows:
 class DerivedTable:
     """A table of rows of type *row*, which are its columns, made of what *processor* folds of one topic.
 
-    The fold emits each row that is over, by `row_over`. *current* tells those that are as of now, by what is
-    stored: they are written anew by each run. *is_of_topic*: there is a table of that name for each topic.
-    Can be pickled.
+    The fold emits each row that is over, by `row_over`. *current* yields the provisional rows of a stored
+    state: each run replaces them. *is_of_topic*: there is a table of that name for each topic. It can be
+    pickled.
     """
 
     name: str
@@ -108,7 +108,7 @@ def row_batches(kind: type[msgspec.Struct], rows: Iterable[msgspec.Struct]) -> I
 
 @dataclass(frozen=True, slots=True)
 class DerivedOutput:
-    """The rows of *table*, as a fold writes them beside its state."""
+    """The rows of *table*, as a fold writes them along with its state."""
 
     table: DerivedTable
     name: str = ROWS

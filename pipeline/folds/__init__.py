@@ -1,1 +1,1 @@
-"""How a replay folds: from topics or the lake, in this process or as tasks of Spark."""
+"""The folds of a replay: from topics or the lake, in this process or as tasks of Spark."""

@@ -1,4 +1,4 @@
-"""What tables began with in place of nothing, as the topic `{app}-{table}-base` keeps it."""
+"""The first states of tables that did not begin empty, as the topic `{app}-{table}-base` keeps them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from holdfast.pipeline.topic import Span, TopicLog, TopicReader
 def read_bases(
     processor: Processor[Any, Any], settings: Settings, partitions: Collection[int] | None = None
 ) -> dict[int, Beginning]:
-    """Return what *partitions* of *processor* (None: all) began with, where that was not nothing: the topic
+    """Return the first states of *partitions* of *processor* (None: all) that did not begin empty: the topic
     decides, since a declaration may have lost its `migrate=` later.
 
     ChangelogError for a topic that was written to by something else or trimmed.
@@ -68,7 +68,7 @@ def check_bases(
     bases: Mapping[int, TableBase],
     live: Mapping[int, TableBase | None],
 ) -> None:
-    """Raise TopicError where a changelog tells of a base that its topic does not hold, or of another."""
+    """Raise TopicError if a changelog names a base that its topic does not hold, or another one."""
     for partition, noted in live.items():
         if noted != (kept := bases.get(partition)):
             raise TopicError(
@@ -87,9 +87,9 @@ def first_behind(bases: Mapping[int, Beginning], source: int = 0) -> dict[int, i
 
 
 def behind_bases(extent: Extent, bases: Mapping[int, Beginning]) -> Extent:
-    """Return what is left to read of *extent* behind what partitions began with.
+    """Return the rest of *extent* after the partitions' first states.
 
-    PipelineError where it ends before that: nothing tells what the table was then.
+    PipelineError where it ends before that: the table's state then is unknown.
     """
     firsts = first_behind(bases)
     spans = {at: span_behind(span, at, firsts.get(at, 0)) for at, span in extent.spans.items()}
@@ -97,10 +97,10 @@ def behind_bases(extent: Extent, bases: Mapping[int, Beginning]) -> Extent:
 
 
 def span_behind(span: Span, partition: int, first: int, topic: str = "") -> Span:
-    """Return what of *span* is left from *first* on, with which a partition went on behind its base, 0 for
-    one without.
+    """Return the rest of *span* from *first* on, with which a partition continued after its base, 0 for one
+    without.
 
-    PipelineError where it ends before that: nothing tells what the table was then.
+    PipelineError where it ends before that: the table's state then is unknown.
 
     >>> span_behind(Span(first=0, end=9), 0, 4), span_behind(Span(first=2, end=9), 0, 0)
     (Span(first=4, end=9), Span(first=2, end=9))

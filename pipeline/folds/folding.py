@@ -66,20 +66,20 @@ RESULT_DDL = (
 
 STATE, REFUSED, TRANSITION, EMITTED, SUMMARY = "state", "refused", "transition", "emitted", "summary"
 EVERYWHERE = (1 << 63) - 1
-"""An offset, or the number of a choice, that lies behind all others."""
+"""An offset, or the number of a choice, that comes after all others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmitsWanted:
-    """Which emits of each partition to tell: those behind *handovers*, where there is one, and to tell of
-    each whether it lies up to *due*.
+    """The emits of each partition to return: those after *handovers*, where there is one, each with the
+    information whether it comes up to *due*.
     """
 
     handovers: Mapping[int, Handover]
     due: Mapping[int, Handover]
 
     def places(self, partition: int) -> list[Handover]:
-        """Return the places at which a transaction ends, that of *due* the last."""
+        """Return the positions at which a transaction ends, that of *due* the last."""
         silent = self.handovers.get(partition)
         return [*([] if silent is None else [silent]), self.due[partition]]
 
@@ -87,8 +87,8 @@ class EmitsWanted:
 def all_emits(
     processor: Processor[Any, Any], partitions: Iterable[int], *, internal_alone: bool
 ) -> EmitsWanted:
-    """Return that all emits are told, or with *internal_alone* those to internal topics: what a version emits
-    that is silent otherwise.
+    """Return the choice of all emits, or with *internal_alone* of those to internal topics: the ones that a
+    version emits that is silent otherwise.
     """
     everywhere = Handover(HANDOVER_FORMAT, (EVERYWHERE,) * len(processor.topics), EVERYWHERE)
     upto = dict.fromkeys(partitions, everywhere)
@@ -96,7 +96,7 @@ def all_emits(
 
 
 class FoldedPartition(Protocol):
-    """The fold of one partition, which is given its records in order and then tells what came of them."""
+    """The fold of one partition, which takes records in order, then yields results."""
 
     def feed(self, batch: Batch, size_bytes: int) -> None: ...
 
@@ -106,7 +106,7 @@ class FoldedPartition(Protocol):
 
 
 class FoldBeside(Protocol):
-    """What folds another version beside the one of a plan. Can be pickled."""
+    """Folds another version along with the one of a plan. It can be pickled."""
 
     def of_one(self, plan: FoldPlan, partition: int, results: Results) -> FoldedPartition:
         """Return the two folds of one partition of one source."""
@@ -122,7 +122,7 @@ class FoldBeside(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoldPlan:
-    """What to fold and what to tell of it.
+    """The processor to fold and the results to return.
 
     *rows* False leaves final rows and timers out (their digest is in the summary all the same). *transitions*
     tells every change of a row, or with *of_key*, a table ("" for the processor's own) and a key, only those
@@ -144,14 +144,14 @@ class FoldPlan:
     skips: Mapping[int, OffsetRanges] = field(default_factory=dict)
     later_timeout_s: float = 600.0
     bases: Mapping[int, Beginning] = field(default_factory=dict)
-    """What partitions begin with in place of nothing."""
+    """The first states of partitions that did not begin empty."""
     memory_bytes: int = STATE_MEMORY_BYTES
     """About so much of the state of a partition is in memory while it is folded, and all of it in a temporary
     file where there is more.
     """
     beside: FoldBeside | None = None
-    """Another version that is folded beside it, each partition from its beginning: where the two differ is
-    told then, and nothing else.
+    """Another version that is folded as well, each partition from its beginning: only the differences between
+    the two are returned then.
     """
 
     def fold_of(self, partition: int, results: Results, state: FoldedState | None = None) -> FoldedPartition:
@@ -168,7 +168,7 @@ class FoldPlan:
         return [each.inputs for each in self.processor.folds]
 
     def handover(self, partition: int) -> Handover | None:
-        """Return up to where a partition's emits are not told."""
+        """Return the position up to which a partition's emits are not returned."""
         return None if self.emits is None else self.emits.handovers.get(partition)
 
     def tells(self, each: Transition[Any]) -> bool:
@@ -179,7 +179,7 @@ class FoldPlan:
 
 
 class FoldSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one partition. *applied* is the last offset folded, -1 for none.
+    """The result of one partition. *applied* is the last offset folded, -1 for none.
 
     Of several sources *sources* tells it of each, *applied* how many offsets these are in all, less one, and
     *choices* how many recorded choices were obeyed, *position* is the marker as stored, in base64; it is told
@@ -213,7 +213,7 @@ def emit_of(row: Mapping[str, Any]) -> Emit:
 
 
 def told_event_time(event_ms: int | None) -> dict[str, Any]:
-    """Return what a summary tells of event time: nothing where a processor has none."""
+    """Return a summary's fields on event time: empty for a processor without event time."""
     return {} if event_ms is None else {"event_ms": event_ms}
 
 
@@ -232,7 +232,7 @@ def watermarks_of(summary: FoldSummary) -> bytes | None:
 
 
 def other_event_time(position: Position, replayed: FoldSummary) -> str | None:
-    """Return what event time a state has and what a replay gives, None where they agree."""
+    """Return the event times of a state and of a replay, None where they agree."""
     there = -NEVER if replayed.event_ms is msgspec.UNSET else replayed.event_ms
     here = event_ms_of(position)
     return None if here is None or here == there else f"{here}, replayed {there}"
@@ -255,7 +255,7 @@ def readable(row: Any) -> str | None:
 
 
 class Results:
-    """Collects what partitions tell and gives it out as Arrow batches of bounded size."""
+    """Collects the results of partitions and returns them as Arrow batches of bounded size."""
 
     def __init__(self) -> None:
         self._rows: list[tuple[Any, ...]] = []
@@ -270,7 +270,7 @@ class Results:
         self._rows.append((TRANSITION, partition, each.offset, each.at_ms, *what))
 
     def emitted(self, partition: int, emits: Iterable[Emit], *, is_due: bool) -> None:
-        """Tell emits: the column `offset` whether they are due, `at_ms` the partition that is asked for."""
+        """Add emits: the column `offset` is whether they are due, `at_ms` the partition that is asked for."""
         for each in emits:
             key = each.key.encode() if isinstance(each.key, str) else each.key
             headers = encode_headers(each.headers) if each.headers else None
@@ -304,8 +304,8 @@ def decode_headers(text: str | None) -> Headers:
 
 
 def _named(name: str) -> bytes | None:
-    """Return what the columns `key` and `value` tell of what was refused or changed: the topic, where there
-    are several, and the named table.
+    """Return the columns `key` and `value` of a refused or changed record: the topic, if there are several,
+    and the named table.
     """
     return name.encode() if name else None
 
@@ -326,14 +326,16 @@ class FoldStore(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FoldedState:
-    """What a fold of one partition goes on with: what is stored, at *position*. Who made it closes it."""
+    """The state with which a fold of one partition continues: stored rows, at *position*. Its creator closes
+    it.
+    """
 
     store: FoldStore
     position: Position
 
 
 def beginning_of(plan: FoldPlan, partition: int) -> FoldedState:
-    """Return what a partition begins with, in a store of its own."""
+    """Return the first state of a partition, in a store of its own."""
     base, store = plan.bases.get(partition), SpillingStore(plan.memory_bytes)
     if base is None:
         return FoldedState(store, stored_format(plan.processor).start)
@@ -421,7 +423,7 @@ class PartitionFold:
             self._folder.commit()
 
     def finish(self) -> Iterator[pa.RecordBatch]:
-        """Fold what is pending, then yield all that is left to tell: refused records, final rows, the
+        """Fold the pending records, then yield the rest of the results: refused records, final rows, the
         summary last.
         """
         self._fold()
@@ -447,7 +449,7 @@ class PartitionFold:
         yield summary_batch(summary)
 
     def close(self) -> None:
-        """Let go of the state, unless it is somebody else's."""
+        """Release the state, unless another object owns it."""
         if self._owns_store:
             self._store.close()
 
@@ -508,9 +510,7 @@ def _result(columns: dict[str, Sequence[Any]], rows: int) -> pa.RecordBatch:
 
 
 def columns_needed(inputs: Sequence[Input], time: str = "timestamp") -> list[str]:
-    """Return the bronze columns a fold needs: coordinates, *time* (which of the columns that tell it) and its
-    inputs.
-    """
+    """Return the bronze columns a fold needs: coordinates, *time* (the name of its column) and inputs."""
     return ["partition", "offset", time, *(name for name in inputs if name not in ("offset", "partition"))]
 
 
@@ -560,8 +560,8 @@ def split(records: pa.RecordBatch, inputs: Sequence[str]) -> Iterator[tuple[int,
 
 
 def fold_batches(plan: FoldPlan, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Fold the partitions found in *batches* and yield what they tell (schema RESULT): the function given
-    to mapInArrow.
+    """Fold the partitions found in *batches* and yield their results (schema RESULT): the function given to
+    mapInArrow.
     """
     results = Results()
     folds: dict[int, FoldedPartition] = {}
@@ -585,8 +585,8 @@ def fold_partition(
     state: FoldedState | None = None,
     results: Results | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Fold one partition from (records, their size in bytes) and yield what it tells, the summary last; go on
-    with *state* where that is given.
+    """Fold one partition from (records, their size in bytes) and yield its results, the summary last;
+    continue with *state* if that is given.
     """
     results = results or Results()
     reached: int | None = None
@@ -599,7 +599,7 @@ def fold_partition(
 
 
 def told_progress(batch: Batch, reached: int | None) -> int | None:
-    """Say how far a partition is behind *batch*, markers and what is left out included; return its last
+    """Report a partition's progress at *batch*, markers and omitted records included; return its last
     offset.
     """
     if not batch.offsets:

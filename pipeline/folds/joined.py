@@ -34,7 +34,7 @@ that lost records and took others instead (an unclean election) differs there, s
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinedLog:
     """The records of one topic, from the *files* of its bronze table up to the offsets *ends* and from the
-    topic behind these. Can be pickled.
+    topic after these. It can be pickled.
     """
 
     settings: Settings
@@ -60,12 +60,12 @@ class JoinedLog:
                 yield from reader.batches(partition, rest, inputs)
 
     def parts(self, partition: int, span: Span) -> tuple[Span, Span]:
-        """Return what of *span* is read from the table, and what from the topic."""
+        """Return the part of *span* to read from the table, and the part from the topic."""
         middle = min(max(span.first, self.ends.get(partition, 0)), span.end)
         return Span(first=span.first, end=middle), Span(first=middle, end=span.end)
 
     def fold(self, plan: FoldPlan, spans: Mapping[int, Span]) -> Iterator[pa.RecordBatch]:
-        """Fold *spans* and yield what they tell."""
+        """Fold *spans* and yield their results."""
         for partition, span in sorted(spans.items()):
             yield from fold_partition(plan, partition, self.batches(plan.processor.columns, partition, span))
 
@@ -87,7 +87,7 @@ class JoinedTopic:
     topic_id: str
 
     def upto(self, until: Until | None) -> Extent:
-        """Return what to read up to *until*."""
+        """Return the extent to read up to *until*."""
         spans = dict(self.whole.spans)
         if until is not None and until.at_ms is not None:
             later = self._first_after(until.at_ms)
@@ -141,7 +141,7 @@ def join(
 
 
 def _check_bounds(path: str, topic: str, partition: int, end: int, held: Span | None) -> None:
-    """Raise what is wrong where the table of a partition ends at *end* and the topic holds *held* of it."""
+    """Raise the fault if the table of a partition ends at *end* and the topic holds *held* of it."""
     if held is None or held.end < end:
         raise LakeError(
             f"{path} holds partition {partition} up to offset {end}, but topic {topic} ends at"

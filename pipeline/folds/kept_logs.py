@@ -1,5 +1,5 @@
-"""What was read of the logs of global tables, for the other partitions that are folded in the same process:
-each sees its own positions, and reads what those before it have not read.
+"""The logs of global tables as read for the other partitions that are folded in the same process: each
+partition sees its own positions, and reads the part that those before it have not read.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from holdfast.core.engine.declared.sources import Input
 from holdfast.pipeline.topic import Span
 
 KEPT_BYTES = 64 << 20
-"""What is kept of all logs takes no more."""
+"""The limit on all kept logs together."""
 
 Read = Callable[[Span], Iterator[tuple[Batch, int]]]
 """Reads a part of a log: batches, each with its size in bytes."""
 
 
 class KeptLogs:
-    """Logs that are read once by all, as far as they fit *limit_bytes* together; each reads for itself what
-    lies behind that.
+    """Logs that are read once by all, as far as they fit *limit_bytes* together; each reader reads the rest
+    itself.
 
     Not for several threads. In another process it is empty.
     """
@@ -35,10 +35,10 @@ class KeptLogs:
     def batches(
         self, topic: str, inputs: tuple[Input, ...], partition: int, span: Span, read: Read, again: Read
     ) -> Iterator[Batch]:
-        """Yield what *span* holds of a partition of *topic*, with the columns *inputs*.
+        """Yield the records in *span* of a partition of *topic*, with the columns *inputs*.
 
-        What was not read before comes of one call of *read*, for all; what is not kept of *again*, for this
-        caller alone.
+        The part not read before comes from one call of *read*, for all; the part that is not kept from
+        *again*, for this caller alone.
         """
         place = (topic, inputs, partition, span)
         if (log := self._logs.get(place)) is None:
@@ -58,8 +58,8 @@ class KeptLogs:
 
 
 class _KeptLog:
-    """The batches of *read* that *keeps* has room for. `is_whole` tells whether what it has yielded to its
-    end is all there is.
+    """The batches of *read* that *keeps* has room for. `is_whole` is True if its yielded batches are all
+    there are.
     """
 
     def __init__(self, read: Iterator[tuple[Batch, int]], keeps: Callable[[int], bool]) -> None:
@@ -74,7 +74,7 @@ class _KeptLog:
 
     def _go_on(self) -> bool:
         """Keep the next batch; False where there is none, or no room."""
-        read, self._read = self._read, None  # a reader that has failed is at no end, and none goes on with it
+        read, self._read = self._read, None  # a reader that has failed is at no end, and cannot continue
         found: Any = None if read is None else next(read, None)
         if found is None:
             self.is_whole = self.is_whole or read is not None

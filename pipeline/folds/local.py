@@ -26,7 +26,7 @@ from holdfast.pipeline.topic import Span, TopicReader
 
 
 def fold_topic(settings: Settings, plan: FoldPlan, extent: Extent) -> Iterator[pa.RecordBatch]:
-    """Fold what *extent* names of the processor's source topic and yield what it tells."""
+    """Fold the part in *extent* of the processor's source topic and yield the results."""
     with TopicReader(settings, plan.processor.topics[0], plan.skips) as reader:
         for partition, span in sorted(extent.spans.items()):
             yield from fold_partition(
@@ -43,7 +43,7 @@ def fold_topic_named(
 
 
 def fold_bronze(plan: FoldPlan, files: BronzeFiles, extent: Extent) -> Iterator[pa.RecordBatch]:
-    """Fold what *extent* names of a bronze table and yield what it tells."""
+    """Fold the part in *extent* of a bronze table and yield the results."""
     for partition, span in sorted(extent.spans.items()):
         yield from fold_partition(plan, partition, files.batches(plan.processor.columns, partition, span))
 
@@ -84,7 +84,7 @@ def open_bronze(path: str) -> tuple[BronzeFiles, Landed | None]:
 class BronzeFiles:
     """The files of one version of a bronze table, by partition, in the order of their offsets.
 
-    Can be pickled.
+    The object can be pickled.
     """
 
     uri: str

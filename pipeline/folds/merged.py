@@ -43,8 +43,8 @@ from holdfast.pipeline.topic import Span, TopicReader
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergedTopics:
-    """The topics of the sources of *plan* and of its choices, how much of them to fold, and what is left out
-    of each. Can be pickled.
+    """The topics of the sources of *plan* and of its choices, the extent to fold, and the offsets left out of
+    each. It can be pickled.
     """
 
     settings: Settings
@@ -53,7 +53,7 @@ class MergedTopics:
     skips: Mapping[str, Mapping[int, OffsetRanges]]
 
     def fold(self, partitions: Iterable[int]) -> Iterator[pa.RecordBatch]:
-        """Fold *partitions* and yield what they tell, as `local.fold_topic` does of one source."""
+        """Fold *partitions* and yield their results, as `local.fold_topic` does of one source."""
         processor, settings = self.plan.processor, self.settings
         with ExitStack() as stack:
             readers = [
@@ -71,8 +71,8 @@ class MergedTopics:
         return self.fold(partition for numbers in named for partition in numbers.column(0).to_pylist())
 
     def _globals(self, kept: KeptLogs, stack: ExitStack, own: ExitStack) -> OpenGlobal:
-        """Return what opens the logs of globals, which are *kept* for other partitions as far as there is
-        room.
+        """Return a function that opens the logs of globals, which are *kept* for other partitions as far as
+        there is room.
 
         Each partition of a log has a reader of its own, since they are read in turns: in *stack* one that
         reads for all, in *own* one for this partition.
@@ -210,7 +210,7 @@ def _first(stretches: Iterator[Stretch], limit: int) -> Iterator[Stretch]:
 def _sections(
     plan: FoldPlan, partition: int, stretches: Iterator[Stretch]
 ) -> Iterator[tuple[bool, Iterator[Stretch]]]:
-    """Yield *stretches* as they lie between the places at which transactions have to end, and of each section
+    """Yield *stretches* in sections between the positions at which transactions have to end, each with
     whether its emits are due.
     """
     if plan.emits is None:
@@ -239,8 +239,8 @@ def _pieces(
 
 
 class _Sizes:
-    """Cuts what is replayed into transactions of limited size: what was read counts, since stretches tell no
-    bytes.
+    """Cuts a replay into transactions of limited size: the bytes read count, since stretches do not know
+    theirs.
     """
 
     def __init__(self) -> None:

@@ -1,5 +1,5 @@
-"""Replaying a processor of several sources from the lake, or from the lake and the topics behind it: the task
-of a partition reads the files of each source's table, and of the choices'. Spark's tasks run this as it is.
+"""Replays a processor of several sources from the lake, or from the lake and the topics after it: the task of
+a partition reads the files of each source's table, and of the choices'. Spark's tasks run this as it is.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ PULLED = 4
 
 
 class PartitionedLog(Protocol):
-    """The records of one topic, wherever they lie. Can be pickled."""
+    """The records of one topic, wherever they are stored. It can be pickled."""
 
     @property
     def uri(self) -> str:
@@ -56,9 +56,9 @@ class PartitionedLog(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergedFiles:
-    """The files of each source of *plan* and of its choices, and how much of them to fold. Can be pickled.
+    """The files of each source of *plan* and of its choices, and the extent to fold. It can be pickled.
 
-    *numbers* are how many choices of each partition there were, and *skips* what is left out, by topic.
+    *numbers* are how many choices of each partition there were, and *skips* the omitted offsets, by topic.
     *tables* are the files of the topics of globals: each partition's task reads those itself.
     """
 
@@ -72,7 +72,7 @@ class MergedFiles:
     ids: Mapping[str, str] = field(default_factory=dict)
     """Kafka's ids of the topics that were landed."""
     kept: KeptLogs = field(default_factory=KeptLogs, repr=False, compare=False)
-    """What was read of the topics of globals."""
+    """The logs of the topics of globals, as read so far."""
 
     def fold(
         self,
@@ -82,8 +82,8 @@ class MergedFiles:
         recorded: RecordedChoices | None = None,
         limit: int | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        """Fold one partition and yield what it tells; on from *state*, where that is given with the choices
-        *recorded* behind it, at most *limit* records.
+        """Fold one partition and yield its results; continue from *state*, if that is given with the choices
+        *recorded* after it, for at most *limit* records.
         """
         topics, extent = self.plan.processor.topics, self.extent
         spans = [extent.spans[topic][partition] for topic in topics]
@@ -136,7 +136,7 @@ class MergedFiles:
 
 
 class RecordedChoices:
-    """The choices of a partition from the number *first* on, which lie at the offset *start* or behind it;
+    """The choices of a partition from the number *first* on, which are at the offset *start* or after it;
     LakeError when the table ends before the last that was landed.
     """
 
@@ -167,14 +167,14 @@ class RecordedChoices:
                 yield value
 
     def behind(self, number: int) -> int:
-        """Return an offset at which or behind which all choices from *number* on lie, once those before it
-        were read.
+        """Return an offset at or after which all choices from *number* on are, once those before it were
+        read.
         """
         return next((offset for each, offset in self._read if each == number), self._start)
 
 
 def left_of(read: Iterable[tuple[Batch, int]], skips: OffsetRanges) -> Iterator[tuple[Batch, int]]:
-    """Yield what is not skipped."""
+    """Yield the records that are not skipped."""
     for batch, size_bytes in read:
         left = without(batch, skips) if skips else batch
         if left.offsets:
@@ -190,9 +190,9 @@ def open_several(
     until: Until | None,
     begin: Mapping[int, Position] = MappingProxyType({}),
 ) -> MergedFiles:
-    """Return what of the lake to fold: up to the positions in *upto*, or *until*, else as far as the sources
-    had been landed when the choices were. What lies before the positions in *begin*, by partition, is not
-    needed.
+    """Return the part of the lake to fold: up to the positions in *upto*, or *until*, else as far as the
+    sources had been landed when the choices were. Records before the positions in *begin*, by partition, are
+    not needed.
 
     Raises LakeError for tables that do not hold that, LostRecordsError when choices were lost.
     """
@@ -221,7 +221,7 @@ class LandedTables:
     """The tables of the choices, sources and globals of a processor, each opened once: to open one costs its
     log and its history.
 
-    The choices are opened first, so that the sources reach at least as far as those tell.
+    The choices are opened first, so that the sources reach at least as far as those say.
     """
 
     app: str
@@ -232,8 +232,8 @@ class LandedTables:
 
     @classmethod
     def open(cls, processor: Processor[Any, Any], app: str, lake: str) -> LandedTables:
-        """Open what *lake* holds now; LakeError where it is not what was landed, LostRecordsError when
-        choices were lost.
+        """Open the present tables of *lake*; LakeError if they differ from the landed data, LostRecordsError
+        when choices were lost.
         """
         path = bronze_path(lake, processor.choices(app))
         files, landed = open_bronze(path)
@@ -257,7 +257,7 @@ class LandedTables:
         until: Until | None,
         begin: Mapping[int, Position],
     ) -> MergedFiles:
-        """Return what of the tables to fold; otherwise as `open_several`."""
+        """Return the part of the tables to fold; otherwise as `open_several`."""
         sources = {
             topic: _source(table, topic, self.cut, self.app, firsts_behind(begin, number))
             for number, (topic, table) in enumerate(self.sources.items())
@@ -272,7 +272,7 @@ class LandedTables:
 
 
 def firsts_behind(positions: Mapping[int, Position], source: int) -> dict[int, int]:
-    """Return the first offset of the source with that number behind each position."""
+    """Return the first offset of the source with that number after each position."""
     return {at: offsets_of(each)[source] + 1 for at, each in positions.items()}
 
 
@@ -284,7 +284,7 @@ def open_joined(
     wanted: Iterable[int] | None,
     until: Until | None,
 ) -> MergedFiles:
-    """Return what to fold of the lake up to its end and of the topics from there; otherwise as
+    """Return the part to fold of the lake up to its end and of the topics from there; otherwise as
     `open_several`.
 
     Sources first, as `merged_extent` has it. Raises what `join` does.
@@ -312,7 +312,7 @@ def _merged(
     wanted: Iterable[int] | None,
     until: Until | None,
 ) -> MergedFiles:
-    """Return what to fold of *sources*, as far as *upto* and *until* have it; *chosen* are the spans of
+    """Return the part to fold of *sources*, limited by *upto* and *until*; *chosen* are the spans of
     *choices*.
     """
     topics = plan.processor.topics
@@ -373,7 +373,7 @@ def cut_of(landed: Landed | None, path: str, name: str) -> Cut:
 
 
 class _Source(NamedTuple):
-    """The table of one source: how much of it to read, and what is skipped and missing."""
+    """The table of one source: the extent to read, and its skipped and missing offsets."""
 
     files: PartitionedLog
     spans: dict[int, Span]
@@ -383,8 +383,8 @@ class _Source(NamedTuple):
 
 
 def _source(table: LandedTable, topic: str, cut: Cut, app: str, begin: Mapping[int, int]) -> _Source:
-    """Return what to read of the table of a source, up to *cut*; what lies before the offsets in *begin* is
-    not needed.
+    """Return the part to read of the table of a source, up to *cut*; records before the offsets in *begin*
+    are not needed.
     """
     extent = table.extent(app, begin)
     ends = cut.sources.get(topic)

@@ -1,5 +1,5 @@
-"""How much of the topics of several sources a replay reads: of each source, and of the choices that tell in
-which order they were folded.
+"""The part of the topics of several sources that a replay reads: of each source, and of the choices that
+record the order in which they were folded.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from holdfast.pipeline.topic import RETRY_S, Span, TopicLog
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergedExtent:
-    """What to read: of each source and of the choices, by partition. *upto* are positions to end at, where
-    given: no choice from theirs on is obeyed. *stops* are places in the order in which it was folded to end
-    at. *globals* are the topics of globals, of which choices tell how much is read.
+    """The extent to read: of each source and of the choices, by partition. *upto* are positions to end at, if
+    given: no choice from theirs on is obeyed. *stops* are points in the order in which it was folded to end
+    at. *globals* are the topics of globals, of which choices say how much is read.
     """
 
     spans: Mapping[str, Mapping[int, Span]]
@@ -42,7 +42,7 @@ class MergedExtent:
 
     @property
     def offsets(self) -> int:
-        """How many offsets of the sources there are to fold, at most."""
+        """Return how many offsets of the sources there are to fold, at most."""
         return sum(
             span.end - span.first
             for spans in self.spans.values()
@@ -51,13 +51,13 @@ class MergedExtent:
         )
 
     def is_open(self, partition: int) -> bool:
-        """Tell whether a partition ends where its sources do, though choices may know of later records."""
+        """Return whether a partition ends where its sources do, though choices may know of later records."""
         return partition not in self.upto
 
     def skipped(
         self, skips: Mapping[str, Mapping[int, OffsetRanges]], summaries: Iterable[FoldSummary]
     ) -> int:
-        """Return how many offsets of what was folded are skipped."""
+        """Return how many of the folded offsets are skipped."""
         return sum(
             end
             - span.first
@@ -79,11 +79,11 @@ def merged_extent(
     wanted: Iterable[int] | None,
     until: Until | None = None,
 ) -> MergedExtent:
-    """Return what of the topics to read: up to the positions in *upto*, or *until*, else all there is.
+    """Return the part of the topics to read: up to the positions in *upto*, or *until*, else all there is.
 
-    Sources first: whatever was folded of them by then is in the order that the choices tell. These may know
-    of later records, where the replay ends. Raises LostRecordsError when choices were deleted, since nothing
-    else tells the order.
+    Sources come first: whatever was folded of them by then is in the order of the choices. These may know of
+    later records, where the replay ends. Raises LostRecordsError when choices were deleted, since nothing
+    else records the order.
     """
     processor = plan.processor
     spans: dict[str, dict[int, Span]] = {}
@@ -103,7 +103,7 @@ def merged_extent(
     tables: dict[str, dict[int, Span]] = {}
     for topic in dict.fromkeys(each.topic for each in processor.reads):
         with TopicLog(settings, topic) as log:
-            tables[topic] = log.spans()  # after the choices: these tell of nothing later
+            tables[topic] = log.spans()  # after the choices: these name nothing later
     return MergedExtent(
         globals=tables,
         spans={
@@ -156,7 +156,7 @@ def _holes_of_globals(tables: Mapping[str, Mapping[int, Span]]) -> Iterator[str]
 def source_span(
     plan: FoldPlan, number: int, partition: int, span: Span, upto: Mapping[int, VectorMarker], where: str = ""
 ) -> Span:
-    """Return what of *span* of source *number* to read: from behind what the partition began with, up to the
+    """Return the part of *span* of source *number* to read: from after the partition's first state, up to the
     position in *upto*.
     """
     topic, firsts = f"{plan.processor.topics[number]}{where}", first_behind(plan.bases, number)

@@ -1,5 +1,5 @@
-"""The fold of one partition of several sources: stretches in the order that was recorded go in, and out comes
-what a replay tells.
+"""The fold of one partition of several sources: stretches in the order that was recorded go in, and the
+results of a replay come out.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def no_globals(table: Global[Any]) -> Mapping[int, GlobalLog]:
 
 
 class FoldedStretches(Protocol):
-    """The fold of one partition, which is given what follows its position in order and then tells what came
-    of it.
+    """The fold of one partition, which takes the stretches after its position in order, then yields
+    results.
     """
 
     @property
@@ -113,8 +113,8 @@ class MergedFold:
             self._results.transition(self._partition, each)
 
     def transact(self, taken: Sequence[Stretch], *, is_due: bool) -> None:
-        """Fold stretches that follow the position, in one transaction; *is_due* tells whether its emits
-        are.
+        """Fold stretches that follow the position, in one transaction; *is_due* says whether its emits are
+        due.
         """
         changes = fold_whole(self._folder, taken, self._on_later, self._where)
         assert changes is not None, "a stretch is never empty"
@@ -128,7 +128,7 @@ class MergedFold:
         self._folder.commit()
 
     def finish(self) -> Iterator[pa.RecordBatch]:
-        """Yield all that is left to tell: refused records, final rows, the summary last."""
+        """Yield the rest of the results: refused records, final rows, the summary last."""
         yield from self._results.take(1)
         if self._plan.rows:
             yield from states(self._store, self._partition)
@@ -152,7 +152,7 @@ class MergedFold:
         )
 
     def close(self) -> None:
-        """Remove the copies of globals, and let go of the state, unless it is somebody else's."""
+        """Remove the copies of globals, and release the state, unless another object owns it."""
         for each in self._copies:
             each.close()
         if self._owns_store:

@@ -34,12 +34,12 @@ PROBE_PER_TASK = 100
 
 
 def kafka_options(settings: Settings, topic: str, spans: Mapping[int, Span]) -> dict[str, str]:
-    """Return the connector's options to read *spans* of *topic*: what was committed, with headers, failing
-    on what is gone.
+    """Return the connector's options to read *spans* of *topic*: committed records, with headers, failing on
+    missing ones.
     """
     return {
         **{f"kafka.{name}": value for name, value in java_properties(settings).items()},
-        # The connector's default reads what was aborted.
+        # The connector's default reads aborted records.
         "kafka.isolation.level": "read_committed",
         "assign": json.dumps({topic: sorted(spans)}),
         "startingOffsets": json.dumps({topic: {str(p): span.first for p, span in spans.items()}}),
@@ -59,7 +59,7 @@ def topic_records(
     """Return the records of the processor's source topic, and whether each partition is read whole: by one
     task, in offset order.
 
-    What is skipped is not even fetched: whatever lies between is read in parts, which are in no order.
+    Skipped records are not even fetched: the spans between are read in parts, which are in no order.
     """
     columns, found = columns_needed(plan.processor.columns), list(parts(extent.spans, plan.skips))
     if not found:
@@ -79,7 +79,7 @@ def kafka_records(
     spans: Mapping[int, Span],
     options: Mapping[str, str] | None = None,
 ) -> DataFrame:
-    """Return what the connector reads of *spans*."""
+    """Return the connector's records of *spans*."""
     return (
         session.read.format("kafka")
         .options(**kafka_options(settings, topic, spans) | dict(options or {}))
@@ -88,8 +88,8 @@ def kafka_records(
 
 
 def parts(spans: Mapping[int, Span], skips: Mapping[int, OffsetRanges]) -> Iterator[dict[int, Span]]:
-    """Yield what is left of *spans* without *skips*, one part of each partition at a time; empty ones are
-    left out.
+    """Yield the rest of *spans* without *skips*, one part of each partition at a time; empty ones are left
+    out.
 
     >>> list(parts({0: Span(first=0, end=9), 1: Span(first=4, end=4)}, {0: ((2, 3), (8, 8))}))
     [{0: Span(first=0, end=2)}, {0: Span(first=4, end=8)}]
@@ -161,7 +161,7 @@ class SparkBronze:
         return self._session.read.format("delta").option("versionAsOf", self.version).load(self.path)
 
     def extent(self, until: Until | None, app: str) -> Extent:
-        """Return what of the table to read; see `extent_of_bronze`."""
+        """Return the part of the table to read; see `extent_of_bronze`."""
         from pyspark.sql import functions as F
 
         later: dict[int, int] = {}
@@ -202,7 +202,7 @@ class SparkBronze:
 def joined_records(
     session: SparkSession, settings: Settings, plan: FoldPlan, log: JoinedLog, extent: Extent
 ) -> DataFrame:
-    """Return the records of one history, those of the topic behind the table's through the connector, in no
+    """Return the records of one history, those of the topic after the table's through the connector, in no
     order to rely on.
     """
     from pyspark.sql import functions as F
@@ -279,7 +279,7 @@ def fold_each(
 def taken_in_parts(results: DataFrame) -> Iterator[pa.RecordBatch]:
     """Yield results (schema RESULT) here, never more at once than one task has, in the order of the tasks.
 
-    They are kept on the executors' disks meanwhile, so that all tasks run at once and each of them once.
+    They are kept on the executors' disks for that time, so that all tasks run at once and each of them once.
     """
     import pyarrow as pa
     from pyspark import StorageLevel
@@ -332,5 +332,5 @@ def run(
 
 
 def out_of_order(error: Exception) -> bool:
-    """Tell whether a job failed because a task met records out of order."""
+    """Return whether a job failed because a task met records out of order."""
     return any("OrderError" in name or "OrderError:" in message for name, message in causes(error))

@@ -1,8 +1,8 @@
-"""One partition folded by two versions at once: each change of a row is held against what the other made of
+"""One partition folded by two versions at once: each change of a row is compared with the other version's for
 the same record.
 
 Only rows that ever differed are held here, in a file when they become many; those that never did are in the
-stores of the two folds, and either tells. Spark's tasks run this as it is.
+stores of the two folds, and either has them. Spark's tasks run this as it is.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from holdfast.pipeline.folds.spilling import SpillingStore
 from holdfast.pipeline.folds.waiting import waiting
 
 PARTED, COUNTED, OTHER = "parted", "counted", "other"
-"""Kinds of results: a key of which the rows differed, what was counted of all such keys, and the summary of
-the other version.
+"""Kinds of results: a key of which the rows differed, the counts of all such keys, and the summary of the
+other version.
 """
 ONLY_HERE, ONLY_THERE, WHOLE = "(row only in this version)", "(row only in the other)", "(row)"
-"""What stands for a field where there is no row to compare, or no row with fields."""
+"""Shown instead of a field where there is no row to compare, or no row with fields."""
 SETTLE_KEYS = 10_000
 """So many keys that differ are looked at before they are stored."""
 
@@ -58,8 +58,8 @@ Numbered = tuple[int, Transition[Any]]
 
 class Parted(msgspec.Struct, array_like=True):
     """The rows of one key, as JSON, since they first differed: at *offset* (of *topic*, where there are
-    several sources), of *at_ms*, with the record *number* in the order. *apart* tells whether they do now;
-    None is no row.
+    several sources), of *at_ms*, with the record *number* in the order. *apart* is True if they do now; None
+    is no row.
     """
 
     number: int
@@ -72,8 +72,8 @@ class Parted(msgspec.Struct, array_like=True):
 
 
 class PartedCounts(msgspec.Struct, frozen=True):
-    """How many keys of a partition differ at the end, *met_again* only did in between, and *fields* counts
-    keys by the fields in which they differ. The first of all did at *offset* of *topic*.
+    """Counts of differing keys of a partition: *apart* at the end, *met_again* only in between, and *fields*
+    by the fields in which they differ. The first of all did at *offset* of *topic*.
     """
 
     apart: int = 0
@@ -127,7 +127,7 @@ class RowsApart:
         theirs: Transition[Any] | None,
     ) -> None:
         known = self._known(place)
-        # A row that never differed is the same in both, so either tells what it was.
+        # A row that never differed is the same in both, so either shows its former value.
         before = (readable(first.before),) * 2 if known is None else (known.mine, known.theirs)
         now = (
             before[0] if mine is None else readable(mine.after),
@@ -151,8 +151,8 @@ class RowsApart:
         self._stored.apply((_PLACE + _encode(place), _encode(each)) for place, each in fresh.items())
 
     def told(self, limit: int) -> Iterator[pa.RecordBatch]:
-        """Yield at most *limit* keys, those that differ at the end first and of these the earliest, and what
-        was counted of all.
+        """Yield at most *limit* keys, those that differ at the end first and of these the earliest, and the
+        counts of all.
         """
         self._settle()
         rows = [self._row(place, each) for place, each in sorted(nsmallest(limit, self._all(), key=_rank))]
@@ -212,7 +212,7 @@ def fields_apart(mine: str | None, theirs: str | None) -> tuple[str, ...]:
 def _fields(row: str) -> dict[str, Any] | None:
     try:
         found = msgspec.json.decode(row)
-    except msgspec.DecodeError:  # what JSON cannot write is told otherwise
+    except msgspec.DecodeError:  # values that JSON cannot write are shown otherwise
         return None
     return found if isinstance(found, dict) else None
 
@@ -238,9 +238,9 @@ class _Changes(Results):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionBeside:
-    """The version *other*, folded beside the one of a plan. About *memory_bytes* of the state of each, and of
-    what differs, are in memory, and all of it in temporary files where there is more; at most *limit_keys*
-    keys of a partition are told.
+    """The version *other*, folded along with the one of a plan. About *memory_bytes* of the state of each,
+    and of the differences, are in memory, and all of it in temporary files where there is more; at most
+    *limit_keys* keys of a partition are returned.
     """
 
     other: Processor[Any, Any]
@@ -262,7 +262,9 @@ class VersionBeside:
 
 
 class _TwoFolds:
-    """What two folds of a partition share: *stack* closes their stores, and *apart* what differs."""
+    """The shared part of two folds of a partition: *stack* closes their stores, and *apart* collects the
+    differences.
+    """
 
     def __init__(self, beside: VersionBeside, plan: FoldPlan, partition: int) -> None:
         self._limit_keys, self._stack = beside.limit_keys, ExitStack()
@@ -290,7 +292,7 @@ class _TwoFolds:
         yield from mine
 
     def close(self) -> None:
-        """Remove what is in files."""
+        """Remove the temporary files."""
         self._stack.close()
 
 
@@ -366,7 +368,7 @@ class PairedStretches(_TwoFolds):
 
 def _places(topics: Sequence[str], stretches: Iterable[Stretch]) -> Iterator[tuple[str, int]]:
     """Yield topic and offset of each record in its order, and of each choice "" and its number, as changes
-    tell them.
+    have them.
     """
     for stretch in stretches:
         if stretch.choice is not None:

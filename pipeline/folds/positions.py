@@ -13,7 +13,7 @@ from holdfast.pipeline.folds.folding import FoldSummary
 
 
 def position_of(processor: Processor[Any, Any], summary: FoldSummary) -> Position:
-    """Return the position of what *summary* tells of a partition."""
+    """Return the position of a partition's *summary*."""
     positions = stored_format(processor)
     if summary.position:
         return positions.decode(b64decode(summary.position))

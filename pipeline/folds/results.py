@@ -1,4 +1,4 @@
-"""What a replay gives: digests, final rows, refused records and transitions, in memory or written to a
+"""The results of a replay: digests, final rows, refused records and transitions, in memory or written to a
 folder.
 """
 
@@ -76,7 +76,7 @@ SUMMARIES = pa.schema(
     ]
 )
 TABLES = {"rows": ROWS, "timers": TIMERS, "transitions": TRANSITIONS, "refused": REFUSALS}
-"""The tables a replay can be written as: rows and rows before and after a change as JSON, beside the
+"""The tables a replay can be written as: rows and rows before and after a change as JSON, in addition to the
 stored bytes.
 """
 _BY_TOPIC = ("transitions", "refused")
@@ -84,9 +84,8 @@ _BY_TABLE = ("rows", "transitions")
 
 
 def schema_of(name: str, processor: Processor[Any, Any]) -> pa.Schema:
-    """Return the columns of one of TABLES; where there are several sources, what happened at an offset tells
-    the topic too, none for a tick. Where there are named tables, rows tell theirs, none for the processor's
-    own.
+    """Return the columns of one of TABLES; with several sources, entries at an offset have the topic too,
+    none for a tick. With named tables, rows have theirs, none for the processor's own.
     """
     schema = TABLES[name]
     if processor.on is not None and name in _BY_TOPIC:
@@ -98,7 +97,7 @@ def schema_of(name: str, processor: Processor[Any, Any]) -> pa.Schema:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
-    """What a processor's fold made of a log.
+    """The state that a processor's fold made of a log.
 
     Two replays, or a replay and a live table, hold the same state exactly when their digests are equal.
     *results* (schema RESULT) holds rows and timers as stored, refused records and transitions; it is None
@@ -111,11 +110,11 @@ class Replayed:
     partitions: tuple[FoldSummary, ...]
     results: pa.Table | None
     skipped: int = 0
-    """How many offsets of what was read are skipped, since nobody can read what lies there."""
+    """The number of skipped offsets in the part read, whose records cannot be read."""
     holes: tuple[str, ...] = ()
-    """What of the log was missing, in words; nothing of a whole one."""
+    """The missing parts of the log, in words; empty for a whole one."""
     bases: Mapping[int, TableBase] = field(default_factory=dict)
-    """With what partitions began in place of nothing: the state is a function of that too."""
+    """The first states of partitions that did not begin empty: the state is a function of those too."""
 
     @property
     def digest(self) -> str:
@@ -241,7 +240,7 @@ def decode_summary(text: str) -> FoldSummary:
 
 
 def present(batch: pa.RecordBatch, name: str, processor: Processor[Any, Any]) -> pa.RecordBatch:
-    """Return what *batch* (schema RESULT) holds for one of TABLES, for people and other tools to read."""
+    """Return the rows of *batch* (schema RESULT) for one of TABLES, for people and other tools to read."""
     rows = list(_presented(batch, name, processor))
     schema = schema_of(name, processor)
     columns = list(zip(*rows, strict=True)) if rows else [()] * len(schema)

@@ -1,5 +1,5 @@
-"""Whether the topics that a lake holds are still those of that name: where a lake alone is folded, nothing
-else asks.
+"""Checks that the topics that a lake holds are still those of that name: where a lake alone is folded, no
+other check is made.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ logger = logging.getLogger(__name__)
 
 
 def require_same_topics(processor: Processor[Any, Any], settings: Settings, lake: str) -> None:
-    """Raise LakeError where a source or a global's topic is not the one that *lake* holds: what is compared
-    with the fold, or goes on from it, is of the new one. Of a lake that delta-rs does not reach, nothing is
-    known.
+    """Raise LakeError if a source or a global's topic is not the one that *lake* holds: the state that is
+    compared with the fold, or continues it, is of the new one. Of a lake that delta-rs does not reach,
+    nothing is known.
     """
     for path, topic, landed in _landed(processor, lake):
         if (found := _identity(settings, topic)) is not None:
@@ -48,14 +48,14 @@ def warn_of_other_topics(processor: Processor[Any, Any], settings: Settings, lak
         if found is not None and landed.topic == topic and found != landed.topic_id:
             logger.warning(
                 "%(path)s holds the records of a topic %(topic)s that was deleted and made again since (its"
-                " id was %(before)s, is %(now)s): what is folded of it is not what the topic of that name"
-                " holds now",
+                " id was %(before)s, is %(now)s): a fold of it differs from the topic that has the name"
+                " now",
                 {"path": path, "topic": topic, "before": landed.topic_id, "now": found},
             )
 
 
 def _identity(settings: Settings, topic: str) -> str | None:
-    """Return the id of a topic, None where the lake alone has it; BrokerError where Kafka does not tell."""
+    """Return the id of a topic, None where the lake alone has it; BrokerError if Kafka does not answer."""
     with TopicLog(settings, topic) as log:
         try:
             log.partitions()

@@ -18,11 +18,11 @@ from holdfast.core.engine.state.memory_store import DictStore
 from holdfast.errors import PipelineError
 
 LIMIT_BYTES = 64 << 20
-"""What the rows of a copy may take in memory, about."""
+"""The memory that the rows of a copy may take, about."""
 STATE_MEMORY_BYTES = 256 << 20
-"""What the rows of a partition that is folded may take in memory, about."""
+"""The memory that the rows of a folded partition may take, about."""
 ROW_BYTES = 200
-"""What a row takes in memory besides its key and value, about."""
+"""The memory that a row takes besides its key and value, about."""
 PAGE_ROWS, PAGE_BYTES = 1_000, 1 << 20
 """So many rows are read from a file at once, or so many bytes of them and the row with which they become
 more.

@@ -1,4 +1,4 @@
-"""How a replay waits for what its folds need, where a worker would wait. Spark's tasks do so too."""
+"""A replay's waits for the needs of its folds, where a worker would wait. Spark's tasks wait so too."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _sleep(seconds: float, why: str) -> None:
 
 
 def waiting(timeout_s: float) -> OnLater:
-    """Return what waits in this process, up to *timeout_s* for one record; then it raises
+    """Return a callback that waits in this process, up to *timeout_s* for one record; then it raises
     StillWaitingError.
     """
     return Waiting(timeout_s, system_clock.monotonic_s, _sleep)

@@ -74,7 +74,7 @@ class MadeChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowAsOf:
-    """The row of one partition *at* a place (in words), as JSON, None for no row; *changes* are the last of
+    """The row of one partition *at* a point (in words), as JSON, None for no row; *changes* are the last of
     *total* that it had by then, in their order: none where the table's version began with that row.
     """
 
@@ -124,8 +124,8 @@ class RowsAsOf:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AsOfOptions:
-    """Of *replay* engine, source, lake, allow_holes and spark count. At most *limit* changes of each
-    partition are told, the last ones.
+    """Options of *replay* that count are engine, source, lake, allow_holes and spark. At most the last
+    *limit* changes of each partition are returned.
     """
 
     replay: ReplayOptions = field(default_factory=ReplayOptions)
@@ -146,7 +146,7 @@ def row_as_of(
 
     *at* is where to stop: an offset of the key's partition, the last that counts, or offsets by partition, or
     a time; None is all there is. The partitions are folded up to there, record by record. ConfigError where
-    an offset does not tell its partition, and whatever `replay` raises.
+    an offset does not name its partition, and any error of `replay`.
     """
     options = options or AsOfOptions()
     partitions = _partitions(processor, settings, key, table, options.replay)
@@ -197,7 +197,7 @@ def row_as_of(
 
 
 def _changes(replayed: Replayed, processor: Processor[Any, Any]) -> dict[int, list[MadeChange]]:
-    """Return the changes that the replay told of, by partition, in their order."""
+    """Return the changes in the replay's results, by partition, in their order."""
     found: dict[int, list[MadeChange]] = {}
     for each in replayed.table("transitions", processor).to_pylist():
         topic = each["topic"] if processor.on is not None else str(processor.topics[0])

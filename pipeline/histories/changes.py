@@ -1,6 +1,4 @@
-"""The changes of rows as a fold tells them, each written to the history once the change that follows it is
-known.
-"""
+"""The changes of rows from a fold, each written to the history once the change that follows it is known."""
 
 from __future__ import annotations
 
@@ -33,13 +31,13 @@ _decode = msgspec.msgpack.Decoder(Change).decode
 
 
 def change_of(store: FoldStore, stored_key: bytes) -> Change | None:
-    """Return the last change of a row, which is kept beside it."""
+    """Return the last change of a row, which is stored with it."""
     found = store.get(META + stored_key)
     return None if found is None else _decode(found)
 
 
 def noted_change(stored_key: bytes, change: Change | None) -> tuple[bytes, bytes | None]:
-    """Return what is stored beside a row to note its last change."""
+    """Return the stored entry that notes a row's last change."""
     return META + stored_key, None if change is None else _encode(change)
 
 
@@ -95,7 +93,7 @@ class RowChanges(Results):
         return None if stored is None else self._codecs[table].decode(stored)
 
     def _settle(self) -> None:
-        """Note the last changes beside the rows."""
+        """Note the last changes of the rows."""
         noted, self._noted = self._noted, {}
         self._store.apply([noted_change(key, change) for key, change in noted.items()])
 

@@ -1,11 +1,10 @@
-"""Folding the lake into tables: a processor's state, and the history of its rows or what else is made of it.
-Each fold takes in what was landed since the one before.
+"""Folding the lake into tables: a processor's state, and the history of its rows or another output. Each fold
+takes in the data landed since the one before.
 
 Two tables cannot be committed at once. So the output comes first: its commit names the batch, and the batch
-that it goes on from. Where the state does not follow, since the fold was killed between both, the next fold
-makes exactly that state from the state before, checks it against the digests that the output's commit tells,
-and goes on from there. Of two folds that go on from one state, one extends the output, and the other is
-refused.
+that it continues. If the state does not follow, since the fold was killed between both, the next fold makes
+exactly that state from the state before, checks it against the digests in the output's commit, and continues
+from there. Of two folds that continue one state, one extends the output, and the other is refused.
 """
 
 from __future__ import annotations
@@ -58,17 +57,17 @@ from holdfast.pipeline.spark.session import SparkOptions, import_pyspark, open_s
 from holdfast.schemas import registry
 
 LOOKS = 3
-"""How often both tables are read: another fold may extend both in between."""
+"""The number of times that both tables are read: another fold may extend both in between."""
 _NOTHING = PartitionCommit(position="")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoldOptions:
-    """What to fold, and how.
+    """The subject and the limits of a fold.
 
     *into* is the folder or address of both tables, without it LAKE/folds/NAME. *max_records* bounds a commit,
     in offsets. *memory_bytes* of the state of a partition are in memory, about; all of it in a temporary file
-    where there are more. *rebuild* begins anew.
+    if it is larger. *rebuild* starts from the beginning.
     """
 
     lake: str
@@ -83,8 +82,8 @@ class FoldOptions:
 
 @dataclass(slots=True, kw_only=True)
 class FoldReport:
-    """What a fold did. *records* and *changes* (rows that are over, of the history or another *output*) are
-    those of this fold; *partitions* tell of the tables as they are.
+    """The result of a fold. *records* and *changes* (rows that are over, of the history or another *output*)
+    are those of this fold; *partitions* describe the tables as they are.
     """
 
     processor: str
@@ -122,7 +121,7 @@ class FoldReport:
 
 
 class FoldStep(StrEnum):
-    """What a fold has done, for whoever is told of each step."""
+    """The steps of a fold, for a callback."""
 
     FOLDED = "folded"
     OUTPUT = "output committed"
@@ -137,13 +136,13 @@ def fold(
     output: OutputTable | None = None,
     told: Callable[[FoldStep], None] | None = None,
 ) -> FoldReport:
-    """Fold what was landed of the source of *processor* since the last fold into its tables, and return what
-    was done.
+    """Fold the data landed from the source of *processor* since the last fold into its tables, and return a
+    report.
 
-    Both engines write the same tables. *output* is the table beside the state, without it the history of the
-    rows. *told* hears of each step. Raises ConfigError for the tables of another fold or version,
-    LostRecordsError for a lake with holes, LakeError where something else has changed lake or tables, or
-    another fold has extended them first: nothing was written then.
+    Both engines write the same tables. *output* is the table in addition to the state, without it the history
+    of the rows. *told* is called with each step. Raises ConfigError for the tables of another fold or
+    version, LostRecordsError for a lake with holes, LakeError where something else has changed lake or
+    tables, or another fold has extended them first: nothing was written then.
     """
     registry.use(settings)
     with ExitStack() as opened:
@@ -237,12 +236,12 @@ class _TableFold:
         return True
 
     def _standing(self) -> tuple[FoldCommit | None, FoldCommit | None]:
-        """Return what to go on from, and the commit of the output that the state does not follow yet, if
+        """Return the commit to continue from, and the output's commit that the state does not follow yet, if
         there is one.
         """
         for _ in range(LOOKS):
-            # The state first: whatever it has by now is in an output that is read later, so none is taken
-            # back.
+            # The state first: whatever it has by now is in an output that is read later, so no commit is
+            # taken back.
             self._state.refresh()
             self._output.refresh()
             state, output = self._state.last(), self._output.last()
@@ -281,7 +280,7 @@ class _TableFold:
     def _extend(
         self, table: FoldTable, told: FoldCommit, base: FoldCommit | None, parts: Sequence[FoldedPart]
     ) -> None:
-        """Commit to one of the tables what is new in it, in place of what is not any more."""
+        """Commit the new part of one of the tables, and remove the files that it replaces."""
         is_state = table is self._state
         added = [file for part in parts for file in (part.state if is_state else part.output)]
         done = {part.partition for part in parts}
@@ -335,9 +334,7 @@ class _TableFold:
         begins = self._begins(base)
         if base is not None and self._landed.short(begins) is not None:
             self._landed = landed_history(self._processor, self._settings, self._options.lake)
-            if (
-                short := self._landed.short(begins)
-            ) is not None:  # no other fold that has come further meanwhile
+            if (short := self._landed.short(begins)) is not None:  # no other fold has come further since
                 raise LakeError(
                     f"{short}: the lake was put back to an older state. Land again, or fold anew (--rebuild)"
                 )
@@ -351,8 +348,8 @@ class _TableFold:
         return _Target(limits, sum(limits.values()), told)
 
     def _check_skips(self, base: FoldCommit, begins: Mapping[int, Position]) -> None:
-        """Refuse to go on where offsets that were folded are skipped by now, or the other way round: a replay
-        would come to another state.
+        """Refuse to continue if folded offsets are skipped by now, or skipped ones no longer: a replay would
+        come to another state.
         """
         for number, topic in enumerate(self._processor.topics):
             noted, now = base.skips.get(topic, {}), self._landed.skips[topic]
@@ -440,7 +437,7 @@ class _TableFold:
 
 
 def _moved(part: FoldedPart, base: FoldCommit) -> bool:
-    """Tell whether a partition has another position than before."""
+    """Return whether a partition has another position than before."""
     return base.partitions.get(part.partition, _NOTHING).position != part.commit.position
 
 

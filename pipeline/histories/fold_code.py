@@ -1,5 +1,5 @@
-"""What the functions of a fold are written as: a digest that changes where they do, or what they use of their
-own application, whatever comments and layout.
+"""A digest of the source of a fold's functions, and of the application's code that they use, whatever
+comments and layout.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def code_of(processor: Processor[Any, Any]) -> str:
 
 
 def _functions(processor: Processor[Any, Any]) -> Iterator[Code | None]:
-    """Yield the functions that make a state: decoders, folds and times of what is read, and what timers
-    call.
+    """Yield the functions that make a state: decoders, folds and times of the sources, and functions that
+    timers call.
     """
     if processor.on is None:
         yield from (processor.decode, processor.fold, processor.time)
@@ -72,7 +72,7 @@ def _written(function: Code | None) -> str:
 
 
 def _kind(function: Code) -> Any:
-    """Return what has a source: the function itself, or the class of an object that is called."""
+    """Return the object that has a source: the function itself, or the class of an object that is called."""
     function = inspect.unwrap(function)
     return function if hasattr(function, "__qualname__") else type(function)
 
@@ -82,7 +82,7 @@ def _name(kind: Any) -> str:
 
 
 def _bound(value: Any) -> str:
-    """Return what a function is bound to, where that reads the same in every process; else its type."""
+    """Return the value that a function is bound to, if it reads the same in every process; else its type."""
     if isinstance(value, _PLAIN):
         return repr(value)
     return _written(value) if callable(value) else type(value).__qualname__
@@ -155,7 +155,7 @@ def _names_in(code: CodeType) -> Iterator[str]:
 
 
 def _is_own(module: str) -> bool:
-    """Tell whether a module is of the application: neither holdfast's, nor Python's, nor of an installed
+    """Return whether a module is of the application: neither holdfast's, nor Python's, nor of an installed
     package.
     """
     top = module.partition(".")[0]

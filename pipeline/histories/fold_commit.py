@@ -1,8 +1,8 @@
-"""What a commit of a fold says of itself: which fold it is, up to where each partition was folded, and what
-came of it.
+"""The metadata of a fold's commit: the fold's identity, up to where each partition was folded, and the
+results.
 
-The table of states is its own checkpoint: a fold goes on from the positions of the last commit, and nothing
-beside the table can be lost.
+The table of states is its own checkpoint: a fold continues from the positions of the last commit, and no
+second record can be lost.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from holdfast.pipeline.histories.fold_code import code_of
 
 
 class FoldIdentity(msgspec.Struct, frozen=True):
-    """Which fold a table is of: of *app*, its *processor* and *version*; *code* is a digest of what its
-    functions are written as, and what they use.
+    """The identity of the fold that a table is of: of *app*, its *processor* and *version*; *code* is a
+    digest of the source of its functions, and of the code they use.
     """
 
     app: str
@@ -35,7 +35,7 @@ class FoldIdentity(msgspec.Struct, frozen=True):
     code: str
 
     def why_other(self, now: FoldIdentity) -> str | None:
-        """Return in words what is not the same *now*, None where all is."""
+        """Return in words the difference from *now*, None without one."""
         for name in ("app", "processor", "version", "topics"):
             was, is_ = getattr(self, name), getattr(now, name)
             if was != is_:
@@ -63,8 +63,8 @@ def identity_of(processor: Processor[Any, Any], settings: Settings) -> FoldIdent
 
 
 class PartitionCommit(msgspec.Struct, frozen=True, kw_only=True):
-    """Up to where a partition was folded, and what is in its state. *position* is the marker as stored, in
-    base64; *records* and *refused* count from the beginning, *digest* is that of a replay up to there. Of
+    """The position up to which a partition was folded, and its state. *position* is the marker as stored, in
+    base64; *records* and *refused* count from the beginning, *digest* is that of a replay up to there. With
     several sources, choices are read on from the offset *choices_from*.
     """
 
@@ -78,12 +78,13 @@ class PartitionCommit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FoldCommit(msgspec.Struct, frozen=True, kw_only=True):
-    """What one fold did to both of its tables, in the words of each: the commit of the output comes first,
-    that of the state with the same *batch* after it. *start* is the batch that it went on from, "" for none.
+    """The effect of one fold on both of its tables, in the words of each: the commit of the output comes
+    first, that of the state with the same *batch* after it. *start* is the batch that it continued from, ""
+    for none.
 
-    *skips* are offsets of each source that were left out, *holes* what was missing and allowed. *row_types*
-    are those of all rows so far. A table that is joined of others has no *partitions* of its own: *joined* is
-    what those of the others were, by name.
+    *skips* are offsets of each source that were left out, *holes* the missing parts that were
+    allowed. *row_types* are those of all rows so far. A table that is joined of other tables has no
+    *partitions* of its own: *joined* are those of the other tables, by name.
     """
 
     batch: str
@@ -121,7 +122,7 @@ def noted_types(processor: Processor[Any, Any], before: FoldCommit | None) -> by
 
 
 def fold_in(commit: TableCommit) -> FoldCommit | None:
-    """Return what a commit says of itself, None where no fold made it."""
+    """Return the metadata of a fold's commit, None for a commit of another origin."""
     if not commit.metadata or '"holdfast_fold":' not in commit.metadata:
         return None
     try:
@@ -140,9 +141,9 @@ def fold_in(commit: TableCommit) -> FoldCommit | None:
 
 
 def last_fold(where: str, history: Iterable[TableCommit]) -> FoldCommit | None:
-    """Return what the newest fold of a table says of itself, None before any; *history* comes newest first.
+    """Return the metadata of the newest fold of a table, None before any; *history* comes newest first.
 
-    LakeError where something else has changed rows since.
+    LakeError where another program has changed rows since.
     """
     for commit in history:
         if (found := fold_in(commit)) is not None:
@@ -157,7 +158,7 @@ def last_fold(where: str, history: Iterable[TableCommit]) -> FoldCommit | None:
 
 
 def check_identity(where: str, before: FoldCommit, now: FoldIdentity, ids: Mapping[str, str]) -> None:
-    """Refuse to go on with the tables of another fold, or of topics that were made again."""
+    """Refuse to continue with the tables of another fold, or of topics that were made again."""
     if (why := before.identity.why_other(now)) is not None:
         raise ConfigError(
             f"{where} is of {why}. Fold into tables of its own (--into FOLDER), or anew (--rebuild); a fold"

@@ -1,4 +1,4 @@
-"""What runs a fold, or a join of tables: this process, or Spark's tasks, each of which writes the files of
+"""Runs a fold, or a join of tables: in this process, or in Spark's tasks, each of which writes the files of
 its part.
 """
 

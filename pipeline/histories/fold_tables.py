@@ -43,7 +43,7 @@ STATE = [
     ("stored", pa.binary()),
     ("previous", pa.binary()),
 ]
-"""Columns of the state besides its partition and the rows: of rows and of timers, as *kind* tells ("row",
+"""Columns of the state besides its partition and the rows: of rows and of timers, by *kind* ("row",
 "wake", "tick", "event").
 """
 HISTORY = [*_KEYS, *_CHANGE, *_END]
@@ -61,7 +61,7 @@ def folds_path(lake: str, name: str) -> str:
 
 @contextmanager
 def reading(path: str) -> Iterator[None]:
-    """Raise LakeError where the table at *path* cannot be read meanwhile."""
+    """Raise LakeError if the table at *path* cannot be read in the block."""
     try:
         yield
     except (DeltaError, OSError) as error:
@@ -72,13 +72,13 @@ def reading(path: str) -> Iterator[None]:
 
 
 def is_table(path: str) -> bool:
-    """Tell whether there is a Delta table at *path*; LakeError where nobody can tell."""
+    """Return whether there is a Delta table at *path*; LakeError if that cannot be found out."""
     with reading(path):
         return bool(DeltaTable.is_deltatable(table_uri(path)))
 
 
 def last_told(path: str, handle: DeltaTable) -> FoldCommit | None:
-    """Return what the newest fold of a table says of itself."""
+    """Return the metadata of the newest fold of a table."""
     with reading(path):
         return last_fold(path, newest_first(handle))
 
@@ -120,13 +120,11 @@ class FoldTableColumns:
         return pa.schema([*HISTORY, *both])
 
     def history_batch(self, rows: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
-        """Return changes as rows of the history; each tells its *table*, and the rows *before* and
-        *after*.
-        """
+        """Return changes as rows of the history; each has its *table*, and the rows *before* and *after*."""
         return self._batch(self.history, rows, ("before", "after"))
 
     def state_batch(self, rows: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
-        """Return what is stored as rows of the state; each tells its *table*, and the *row*, None of a
+        """Return stored entries as rows of the state; each has its *table*, and the *row*, None for a
         timer.
         """
         return self._batch(self.state, rows, ("row",))
@@ -154,7 +152,7 @@ class FoldTableColumns:
 
 
 class AddedFile(msgspec.Struct, frozen=True):
-    """A file that was written for a table, as its commit names it. Can be told across processes."""
+    """A file that was written for a table, as its commit names it. It can be sent across processes."""
 
     path: str
     size_bytes: int
@@ -163,7 +161,7 @@ class AddedFile(msgspec.Struct, frozen=True):
     rows: int
 
     def action(self, *, new_rows: bool = True) -> AddAction:
-        """Return what adds it to its table; without *new_rows* its rows were there before."""
+        """Return the action that adds it to its table; without *new_rows* its rows were there before."""
         values: dict[str, str | None] = {**self.values}
         return AddAction(self.path, self.size_bytes, values, system_clock.now_ms(), new_rows, self.stats)
 
@@ -180,8 +178,8 @@ class PartFile(BronzeFile):
         batches: Iterator[pa.RecordBatch],
         schema: pa.Schema,
     ) -> AddedFile | None:
-        """Write *batches* as a file; None where there is no row. Nothing is left of one that could not be
-        written.
+        """Write *batches* as a file; None where there is no row. A file that could not be written is
+        removed.
         """
         first = next(batches, None)
         if first is None:
@@ -209,7 +207,7 @@ class PartFile(BronzeFile):
 
 
 def _is_searched(field: pa.Field) -> bool:
-    """Tell whether files are searched by a column: by their times, and by the offset of a change."""
+    """Return whether files are searched by a column: by their times, and by the offset of a change."""
     return pa.types.is_timestamp(field.type) or field.name in ("offset", "valid_from_ms")
 
 
@@ -246,8 +244,8 @@ class FoldTable:
     def widen(self, schema: pa.Schema, *, rebuild: bool) -> None:
         """Give the table the columns that its row types have got since.
 
-        LakeError where columns are of other types than declared; with *rebuild* they are made anew, without
-        any row. UnknownCommitError where the table cannot be read after a failure.
+        LakeError where columns are of other types than declared; with *rebuild* they are created again,
+        without any row. UnknownCommitError where the table cannot be read after a failure.
         """
         whole = _whole(schema, self.partition_by)
         if self._takes(whole):
@@ -273,7 +271,7 @@ class FoldTable:
         self.handle = open_table(self.path)
 
     def _takes(self, whole: pa.Schema) -> bool:
-        """Tell whether rows with these columns fit into the table, as it was read last."""
+        """Return whether rows with these columns fit into the table, as it was read last."""
         there = pa.schema(self.handle.schema().to_arrow())
         return all(f.name in there.names and _holds(there.field(f.name).type, f.type) for f in whole)
 
@@ -300,7 +298,7 @@ class FoldTable:
             self.handle.update_incremental()
 
     def last(self) -> FoldCommit | None:
-        """Return what the newest fold says of itself; LakeError where it cannot be read."""
+        """Return the metadata of the newest fold; LakeError where it cannot be read."""
         return last_told(self.path, self.handle)
 
     def files(self) -> list[tuple[int, File, dict[str, str]]]:
@@ -342,7 +340,7 @@ class FoldTable:
         ]
         properties = CommitProperties(
             custom_metadata={"userMetadata": told.encode()},
-            max_commit_retries=0,  # behind another commit, what was folded might not be what follows
+            max_commit_retries=0,  # after another commit, the folded data might not be the continuation
         )
         read = int(self.handle.version())
         try:
@@ -372,7 +370,7 @@ class FoldTable:
             ) from error
 
     def _has(self, told: FoldCommit, read: int, failure: Exception) -> bool:
-        """Tell whether a commit of which *failure* is known was made after version *read*."""
+        """Return whether a commit of which *failure* is known was made after version *read*."""
         try:
             self.handle.update_incremental()
             newer = int(self.handle.version()) - read
@@ -387,7 +385,7 @@ class FoldTable:
 
 
 def _is_there(path: str, failure: Exception) -> bool:
-    """Tell whether there is a table at *path*, although making it ended with *failure*."""
+    """Return whether there is a table at *path*, although making it ended with *failure*."""
     try:
         return is_table(path)
     except LakeError as unread:
@@ -407,7 +405,7 @@ def _text(value: Any) -> str:
 
 
 def _holds(there: pa.DataType, wanted: pa.DataType) -> bool:
-    """Tell whether a column of type *there* takes what is *wanted*: a struct may have more fields."""
+    """Return whether a column of type *there* takes *wanted* values: a struct may have more fields."""
     if pa.types.is_struct(there) and pa.types.is_struct(wanted):
         names = {there.field(at).name: there.field(at).type for at in range(there.num_fields)}
         return all(

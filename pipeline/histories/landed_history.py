@@ -1,4 +1,4 @@
-"""What was landed of what a processor folds, as a fold into tables reads it: of one topic up to its end, of
+"""The landed data of a processor's sources, as a fold into tables reads them: of one topic up to its end, of
 several sources up to where their order is settled.
 """
 
@@ -28,25 +28,25 @@ from holdfast.pipeline.topic import Span
 
 
 class HistoryPart(Protocol):
-    """What is to be folded of one partition."""
+    """The part of one partition that is to be folded."""
 
     def fold(self, state: FoldedState, results: Results) -> Iterator[pa.RecordBatch]:
-        """Fold it on from *state* and yield what that tells."""
+        """Continue the fold from *state* and yield the results."""
 
     def choices_from(self, reached: Position) -> int:
         """Return where choices are to be read on, once it is folded up to *reached*; 0 of one source."""
 
 
 class HistoryParts(Protocol):
-    """What is to be folded of each partition. Can be pickled."""
+    """The part of each partition that is to be folded. It can be pickled."""
 
     def part(self, partition: int, choices_from: int) -> HistoryPart:
         """Return the part of one partition; choices before the offset *choices_from* are in its state."""
 
 
 class LandedHistory(Protocol):
-    """What was landed of what a processor folds: *path* is the table that tells up to where, *ids* are
-    Kafka's ids of the topics, and *skips* what the application leaves out of each.
+    """The landed data of a processor's sources: *path* is the table that says up to where, *ids* are Kafka's
+    ids of the topics, and *skips* the offsets that the application leaves out of each.
     """
 
     @property
@@ -66,23 +66,21 @@ class LandedHistory(Protocol):
         """Say which partition ends before where it was folded to already; None where none does."""
 
     def holes(self, begins: Mapping[int, Position]) -> tuple[str, ...]:
-        """Say what is missing behind *begins*."""
+        """Return the parts missing after *begins*, in words."""
 
     def left(self, begins: Mapping[int, Position]) -> dict[int, int]:
-        """Return of each partition that has something to fold behind *begins* how many offsets that are."""
+        """Return, for each partition with offsets to fold after *begins*, how many those are."""
 
     def parts(
         self, plan: FoldPlan, limits: Mapping[int, int], upto: Mapping[int, Position] | None = None
     ) -> HistoryParts:
-        """Return what to fold of partitions: up to *upto*, or all there is, and of those in *limits* at most
-        so many records.
+        """Return the parts of partitions to fold: up to *upto*, or all there is, and of those in *limits* at
+        most so many records.
         """
 
 
 def landed_history(processor: Processor[Any, Any], settings: Settings, lake: str) -> LandedHistory:
-    """Return what *lake* holds now of what *processor* folds; LakeError where a table is not as it was
-    landed.
-    """
+    """Return the present data in *lake* for *processor*; LakeError where a table is not as it was landed."""
     if processor.on is None:
         return LandedTopic(processor, settings, lake)
     return LandedSources(processor, settings, lake)
@@ -95,7 +93,7 @@ class LandedTopic:
         self._topic, self._app = str(processor.topics[0]), settings.app
         self.path = bronze_path(lake, self._topic)
         self._files, landed = open_bronze(self.path)
-        extent_of_bronze(landed, None, self.path, {}, settings.app)  # refuses what was never landed
+        extent_of_bronze(landed, None, self.path, {}, settings.app)  # refuses a topic that was never landed
         assert landed is not None
         self._landed: Landed = landed
         self.ids = {self._topic: landed.topic_id}
@@ -147,8 +145,8 @@ def _firsts(begins: Mapping[int, Position]) -> dict[int, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicParts:
-    """What to fold of each partition of one topic: *spans*, as far as their states have not got it, and of it
-    at most as many records as *limits* says.
+    """The part of each partition of one topic to fold: *spans*, as far as their states do not include it, and
+    of each at most as many records as *limits* says.
     """
 
     plan: FoldPlan
@@ -172,7 +170,7 @@ class TopicPart:
         span, applied = self.whole.spans[at], offsets_of(state.position)[0]
         rest = Span(first=min(max(span.first, applied + 1), span.end), end=span.end)
         read = self.whole.files.batches(plan.processor.columns, at, rest)
-        kept = left_of(read, plan.skips.get(at, ()))  # what is skipped is no record of the limit's
+        kept = left_of(read, plan.skips.get(at, ()))  # skipped records do not count for the limit
         return fold_partition(plan, at, _first_records(kept, self.whole.limits.get(at)), state, results)
 
     def choices_from(self, reached: Position) -> int:
@@ -190,8 +188,8 @@ def _first_records(read: Iterable[tuple[Batch, int]], limit: int | None) -> Iter
 
 
 class LandedSources:
-    """The tables of the sources of a processor, of its choices and of its globals, up to where its table
-    stood when the choices were landed: behind that, records of which a worker knew nothing may come between.
+    """The tables of the sources of a processor, of its choices and of its globals, up to the position
+    of its table when the choices were landed: later, records of which a worker knew nothing may come between.
     """
 
     def __init__(self, processor: Processor[Any, Any], settings: Settings, lake: str) -> None:
@@ -265,7 +263,7 @@ def _told(processor: Processor[Any, Any], position: Position) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergedParts:
-    """What to fold of each partition of several sources: what *files* has, at most as many records as
+    """The part of each partition of several sources to fold: the records in *files*, at most as many as
     *limits* says.
     """
 

@@ -1,5 +1,5 @@
-"""The table that a fold writes beside its state: of a processor's fold the history of its rows, of a derived
-table the rows that its fold emits.
+"""The output table of a fold, in addition to its state: of a processor's fold the history of its rows, of a
+derived table the rows that its fold emits.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from holdfast.pipeline.histories.fold_tables import FoldTableColumns
 
 
 class ToldRows(Protocol):
-    """What the fold of one partition tells, as rows of the output table."""
+    """The output of the fold of one partition, as rows of the output table."""
 
     @property
     def results(self) -> Results:
-        """Return what the fold tells it to; its batches are the rows that are over."""
+        """Return the fold's results; their batches are the rows that are over."""
         ...
 
     def current(self) -> Iterator[pa.RecordBatch]:
-        """Yield the rows that are as of the end of the fold, and that the next one writes anew."""
+        """Yield provisional rows, which the next fold replaces."""
         ...
 
 
 class OutputTable(Protocol):
-    """Which rows a fold writes beside its state. Can be pickled."""
+    """The rows that a fold writes in addition to its state. It can be pickled."""
 
     @property
     def name(self) -> str:
-        """Return the folder of the table, beside that of the state."""
+        """Return the folder of the table, next to that of the state."""
         ...
 
     @property

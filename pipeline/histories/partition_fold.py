@@ -51,8 +51,8 @@ _STORED = ["stored_key", "stored", "offset", "topic", "valid_from_ms", "previous
 
 
 class FoldedPart(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a partition: what its commit says, and the files that are to be named by it. *records* and
-    *changes* are those of this fold.
+    """The result for a partition: its part of the commit, and the files that the commit is to name. *records*
+    and *changes* are those of this fold.
     """
 
     partition: int
@@ -69,8 +69,8 @@ decode_part = msgspec.msgpack.Decoder(FoldedPart).decode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoldWork:
-    """What to fold of each partition: *parts*, on from what the files *states* hold and *before* says. Can be
-    pickled.
+    """The work for each partition: *parts*, continuing the states in the files *states* and in *before*. It
+    can be pickled.
 
     *memory_bytes* of the state of a partition are in memory, about; all of it in a temporary file where there
     are more. Without *writes_output* only the state is written.
@@ -158,7 +158,7 @@ class FoldWork:
         )
 
     def _state(self, partition: int, store: SpillingStore) -> FoldedState:
-        """Return what the partition goes on with, read into *store*."""
+        """Return the state that the partition continues from, read into *store*."""
         before = self.before.get(partition)
         if before is None:
             return self._beginning(partition, store)
@@ -174,7 +174,7 @@ class FoldWork:
         return FoldedState(store, stored_format(self.plan.processor).decode(b64decode(before.position)))
 
     def _beginning(self, partition: int, store: SpillingStore) -> FoldedState:
-        """Return what a table begins with: rows of an earlier version where it migrated, which were there
+        """Return the first state of a table: rows of an earlier version if it migrated, which were there
         before its first record.
         """
         begun = beginning_of(self.plan, partition)
@@ -207,7 +207,7 @@ def _puts(rows: pa.RecordBatch) -> Iterator[tuple[bytes, bytes | None]]:
 
 
 def stored_rows(store: SpillingStore, plan: FoldPlan, columns: FoldTableColumns) -> Iterator[pa.RecordBatch]:
-    """Yield what is stored as rows of the state."""
+    """Yield the stored entries as rows of the state."""
     processor = plan.processor
     codecs = {name: RowCodec[Any](processor.row_of(name)) for name in ("", *processor.tables)}
     rows: list[dict[str, Any]] = []

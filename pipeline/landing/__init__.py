@@ -1,1 +1,1 @@
-"""How records of topics get into the lake."""
+"""Landing: copying records of topics into the lake."""

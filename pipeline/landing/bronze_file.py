@@ -1,4 +1,4 @@
-"""A file of a bronze table as this process writes it, and what the table's log is told of it."""
+"""A file of a bronze table as this process writes it, and its entry in the table's log."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def _groups(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
 
 
 _COUNTED = ("offset", "timestamp", "timestamp_type", "timestamp_ms", "landed_at", "date", "leader_epoch")
-"""Columns whose least and greatest value the log keeps for each file: what is searched and pruned by."""
+"""Columns whose least and greatest value the log keeps for each file, for searches and pruning."""
 
 
 @dataclass(slots=True, kw_only=True)
 class BronzeFile:
-    """A file that was written, and what the log is told of it: of the columns *counted*, the least and
-    greatest value.
+    """A file that was written, and its entry in the log: of the columns *counted*, the least and greatest
+    value.
     """
 
     partition: int

@@ -12,7 +12,7 @@ from holdfast.pipeline.bronze.columns import FILE_SCHEMA, HEADERS, days_of, show
 
 
 def columns_of(records: Records, landed_at_ms: int) -> pa.RecordBatch:
-    """Return *records* of one partition as they stand in a file."""
+    """Return *records* of one partition as rows of a file."""
     count = len(records)
     ms = np.array(records.times_ms, np.int64)
     stops = np.diff([0, *(stop for stop, _ in records.origins)])

@@ -55,7 +55,7 @@ def land(
     stop: threading.Event | None = None,
     progress: Progress | None = None,
 ) -> LandReport:
-    """Land *topic* in *lake* and return what was done; *progress* is called after each commit, *stop* ends a
+    """Land *topic* in *lake* and return a report; *progress* is called after each commit, *stop* ends a
     following landing.
 
     Raises LostRecordsError when the topic no longer holds what comes next, LakeError when the table does not
@@ -79,7 +79,7 @@ def run(
     progress: Progress | None = None,
     slot: AbstractContextManager[object] | None = None,
 ) -> None:
-    """Land what is committed now, and with `follow` what comes, until *stop*; each commit is made inside
+    """Land all committed records, and with `follow` later ones too, until *stop*; each commit is made inside
     *slot*.
     """
     slot = slot or nullcontext()

@@ -1,11 +1,11 @@
 """Landing a processor of several sources: a table for each source and one for the choices, so that the lake
-alone tells how they were folded.
+alone records how they were folded.
 
 Each round notes where the sources end, then reads the choices: whatever was folded of the sources by then is
-in the order that these tell. The sources are landed as far as noted, then the choices. The last commit of the
+in the order of these. The sources are landed as far as noted, then the choices. The last commit of the
 choices says how far the sources are, and a replay reads no further: so it never finds records whose order is
-still to be landed. It says as well where the table stood before all that was read: what a worker had folded
-keeps its order for ever.
+still to be landed. It has the position of the table before all that was read as well: records that a worker
+had folded keep their order for ever.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from holdfast.pipeline.topic import Span, TopicLog, TopicReader
 logger = logging.getLogger(__name__)
 
 SETTLE_S = 5.0
-"""How long a round waits for transactions to end. What is open then was not folded: the next round tells of
-it.
+"""The time for which a round waits for transactions to end. One that is open then was not folded: the next
+round includes it.
 """
 POSITIONS_S = 10.0
-"""How often a following landing looks where the table is, when nothing else is new."""
+"""The interval at which a following landing looks up the table's position, when nothing else is new."""
 _LOOK_BACK = 64
 
 
@@ -54,8 +54,8 @@ def land_processor(
     stop: threading.Event | None = None,
     progress: Progress | None = None,
 ) -> list[LandReport]:
-    """Land every source of *processor* and, where there are several, its choices; return what was done of
-    each topic.
+    """Land every source of *processor* and, where there are several, its choices; return a report on each
+    topic.
 
     Otherwise as `land`.
     """
@@ -122,12 +122,12 @@ class _Rounds:
 
     def land(self, stop: threading.Event, progress: Progress | None) -> None:
         found = dict(zip(self._topics, self._sources, strict=True))
-        positions = table_positions(self._settings, self._processor)  # before the ends: they lie behind
+        positions = table_positions(self._settings, self._processor)  # before the ends, which are later
         ends = {topic: each.ends() for topic, each in found.items() if topic in self._folded}
         settled(self._log, SETTLE_S)
         spans = self._log.spans()
         check_partitions(spans, ends, self._log.topic)
-        tables = {topic: found[topic].ends() for topic in self._tables}  # behind all that the choices name
+        tables = {topic: found[topic].ends() for topic in self._tables}  # after all that the choices name
         for topic, each in found.items():
             if not _reach(each, tables.get(topic) or ends[topic], None, stop, progress):
                 return
@@ -137,9 +137,9 @@ class _Rounds:
 
 
 def table_positions(settings: Settings, processor: Processor[Any, Any]) -> dict[int, TablePosition]:
-    """Return where each partition of the table of a processor of several sources stands, by the version that
-    has come furthest of those that obey the same choices; none of a table that is not there, or stood in
-    other sources.
+    """Return the position of each partition of the table of a processor of several sources, of the version
+    that has come furthest of those that obey the same choices; none for a missing table, or one with other
+    sources.
     """
     app, counts = settings.app, Admin(settings).partition_counts()
     choices = processor.choices(app)
@@ -189,7 +189,7 @@ def _reach(
 
 
 class ChoiceNumbers:
-    """Tells how many choices a partition holds up to an offset, by the number of the last one."""
+    """Finds how many choices a partition holds up to an offset, by the number of the last one."""
 
     def __init__(self, reader: TopicReader) -> None:
         self._reader, self._known = reader, dict[int, tuple[int, int]]()

@@ -39,7 +39,7 @@ _WILD = frozenset("*?[")
 
 class TopicsLanding:
     """Lands the topics that *wanted* names: names, or patterns as a shell has them (`events.*`), which leave
-    out topics that begin with two underscores. `reports` tells of each by its name, also while it runs.
+    out topics that begin with two underscores. `reports` has one for each by its name, also while it runs.
     """
 
     def __init__(
@@ -62,7 +62,8 @@ class TopicsLanding:
         self._slots = threading.BoundedSemaphore(AT_ONCE)
 
     def run(self, stop: threading.Event | None = None) -> list[LandReport]:
-        """Land what is committed now; with `follow` go on with what comes, and with new topics, until *stop*.
+        """Land all committed records; with `follow` continue with later ones, and with new topics, until
+        *stop*.
 
         A topic that fails ends all, after the commits in progress; raises its error, or PipelineError for
         several. Otherwise as `land`.
@@ -94,7 +95,7 @@ class TopicsLanding:
                 break
             if ended.wait(DISCOVER_S):
                 break
-            with contextlib.suppress(BrokerError):  # those who land wait for the brokers, or tell
+            with contextlib.suppress(BrokerError):  # the landings wait for the brokers, or fail
                 found = self._topics()
         wait(running.values())
         for each in running.values():
@@ -144,7 +145,7 @@ class TopicsLanding:
 
 
 def _is_like(topic: str, patterns: Sequence[str]) -> bool:
-    """Tell whether a topic's name has one of the patterns.
+    """Return whether a topic's name has one of the patterns.
 
     >>> [_is_like(name, ["events.*", "_*"]) for name in ("events.eu", "events", "_x", "__consumer_offsets")]
     [True, False, True, False]

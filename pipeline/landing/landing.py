@@ -1,8 +1,8 @@
 """Landing: a topic's committed records into a Delta table, one row each, exactly once, whatever is killed.
 
 One round reads the table's vector of end offsets, the topic's ends, and writes what lies between as one Delta
-commit that carries the new vector. There is no checkpoint beside the table, so nothing can be lost or fall
-behind it.
+commit that carries the new vector. The table is the only checkpoint, so no second one
+can be lost or fall out of step.
 
 Two landings of one table cannot both extend the same vector. Each commit names its predecessor as Delta's
 transaction id (`txnAppId`), and Delta lets one commit of an id through: of two landings that start from the
@@ -58,7 +58,7 @@ Ranges = dict[int, list[tuple[int, int]]]
 
 
 class Contents(NamedTuple):
-    """What a table holds of one partition of a topic, and the digest of its rows."""
+    """The rows of a table for one partition of a topic, and their digest."""
 
     topic: str
     partition: int
@@ -70,9 +70,7 @@ class Contents(NamedTuple):
 
 
 class LandedRows(NamedTuple):
-    """What a commit says of itself, the rows of each partition that it has, and the bytes they take as
-    stored.
-    """
+    """A commit's metadata, the rows that it has of each partition, and the bytes they take as stored."""
 
     landed: Landed
     added: Mapping[int, int]
@@ -91,8 +89,8 @@ class BronzeTable(Protocol):
         """Return the newest commits, newest first."""
 
     def counted(self, version: int) -> dict[int, int | None]:
-        """Return how many rows each partition has in the newest version that `history` gave, None where it is
-        not told.
+        """Return how many rows each partition has in the newest version that `history` gave, None if
+        unknown.
         """
 
     def below(self, version: int, vector: Mapping[int, int]) -> dict[int, int]:
@@ -101,7 +99,7 @@ class BronzeTable(Protocol):
         """
 
     def contents(self) -> Sequence[Contents]:
-        """Return what the rows themselves say is there."""
+        """Return the content of the table by its rows themselves."""
 
     def write(
         self, landed: Landed, link: str, spans: Mapping[int, Span], skips: Mapping[int, OffsetRanges]
@@ -160,8 +158,8 @@ class Landing:
         self.report.vector = dict(self._vector)
 
     def _compare_notes(self, landed: Landed) -> None:
-        """Warn where landings had come further than the table tells, and otherwise note again how far they
-        are: Kafka forgets it with time.
+        """Warn if landings had come further than the table shows, and otherwise note again how far they are:
+        Kafka forgets the note with time.
         """
         if self._notes is None:
             return
@@ -185,8 +183,8 @@ class Landing:
         self._rows = _all_told(counted)
 
     def _pass_upkeep(self) -> bool:
-        """Go on from what there is now, where no landing followed the commit that this one went on from, but
-        expiries or changes of the table's properties; tell whether it was so.
+        """Continue from the present table, if no landing followed the commit that this one continued from,
+        but only expiries or changes of the table's properties; return whether that was so.
         """
         history = self._table.history(HISTORY_LIMIT)
         chain = sound_chain(self.path, history)
@@ -205,7 +203,7 @@ class Landing:
         self._take_digests(landed)
 
     def _take_digests(self, landed: Landed) -> None:
-        """Go on from the digests of a landing; from where it ends, if it has none."""
+        """Continue the digests of a landing; begin them where it ends, if it has none."""
         if landed.digests is None or landed.added_digests is None:
             self._digests, self._digested_from = {}, dict(landed.end)
             return
@@ -220,10 +218,10 @@ class Landing:
         self._noted, self._left_out, self._cut = dict(landed.skipped), dict(landed.left_out), landed.cut
 
     def _rebuild(self) -> None:
-        """Read the vector from the rows, and what was accepted and noted from the newest landing that there
+        """Read the vector from the rows, and accepted losses and notes from the newest landing that there
         was.
 
-        Refuses rows that are doubled, since going on would not mend them.
+        Refuses rows that are doubled, since a further landing would not mend them.
         """
         history = self._table.history(HISTORY_LIMIT)
         rows, found = dict[int, int](), dict[int, int]()
@@ -247,8 +245,8 @@ class Landing:
         self._link, self._rebuilt = f"version-{history[0].version}", True
 
     def _keep_notes(self, history: Sequence[TableCommit], rows: Mapping[int, int]) -> None:
-        """Keep what was accepted before a rebuild: losses, skips, where partitions begin; and count what is
-        missing since.
+        """Keep the notes from before a rebuild: losses, skips, the partitions' first offsets; and count the
+        rows missing since.
         """
         found = ((commit, _readable(commit)) for commit in history)
         commit, landed = next(((one, told) for one, told in found if told is not None), (None, None))
@@ -298,7 +296,7 @@ class Landing:
         return sum(self.report.lag.values()) * self._offset_bytes >= (self._options.every_bytes or 0)
 
     def is_behind(self, ends: Mapping[int, int]) -> bool:
-        """Tell whether there is more up to *ends* than the table holds."""
+        """Return whether there is more up to *ends* than the table holds."""
         return any(end > self._vector.get(partition, 0) for partition, end in ends.items())
 
     def step(self, ends: dict[int, int], cut: Cut | None = None) -> Landed | None:
@@ -389,7 +387,7 @@ class Landing:
             self._notes.note(self.path, self._table.identity(), written.landed)
 
     def _start(self, ends: dict[int, int]) -> tuple[dict[int, int], Ranges]:
-        """Return where each partition goes on, and what is lost before that."""
+        """Return the offset from which each partition continues, and the ranges lost before that."""
         firsts = self._log.firsts(sorted(ends))
         start: dict[int, int] = {}
         lost: Ranges = {}
@@ -419,7 +417,7 @@ class Landing:
 
 
 def _readable(commit: TableCommit) -> Landed | None:
-    """Return what a landing said of itself; None of a commit that does not, or that was changed by hand."""
+    """Return a landing's metadata; None for a commit that has none, or that was changed by hand."""
     try:
         return landed_in(commit)
     except LakeError:
@@ -427,7 +425,7 @@ def _readable(commit: TableCommit) -> Landed | None:
 
 
 def _all_told(counted: Mapping[int, int | None]) -> dict[int, int] | None:
-    """Return how many rows each partition has, None when of one it is not told."""
+    """Return how many rows each partition has, None if one is unknown."""
     rows = {partition: each for partition, each in counted.items() if each is not None}
     return rows if len(rows) == len(counted) else None
 

@@ -49,7 +49,7 @@ ATTEMPTS = 5
 class LocalTable:
     """A table at *path*, made or given its newer columns where it lacks them.
 
-    One handle judges where the table stands and makes the next commit: delta-rs refuses that commit if
+    One handle judges the state of the table and makes the next commit: delta-rs refuses that commit if
     another with its link was made since the handle read the log. A handle opened in between would let both
     through.
     """
@@ -70,7 +70,7 @@ class LocalTable:
                     configuration=PROPERTIES,
                 )
             except (DeltaError, OSError) as error:
-                # Another landing made it first, or nobody can.
+                # Another landing made it first, or it cannot be made.
                 if not self._is_there():
                     raise LakeError(f"cannot make a Delta table at {self.path}: {error}") from error
         table: DeltaTable = open_table(self.path)
@@ -159,8 +159,8 @@ class LocalTable:
         return LandedRows(told, rows, sum(file.size_bytes for file in files))
 
     def _judge(self, landed: Landed, link: str) -> None:
-        """Bring the handle up to date, and refuse what it then shows behind *link*: what comes later the
-        commit refuses.
+        """Bring the handle up to date, and refuse commits that it then shows after *link*: later ones are
+        refused by the commit.
         """
         judged = self._table.version()
         self._table.update_incremental()
@@ -177,7 +177,7 @@ class LocalTable:
     def _commit(self, landed: Landed, link: str, actions: list[AddAction]) -> None:
         properties = CommitProperties(
             custom_metadata={"userMetadata": landed.encode()},
-            # Spark forgets transactions that do not tell their time, and would let a second commit through.
+            # Spark forgets transactions without a time, and would let a second commit through.
             app_transactions=[Transaction(transaction_name(link), 1, system_clock.now_ms())],
         )
         failure: DeltaError | None = None
@@ -198,8 +198,8 @@ class LocalTable:
                 raise taken(self.path, landed.start) from failure
             if int(self._table.version()) == read:
                 break
-            # Somebody set a property or added a column meanwhile, which refuses every commit that was begun
-            # before.
+            # Another program set a property or added a column since, which refuses every commit that was
+            # begun before.
             for commit in self.history(int(self._table.version()) - read):
                 check_upkeep(self.path, commit, None)
         raise LakeError(f"{self.path}: the commit failed, nothing was landed by it: {failure}") from failure
@@ -207,7 +207,7 @@ class LocalTable:
     def _write_files(
         self, topic: str, spans: Mapping[int, Span], skips: Mapping[int, OffsetRanges], landed_at_ms: int
     ) -> list[BronzeFile]:
-        """Write a file for each partition that has records; where reading fails, none is left."""
+        """Write a file for each partition that has records; if reading fails, no file is left."""
         files: list[BronzeFile] = []
         try:
             with TopicReader(self._settings, topic, skips) as reader:

@@ -1,4 +1,4 @@
-"""How to land, and what a landing tells of what it did."""
+"""The options of a landing, and its report."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ Progress = Callable[[Landed], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LandOptions:
-    """How to land. *follow* goes on until `stop`; otherwise only what was committed at the start is landed.
+    """The options of a landing. *follow* continues until `stop`; otherwise only records committed at the
+    start are landed.
 
     *max_records* bounds one commit, *every_s* is the shortest time between two commits when following; before
-    that a commit is made when about *every_bytes* (as the table stores them) wait for it. *accept_loss* goes
-    on where records were deleted before they were landed, and notes the hole in the commit. *rebuild* reads
-    the vector from the rows. *engine* "auto" is this process for lakes in its own file system and in S3, and
-    Spark for others, for a master elsewhere, and where a session is active.
+    that a commit is made when about *every_bytes* (as the table stores them) wait for it. *accept_loss*
+    continues if records were deleted before they were landed, and notes the hole in the commit. *rebuild*
+    reads the vector from the rows. *engine* "auto" is this process for lakes in its own file system and in
+    S3, and Spark for others, for a master elsewhere, and where a session is active.
     """
 
     engine: LandEngine = "auto"
@@ -38,7 +39,7 @@ class LandOptions:
 
 @dataclass(slots=True, kw_only=True)
 class LandReport:
-    """What one landing did so far. *vector* holds the end offsets that the table has reached, *ends* those
+    """The progress of one landing. *vector* holds the end offsets that the table has reached, *ends* those
     that the topic was last seen to have; *committed_ms* is the time of the last commit.
     """
 

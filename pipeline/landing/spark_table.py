@@ -197,7 +197,7 @@ class SparkTable:
         return LandedRows(told, written.rows, written.stored_bytes)
 
     def _judge(self, version: int, link: str) -> None:
-        """Refuse what lies behind *link* and is no upkeep."""
+        """Refuse a commit after *link* that is no upkeep."""
         for commit in self._history(version, LOOK_BACK):
             told = landed_in(commit)
             if (told is not None and told.batch == link) or f"version-{commit.version}" == link:

@@ -1,7 +1,7 @@
 """A bronze table whose files are written by Spark's tasks, each of which lands a partition as `LocalTable`
 would; the driver judges and commits through one handle of delta-rs.
 
-Delta on Spark commits to an object store by looking what is there and writing then, which of two drivers lets
+Delta on Spark commits to an object store by looking at its files and writing then, which of two drivers lets
 both through. delta-rs commits with a condition that the store itself holds to. So landings of both engines
 may race there, as they may in a file system.
 """
@@ -67,8 +67,8 @@ def _write_named(
     landed_at_ms: int,
     named: Iterable[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
-    """Write the files of the partitions whose numbers come in, and yield what the log is told of each: what a
-    Spark task runs.
+    """Write the files of the partitions whose numbers come in, and yield their entries for the log: the
+    function of a Spark task.
     """
     filesystem = filesystem_of(uri)
     with TopicReader(settings, topic, skips) as reader:

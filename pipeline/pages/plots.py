@@ -1,4 +1,4 @@
-"""Plots as SVG, in the colours of the page that they stand in."""
+"""Plots as SVG, in the colours of their page."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from holdfast.pipeline.pages.page import time_of
 
 WIDTH, LEFT, RIGHT = 1100, 70, 20
 STEPS = 400
-"""A line has at most so many points: what is narrower than a dot is not drawn."""
+"""A line has at most so many points: finer detail than a dot is not drawn."""
 
 
 def figure(caption: str, height: int, body: str) -> str:

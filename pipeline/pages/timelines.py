@@ -16,7 +16,7 @@ from holdfast.pipeline.pages.plots import LEFT, RIGHT, WIDTH, figure, shortened
 LANE_LEFT = 250
 LANE = 17
 HUES = 9
-"""So many colours are told apart, `h0` to `h8` of the page; `hx` is all others, `warn` what is wrong."""
+"""The number of distinct colours, `h0` to `h8` of the page; `hx` is all others, `warn` marks faults."""
 _STRIDES_MS = [
     count * unit
     for unit, counts in (
@@ -66,7 +66,7 @@ def _tick(at_ms: int, stride_ms: int) -> str:
 
 
 class LaneBar(NamedTuple):
-    """A bar of a lane: *hue* is its colour, *told* what is shown where the pointer rests."""
+    """A bar of a lane: *hue* is its colour, *told* the text under the pointer."""
 
     from_ms: float
     to_ms: float
@@ -112,7 +112,7 @@ def stacked(
     hues: Mapping[str, str],
     height: int = 240,
 ) -> str:
-    """Return what several *series* add up to, a value each for equal parts of the axis."""
+    """Return a plot of the sum of several *series*, a value each for equal parts of the axis."""
     parts = max((len(each) for each in series.values()), default=0)
     most = max((sum(values) for values in zip(*series.values(), strict=True)), default=0) or 1
     bottom, room = height - 26, height - 46
@@ -133,7 +133,7 @@ def stacked(
 
 
 class Dot(NamedTuple):
-    """Something that happened: when, how much, in which colour, and what is shown where the pointer rests."""
+    """An event: its time, amount and colour, and the text under the pointer."""
 
     at_ms: float
     value: float

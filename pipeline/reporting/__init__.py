@@ -1,3 +1,1 @@
-"""What the derived tables tell of a time, as one page: ownership, takeovers, anomalies, records that were set
-aside.
-"""
+"""The derived tables for a period, as one page: ownership, takeovers, anomalies, quarantined records."""

@@ -1,4 +1,4 @@
-"""Who was behind, by the rows of `lag.by_minute`."""
+"""The lag of groups, by the rows of `lag.by_minute`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ MINUTE_MS = 60_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LagOverTime:
-    """How far a group was behind in a partition, as (minute in ms, records from its end on until the next).
+    """The lag of a group in a partition, as (minute in ms, records from its end on until the next).
 
-    *silent_ms* is how long ago, by the end of what is known, it had committed last; None where it has not in
-    the time.
+    *silent_ms* is how long ago, by the end of the known period, it had committed last; None where it has not
+    in the time.
     """
 
     group: str
@@ -61,7 +61,7 @@ def lags_over_time(rows: Iterable[DerivedRow], commits: Iterable[DerivedRow]) ->
             group=place[0],
             topic=place[1],
             partition=place[2],
-            # Of a group that its coordinator forgot nobody is behind.
+            # A group that its coordinator forgot has no lag.
             lags=[(ms, lag or 0) for ms, lag in sorted(each, key=lambda one: one[0])],
             silent_ms=known_ms - last[place] if place in last else None,
         )
@@ -74,7 +74,7 @@ def lags_over_time(rows: Iterable[DerivedRow], commits: Iterable[DerivedRow]) ->
 def total_over_time(
     lags: Iterable[LagOverTime], groups: Sequence[str], others: str, parts: Sequence[tuple[int, int]]
 ) -> Mapping[str, list[float]]:
-    """Return how many records each group was behind in all its partitions, in each part of the time: the last
+    """Return how many records each group lagged in all its partitions, in each part of the time: the last
     value of the part.
     """
     found = {name: [0.0] * len(parts) for name in (*groups, others)}

@@ -1,4 +1,4 @@
-"""Who held which claim in a time, and for how long nobody did: by the rows of `claims.intervals`."""
+"""The owners of claims in a period, and the times without one: by the rows of `claims.intervals`."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Held(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ClaimTime:
-    """One claim in the time that is looked at: who held it, and from when on it is known.
+    """One claim in the period: its owners, and from when on they are known.
 
-    *idle_ms* is how long nobody held it, though it had been claimed before; *lost* how often an owner fell
+    *idle_ms* is how long it had no owner, though it had been claimed before; *lost* how often an owner fell
     silent or was replaced.
     """
 
@@ -41,7 +41,7 @@ class ClaimTime:
 
     @property
     def illness(self) -> tuple[int, int, int]:
-        """Return what claims are sorted by, the worst highest: time without an owner, owners lost, owners in
+        """Return the sort key of claims, the worst highest: time without an owner, owners lost, owners in
         all.
         """
         return self.idle_ms, self.lost, len(self.held)
@@ -57,8 +57,8 @@ def ms_of(at: datetime) -> int:
 
 
 def known_to_ms(rows: Iterable[DerivedRow], limit_ms: int) -> int | None:
-    """Return up to when the rows tell of claims: the last sign of life of anybody, at most *limit_ms*; None
-    where there is none.
+    """Return up to when the rows describe claims: the last sign of life of any owner, at most *limit_ms*;
+    None without one.
     """
     signs = [
         ms_of(each["held_until"] if each["ended_by"] == "released" else each["last_sign"]) for each in rows
@@ -67,7 +67,7 @@ def known_to_ms(rows: Iterable[DerivedRow], limit_ms: int) -> int | None:
 
 
 def claim_times(rows: Iterable[DerivedRow], from_ms: int, to_ms: int) -> list[ClaimTime]:
-    """Return the claims that the rows tell of between *from_ms* and *to_ms*, the unhealthiest first."""
+    """Return the claims in the rows between *from_ms* and *to_ms*, the unhealthiest first."""
     by_claim = defaultdict[str, list[DerivedRow]](list)
     for row in rows:
         by_claim[f"{row['group_id']}/{row['topic']}-{row['topic_partition']}"].append(row)
@@ -96,7 +96,7 @@ def _held(row: DerivedRow, from_ms: int, to_ms: int) -> Iterator[Held]:
 
 
 def _covered(held: Iterable[Held]) -> int:
-    """Return how much of the time somebody held the claim; a log without append times may have intervals that
+    """Return how much of the time the claim had an owner; a log without append times may have intervals that
     overlap.
     """
     total, upto = 0, 0
@@ -123,7 +123,7 @@ def held_over_time(
     others: str,
 ) -> Mapping[str, list[float]]:
     """Return how many claims each owner held in each part of the time, on average; the last series is of
-    claims that nobody held. After *known_to*, in ms, nothing is known.
+    claims without an owner. After *known_to*, in ms, nothing is known.
     """
     found = {name: [0.0] * len(parts) for name in (*owners, others, NOBODY)}
     named = set(owners)

@@ -1,4 +1,4 @@
-"""Gathering what the derived tables of a lake tell of a time."""
+"""Gathers the rows of a lake's derived tables for a period."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ TIMES: Mapping[str, tuple[str, str]] = {
     ANOMALIES: ("at", "at"),
     QUARANTINE: ("at", "at"),
 }
-"""The tables that are told of, and by which columns their rows begin and end."""
+"""The reported tables, and the columns by which their rows begin and end."""
 MINUTE_MS, LAG_PARTS = 60_000, 60
-"""Lag is told at the end of so many parts of the time."""
+"""Lag is reported at the end of so many parts of the time."""
 
 
 def lag_part_ms(from_ms: int, to_ms: int) -> int:
-    """Return how long a part is at whose end lag is told: whole minutes.
+    """Return the length of a part at whose end lag is reported: whole minutes.
 
     >>> lag_part_ms(0, 3_600_000), lag_part_ms(0, 86_400_000)
     (60000, 1440000)
@@ -55,8 +55,8 @@ def lag_part_ms(from_ms: int, to_ms: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportOptions:
-    """What to report: *lake* from *from_ms* on and before *to_ms*, lag in *topics*; *engine* reads the
-    tables.
+    """The subject of a report: *lake* from *from_ms* on and before *to_ms*, lag in *topics*; *engine* reads
+    the tables.
     """
 
     lake: str
@@ -69,8 +69,8 @@ class ReportOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportedTime:
-    """What the tables tell of a time: the rows of each by its name, without those that were never derived,
-    and those of which there are too many to be told: of *left_out* is how many.
+    """The rows of the tables in a period: by table name, without tables that were never derived, and those
+    with too many rows to be reported: *left_out* has their counts.
     """
 
     from_ms: int
@@ -80,7 +80,7 @@ class ReportedTime:
 
 
 def report(settings: Settings, options: ReportOptions) -> ReportedTime:
-    """Read what the derived tables tell of a time; rows of tables by topic tell their topic in `of_topic`.
+    """Read the derived tables for a period; rows of tables by topic have their topic in `of_topic`.
 
     ConfigError for a time that ends before it begins, or a lake without derived tables.
     """

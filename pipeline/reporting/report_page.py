@@ -1,5 +1,5 @@
 """A report as one HTML page that needs nothing else, useful for a handful of partitions and for a thousand:
-sums first, then what is least well.
+sums first, then the worst items.
 """
 
 from __future__ import annotations
@@ -372,7 +372,7 @@ def _waits(rows: Sequence[DerivedRow]) -> tuple[int, ...]:
     return (count, mean, *worst, len({row["epoch"] for row in rows}))
 
 
-# -- what was not as it should be
+# -- anomalies
 
 
 def _anomalies(found: ReportedTime, rows: Sequence[DerivedRow]) -> str:

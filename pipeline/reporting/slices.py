@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LIMIT_ROWS = 200_000
-"""So many rows of one table are looked at; a page of more says nothing to anybody."""
+"""The most rows of one table that are looked at; a page of more is of no use."""
 THIN_ROWS = 1 << 19
-"""Of what is thinned, so many rows are held before it is."""
+"""The number of rows that are held before they are thinned."""
 DerivedRow = dict[str, Any]
 SliceEngine = Literal["local", "spark"]
 

@@ -1,5 +1,5 @@
-"""The user's `spark-defaults.conf`, which Spark reads where it is started: needed where something of ours
-stands beside what is theirs.
+"""The user's `spark-defaults.conf`, which Spark reads where it is started: needed where our settings are
+added to the user's.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from holdfast.errors import SparkError
 
 
 def spark_defaults() -> Mapping[str, str]:
-    """Return what `spark-defaults.conf` says, in the folder that Spark looks in; nothing where there is none.
-    Raises SparkError where it cannot be read.
+    """Return the settings in `spark-defaults.conf`, in the folder that Spark looks in; empty where there is
+    none. Raises SparkError where it cannot be read.
     """
     file = _folder() / "spark-defaults.conf"
     try:

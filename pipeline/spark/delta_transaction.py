@@ -1,5 +1,5 @@
-"""One commit to a Delta table through Delta's own transactions, which let what the commit says follow from
-what was written: Spark's writer wants to be told before.
+"""One commit to a Delta table through Delta's own transactions, in which the commit's metadata can follow
+from the written data: Spark's writer wants them before.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Observation, SparkSession
 
 OBSERVED_DEADLINE_S = 60.0
-"""What a job observed is told a moment after it ended, by another thread of the JVM."""
+"""The result of an observation comes a moment after its job ended, from another thread of the JVM."""
 _RACES = ("ConcurrentTransactionException", "MetadataChangedException")
-"""What Delta says where another commit of the same name was made, or one that changed the table's properties
-or columns.
+"""Delta's exceptions where another commit of the same name was made, or one that changed the table's
+properties or columns.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenRows:
-    """The rows of each partition that were written, what was observed of them, and the bytes that they take
-    as stored.
+    """The rows of each partition that were written, the observation of them, and the bytes that they take as
+    stored.
     """
 
     rows: Mapping[int, int]
@@ -51,8 +51,8 @@ class DeltaTransaction:
         return int(self._transaction.readVersion())
 
     def has_made(self, name: str) -> bool:
-        """Tell whether a commit was made under *name*. From now on, one that is made meanwhile makes this one
-        fail.
+        """Return whether a commit was made under *name*. From now on, one that is made in between makes this
+        one fail.
         """
         return int(self._transaction.txnVersion(name)) >= 1
 
@@ -82,7 +82,7 @@ class DeltaTransaction:
         return counts, stored
 
     def commit(self, told: str, name: str, partitioned_by: Sequence[str]) -> bool:
-        """Commit what was written, with *told* as the user's metadata, as the only commit of that *name*;
+        """Commit the written rows, with *told* as the user's metadata, as the only commit of that *name*;
         return whether it was made: it is not where another of that name came first, or one that changed the
         table itself.
         """

@@ -1,5 +1,5 @@
-"""What Spark's failures mean: the telling cause is deep in a chain of Java exceptions, or inside a
-worker's traceback.
+"""Explains Spark's failures: the cause is deep in a chain of Java exceptions, or inside a worker's
+traceback.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _OURS = {
     f"{each.__module__}.{each.__qualname__}": each
     for each in (LostRecordsError, UnreadableError, LakeError, PipelineError)
 }
-"""What our own tasks may end with: the same error as in this process."""
+"""Errors with which our own tasks may end: the same as in this process."""
 _AT_START = ("Error from python worker:", "reading the port number", "PythonWorkerFactory.createWorker")
-"""What Spark says of a Python that it starts and that does not begin to work."""
+"""Spark's messages about a Python that it starts and that does not begin to work."""
 _CUT_OFF = "An error occurred while calling "
-"""How py4j's plain error begins when the JVM has ended in the middle of a call; an answer has a trace with
-it.
+"""The beginning of py4j's plain error when the JVM has ended in the middle of a call; an answer has a trace
+with it.
 """
 _RACES = (
     "ConcurrentTransactionException",
@@ -59,7 +59,9 @@ class explained:
 
 
 def is_of_spark(error: Exception) -> bool:
-    """Tell whether an error comes from Spark; a refused connection is all that is left of a JVM that died."""
+    """Return whether an error comes from Spark; a refused connection is all that is left of a JVM that
+    died.
+    """
     return type(error).__module__.partition(".")[0] in ("py4j", "pyspark", "delta") or isinstance(
         error, ConnectionError
     )
@@ -139,7 +141,7 @@ def failed(error: Exception, what: str) -> PipelineError:
 
 
 def _without_python(message: str) -> str | None:
-    """Return what is wrong with the Python of a worker that cannot run our tasks, None where nothing is.
+    """Return the fault of the Python of a worker that cannot run our tasks, None if it has none.
 
     >>> _without_python('Cannot run program "/opt/py": error=2, No such file or directory')
     "a worker cannot run its Python, /opt/py: set spark.pyspark.python to one of this driver's version that has this package's dependencies"
@@ -179,7 +181,7 @@ def _ended_at_start(message: str) -> str | None:
 
 
 def _killed_again(message: str) -> str | None:
-    """Return what became of a task whose executors, or workers, died each time it was tried; None for another
+    """Return the end of a task whose executors, or workers, died each time it was tried; None for another
     failure.
 
     >>> lost = "Lost task 0.3 in stage 1.0 (TID 5) (10.0.0.7 executor 3): ExecutorLostFailure (executor 3 exited) Reason: Command exited with code 137"
@@ -205,7 +207,7 @@ def _killed_again(message: str) -> str | None:
 
 
 def no_date(error: BaseException) -> bool:
-    """Tell whether Spark failed because the timestamp of a record is further off than its dates reach."""
+    """Return whether Spark failed because the timestamp of a record is further off than its dates reach."""
     return any("ArithmeticException" in name and "overflow" in message for name, message in causes(error))
 
 
@@ -240,14 +242,14 @@ def in_log(log: Path) -> str:
 
 
 def said_of_executors(log: Path | None) -> str:
-    """Return what Spark last said of executors that ended, or else that it waits for some; "" for nothing."""
+    """Return Spark's last line about executors that ended, or else that it waits for some; "" for nothing."""
     said = "" if log is None else _last_line(log, _ENDED) or _last_line(log, _AWAITED)
     return f'; Spark said "{said}"' if said else ""
 
 
 def last_error(log: Path) -> str:
-    """Return the last line near the end of a log of Spark that tells an error, or what ended the JVM; "" for
-    none.
+    """Return the last line near the end of a log of Spark with an error, or with the reason for the end of
+    the JVM; "" for none.
     """
     return _last_line(log, _ERRORS)
 

@@ -1,4 +1,4 @@
-"""What a cluster gives: a job that no executor takes ends within a time, and says what Spark said."""
+"""Watches a cluster's executors: a job without executors ends within a time, with Spark's own words."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ logger = logging.getLogger(__name__)
 LOOK_S = 1.0
 CLOSE_S = 10.0
 _CLIENT = "org.apache.spark.deploy.client"
-"""What tells, at level INFO alone, that an executor of a standalone cluster has ended, and with which code.
+"""The logger that reports, at level INFO alone, that an executor of a standalone cluster has ended, and with
+which code.
 """
 
 
 class WatchedCluster(Protocol):
-    """What is asked of a session while it runs jobs."""
+    """A session that runs jobs, as the watch sees it."""
 
     def is_starved(self) -> bool:
         """Return whether there are jobs and no executor."""
@@ -31,7 +32,7 @@ class WatchedCluster(Protocol):
         """End all jobs; each fails."""
 
     def told(self) -> str:
-        """Return what was asked for, and where executors log."""
+        """Return the requested resources, and where executors log."""
 
 
 class SessionCluster:
@@ -68,7 +69,7 @@ class ExecutorWatch:
     """Looks at a cluster each second, in a thread of its own, and ends jobs that have had no executor for
     *timeout_s*. Close it when done.
 
-    Spark itself would wait for ever. *starved* tells then what it waited for.
+    Spark itself would wait for ever. *starved* then says why it waited.
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class ExecutorWatch:
         try:
             self.look()
         except Exception as error:  # noqa: BLE001  py4j raises anything
-            # A JVM that is gone: whoever waits for its job is told so by its own call.
+            # A JVM that is gone: the caller that waits for its job gets an error from its own call.
             logger.info("the executors cannot be looked at any more: %(cause)r", {"cause": error})
 
     def look(self) -> None:

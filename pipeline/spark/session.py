@@ -41,15 +41,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 START_DEADLINE_S = 120.0
-"""How long Spark may take to start, beside what it may wait for a cluster."""
+"""The time for Spark to start, in addition to the wait for a cluster."""
 STOP_DEADLINE_S = 60.0
 ARCHIVE_DEADLINE_S = 300.0
-"""How long a JVM may take to end that writes its archive of classes: 15 s of a core. Cut short, it would
-leave that to the next JVM, and that to the next.
+"""The time for a JVM to end that writes its archive of classes: 15 s of a core. Cut short, it would leave
+that to the next JVM, and that to the next.
 """
 ABANDON_DEADLINE_S = 10.0
 WORKER_DAEMON = "holdfast.pipeline.worker_daemon"
-"""What forks the Python workers of Spark on this machine."""
+"""The module that forks the Python workers of Spark on this machine."""
 FOUND_DEADLINE_S = 60.0
 LOGS_KEPT = 10
 _LAUNCHER = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -62,7 +62,7 @@ _INSTALL = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparkOptions:
-    """How to start Spark.
+    """The settings of a Spark session.
 
     *master* is a Spark master; `local[*]` takes every core of this machine. *memory* is the driver's heap,
     which in a local master is all there is (None: 1g there, and Spark's own default on others). *quick*
@@ -146,7 +146,7 @@ def open_session(options: SparkOptions | None = None) -> Iterator[SparkSession]:
 
 @contextlib.contextmanager
 def _watched(session: SparkSession, options: SparkOptions, log: Path | None = None) -> Iterator[None]:
-    """End jobs inside the block that no executor takes; their failure then tells why."""
+    """End jobs inside the block that no executor takes; their failure then names the reason."""
     master = str(session.sparkContext.master)
     if SparkOptions(master=master).in_one_jvm:
         yield
@@ -189,7 +189,7 @@ def active_session() -> SparkSession | None:
 
 
 def is_gone(session: SparkSession) -> bool:
-    """Tell whether the JVM of a session is gone."""
+    """Return whether the JVM of a session is gone."""
     try:
         session.sparkContext._jvm.java.lang.System.nanoTime()  # type: ignore[union-attr]
     except Exception as error:
@@ -200,7 +200,7 @@ def is_gone(session: SparkSession) -> bool:
 
 
 def under_spark_submit() -> bool:
-    """Tell whether this process was started by spark-submit, which has a JVM for it."""
+    """Return whether this process was started by spark-submit, which has a JVM for it."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
@@ -216,9 +216,9 @@ def import_pyspark() -> Any:
 def _start(options: SparkOptions, archive: ClassArchive | None, scratch: Path) -> tuple[SparkSession, Any]:
     """Return a session and the gateway to its JVM.
 
-    Both are made in a thread of their own, to the end even when this one is interrupted meanwhile: pyspark's
-    launcher, cut short, leaves a JVM that nobody knows and that does not notice the end of this process.
-    Also, pyspark would put a handler of Ctrl-C in place of its caller's, but only in the main thread.
+    Both are made in a thread of their own, to the end even when this one is interrupted: pyspark's launcher,
+    cut short, leaves an unknown JVM that does not notice the end of this process. Also, pyspark would replace
+    its caller's handler of Ctrl-C, but only in the main thread.
     """
     # -P keeps this folder's `tables` and `agents` from shadowing other packages.
     os.environ["PYSPARK_PYTHON"], os.environ["PYSPARK_DRIVER_PYTHON"] = _python(options), sys.executable
@@ -238,8 +238,8 @@ def _start(options: SparkOptions, archive: ClassArchive | None, scratch: Path) -
 
 
 def _python(options: SparkOptions) -> str:
-    """Return the Python of the workers: this one (Spark would take PATH's first python3), or what is asked
-    for on a cluster, whose machines may have it elsewhere.
+    """Return the Python of the workers: this one (Spark would take PATH's first python3), or the requested
+    one on a cluster, whose machines may have it elsewhere.
     """
     if options.in_one_jvm:
         return sys.executable
@@ -307,7 +307,7 @@ def settings(options: SparkOptions, archive: ClassArchive | None, scratch: Path)
         # Spark's default is INT96, which other readers take for nanoseconds: a fold by time then differs
         # without any error.
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-        # Written by default, and compared by nobody.
+        # Written by default, and not compared by default.
         "spark.hadoop.parquet.page.verify-checksum.enabled": "true",
         "spark.sql.extensions": _EXTENSION,
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
@@ -321,7 +321,7 @@ def settings(options: SparkOptions, archive: ClassArchive | None, scratch: Path)
     given = dict(options.conf)
     if not options.in_one_jvm:
         given = {name: told for name, told in spark_defaults().items() if name in _LISTS} | given
-    for name in _LISTS & given.keys() & conf.keys():  # what is ours is needed beside what is theirs
+    for name in _LISTS & given.keys() & conf.keys():  # our entries are needed in addition to the user's
         given[name] = ",".join(dict.fromkeys([*conf[name].split(","), *given[name].split(",")]))
     return conf | given
 
@@ -336,8 +336,8 @@ def _on_cluster() -> dict[str, str]:
 
 
 def _in_one_jvm(options: SparkOptions, archive: ClassArchive | None, scratch: Path) -> dict[str, str]:
-    """Return what makes Spark start quickly and stay small: few partitions, no UI, local paths inside
-    *scratch*.
+    """Return the settings by which Spark starts quickly and stays small: few partitions, no UI, local paths
+    inside *scratch*.
     """
     partitions = str(max(2, cores_of(options.master)))
     flags = [
@@ -367,8 +367,8 @@ def _in_one_jvm(options: SparkOptions, archive: ClassArchive | None, scratch: Pa
 
 @cache
 def is_found_anew(module: str) -> bool:
-    """Tell whether a Python that is started anew finds *module* where this process does: one that has changed
-    its `sys.path` may have another, or the only one.
+    """Return whether a newly started Python finds *module* where this process does: one that has changed its
+    `sys.path` may have another, or the only one.
     """
     program = f"from importlib.util import find_spec; print(find_spec({module!r}).origin)"
     try:
@@ -408,7 +408,7 @@ def _stop(session: SparkSession, gateway: Any, archive: ClassArchive | None) -> 
             )  # "unable to cleanly shutdown": a JVM that was killed
             session.stop()
     except Exception as error:  # noqa: BLE001  whatever it is, the JVM is ended next
-        # Nearly always a JVM that died before; what it took with it was told where it was missed. It ends now
+        # Nearly always a JVM that died before; the losses were reported where they were missed. It ends now
         # in any case.
         logger.info("Spark did not stop by itself: %(cause)r", {"cause": error})
         _forget()
@@ -434,7 +434,7 @@ def _abandon(gateway: Any) -> None:
 
 
 def _forget_gone() -> None:
-    """Make pyspark forget a JVM that is gone with its session, and end what is left of the connection."""
+    """Make pyspark forget a JVM that is gone with its session, and end the rest of the connection."""
     from pyspark import SparkContext
 
     gateway: Any = SparkContext._gateway
@@ -442,7 +442,7 @@ def _forget_gone() -> None:
     SparkContext._gateway = SparkContext._jvm = None
     if gateway is None:
         return
-    with contextlib.suppress(Exception):  # nobody is at the other end
+    with contextlib.suppress(Exception):  # the other end is closed
         gateway.shutdown()
     process: subprocess.Popen[bytes] | None = getattr(gateway, "proc", None)
     if process is not None:

@@ -1,4 +1,4 @@
-"""Getting our code and the user's to Spark's Python workers, as a zip made from what is imported here."""
+"""Ships our code and the user's to Spark's Python workers, as a zip made from the modules imported here."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def ship(session: SparkSession, processor: Processor[Any, Any] | None = None) ->
 
 
 class Packed(NamedTuple):
-    """A file to ship, and what tells that it has changed."""
+    """A file to ship, and a mark that changes with it."""
 
     name: str
     path: str
@@ -131,8 +131,8 @@ ROOMS = ("agents", "tables", "outbox", "pipeline")
 
 
 def _modules_of(processor: Processor[Any, Any]) -> Iterable[ModuleType]:
-    """Return the user's modules that define what the processor is made of, and loaded modules beside
-    those.
+    """Return the user's modules that define the parts of the processor, and loaded modules in the same
+    folders.
     """
     own = [
         module
@@ -154,7 +154,7 @@ def _folder(module: ModuleType) -> Path:
 
 
 def _is_users(module: ModuleType) -> bool:
-    """Tell whether workers would lack this module: it is Python source, and neither installed nor Python's
+    """Return whether workers would lack this module: it is Python source, and neither installed nor Python's
     or ours.
     """
     name, file = getattr(module, "__name__", ""), getattr(module, "__file__", None)

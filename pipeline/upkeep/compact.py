@@ -2,8 +2,8 @@
 changing a row.
 
 The commit says that no data changed, so that readers of changes see none, and is no link of the chain of
-landings: these go on beside it. It is made at the very version that it was judged at; otherwise it is judged
-anew, and refused where its files are there no more.
+landings: these continue at the same time. It is made at the very version that it was judged at; otherwise it
+is judged again, and refused where its files no longer exist.
 """
 
 from __future__ import annotations
@@ -38,12 +38,14 @@ from holdfast.pipeline.upkeep.whole_rows import WholeRows, schema_of
 
 TARGET_BYTES = 128 << 20
 ATTEMPTS = 10
-"""Landings may commit meanwhile so often."""
+"""The number of landings that may commit in between."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactReport:
-    """What a compaction did of one table: *version* of its commit, None where there was nothing to join."""
+    """The result of a compaction of one table: *version* of its commit, None where there was nothing to
+    join.
+    """
 
     topic: str
     table: str
@@ -54,8 +56,7 @@ class CompactReport:
 
 
 def compact(topic: str, lake: str, *, target_bytes: int = TARGET_BYTES) -> CompactReport:
-    """Join the files of each partition of *topic*'s table that lie behind one another, up to about
-    *target_bytes* each.
+    """Join adjacent files of each partition of *topic*'s table, up to about *target_bytes* each.
 
     Raises LakeError for a table that is not sound, since joined files would hide where it is not, and where
     another compaction came first: nothing was changed then.

@@ -2,9 +2,9 @@
 removed.
 
 The commit is a link of the chain of landings. It says where each partition begins now, and the rows and
-digests of what is left, so that checks, replays and landings know of no hole but of a later beginning. A
-landing that had written its files when the expiry came goes on from there; an expiry that comes after a
-landing is made anew at once, since only what it says follows from that.
+digests of the rest, so that checks, replays and landings know of no hole but of a later beginning. A landing
+that had written its files when the expiry came continues from there; an expiry that comes after a landing is
+repeated at once, since only its metadata follow from that.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ from holdfast.pipeline.upkeep.sound import (
 from holdfast.pipeline.upkeep.whole_rows import WholeRows, schema_of
 
 ATTEMPTS = 50
-"""Landings may commit meanwhile so often."""
+"""The number of landings that may commit in between."""
 _APPEND_ONLY = "delta.appendOnly"
 _NEVER_US = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpiredRows:
-    """What of a partition is gone, or with a dry run would be: its offsets from *first* up to and without
-    *begins*, and *rows* of them.
+    """The removed part of a partition, or with a dry run the part to remove: its offsets from *first* up to
+    and without *begins*, and *rows* of them.
     """
 
     topic: str
@@ -71,8 +71,8 @@ class ExpiredRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpireReport:
-    """What an expiry removed of one table: *version* of its commit, None where there was nothing to remove,
-    or with *dry_run*.
+    """The part of one table that an expiry removed: *version* of its commit, None where there was nothing to
+    remove, or with *dry_run*.
     """
 
     topic: str
@@ -85,8 +85,8 @@ class ExpireReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Beginning:
-    """What goes of a partition: *files*, of which *split* have rows from *begins* on too, which are written
-    again; *rows* and *digest* are those of what they have before that.
+    """The part of a partition to remove: *files*, of which *split* have rows from *begins* on too, which are
+    written again; *rows* and *digest* are those of the rows before that.
     """
 
     files: Sequence[File]
@@ -131,7 +131,7 @@ def expire(topic: str, lake: str, *, before_ms: int, dry_run: bool = False) -> E
 
 
 def holds_choices(topic: str, lake: str) -> bool:
-    """Tell whether the table of *topic* is one of choices, none of which expire."""
+    """Return whether the table of *topic* is one of choices, none of which expire."""
     path = bronze_path(lake, topic)
     chain = open_sound(path).chain
     return bool(chain) and chain[0].landed.cut is not None
@@ -184,7 +184,7 @@ def _old_files(
 
 def _latest_ms(reader: FileReader, file: File) -> float:
     """Return the time of a file's newest record; of one without times, when it was landed; and where that is
-    not told, no end of time. No record is from after it was landed, whatever its clock said.
+    unknown, no end of time. No record is from after it was landed, whatever its clock said.
     """
     is_dated = file.latest_ms is not None and file.latest_ms >= 0
     # Whole ms, that seconds as a float may fall short of.
@@ -212,8 +212,8 @@ def _first_young(reader: FileReader, group: Sequence[File], before_ms: int) -> i
 def _counted(
     reader: FileReader, partition: int, files: Sequence[File], begins: int, chain: Sequence[LastLanding]
 ) -> tuple[int, int]:
-    """Return rows and digest of what *files* have before *begins*; LakeError where a landing told others:
-    they would never be known to be wrong afterwards.
+    """Return rows and digest of *files* before *begins*; LakeError if a landing recorded others: the fault
+    could not be found afterwards.
     """
     told = [each for each in segments(chain, partition) if each.first < begins]
     told[-1:] = [_cut(each, begins) for each in told[-1:]]
@@ -228,7 +228,7 @@ def _counted(
 
 
 def _cut(segment: Segment, end: int) -> Segment:
-    """Return a segment up to *end*; nobody told what a part of it has."""
+    """Return a segment up to *end*; the content of a part of it is unknown."""
     return segment if segment.end <= end else replace(segment, end=end, rows=None, digest=None)
 
 
@@ -321,7 +321,7 @@ def _after(
     before_ms: int,
     commit: str,
 ) -> Landed:
-    """Return what the commit says: the last landing's, less what goes."""
+    """Return the commit's metadata: the last landing's, less the removed part."""
     rows = {p: each - (goes[p].rows if p in goes else 0) for p, each in counted.items() if each is not None}
     less = digests.told({p: each.digest for p, each in goes.items()})
     known = last.digests is not None and last.added_digests is not None

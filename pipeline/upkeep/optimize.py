@@ -1,6 +1,6 @@
 """Compaction of the tables that folds write: many small files into a few large ones, without changing a row.
 
-The commit says that no data changed, so the next run goes on behind it. It is made at the very version that
+The commit says that no data changed, so the next run continues after it. It is made at the very version that
 was read, or not at all: delta-rs's own `optimize.compact` goes past other commits, and where a run removed
 files that it joined, their rows come back.
 """
@@ -72,7 +72,7 @@ def optimize_table(path: str, name: str, *, target_bytes: int = TARGET_BYTES) ->
 
 
 def _lots(table: FoldTable, target_bytes: int) -> Iterator[FileLot]:
-    """Yield what is to be joined: neighbours in time that are small together, since a file is searched by its
+    """Yield the files to join: neighbours in time that are small together, since a file is searched by its
     times.
     """
     written_at = {each["path"]: each["modification_time"] for each in files_in(table.handle).to_pylist()}

@@ -32,7 +32,7 @@ class SoundTable(NamedTuple):
     guards: DigestGuards
 
     def guarded(self, partition: int, reader: FileReader) -> FileReader:
-        """Return *reader*, which compares what it reads of a partition with what was landed."""
+        """Return *reader*, which compares the rows it reads of a partition with the landed ones."""
         told = segments(self.chain, partition) if self.chain else []
         return self.guards.of(reader, partition, self.files.get(partition, ()), told)
 
@@ -64,8 +64,8 @@ def version_of(commit: str, table: Any, read: int) -> int | None:
 
 @contextmanager
 def removed_unless_named(filesystem: Any, paths: Sequence[str]) -> Iterator[None]:
-    """Remove the files at *paths* where the commit of them, which is made meanwhile, surely was not: else
-    rows may be in them alone.
+    """Remove the files at *paths* if their commit, which is made in the block, surely was not made: else rows
+    may be in them alone.
     """
     try:
         yield
@@ -93,7 +93,7 @@ def version_after(commit: str, path: str, table: Any, read: int, failure: Except
 
 
 def check_there(path: str, table: Any, taken: Sequence[File], verb: str) -> None:
-    """Refuse to go on where something else has removed files that were *taken*: their rows may be elsewhere
+    """Refuse to continue if another program has removed files that were *taken*: their rows may be elsewhere
     by now.
     """
     there = {file.path for files in listed_files(table).values() for file in files}

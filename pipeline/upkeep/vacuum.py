@@ -15,7 +15,7 @@ LEAST_HOURS = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VacuumReport:
-    """Which files of a table were removed, or with *dry_run* would be."""
+    """The files of a table that were removed, or with *dry_run* would be."""
 
     topic: str
     table: str

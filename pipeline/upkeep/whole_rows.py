@@ -26,7 +26,7 @@ class WholeRows(FileReader):
 
 
 def schema_of(table: Any) -> pa.Schema:
-    """Return the columns of a file with all that somebody added to the table."""
+    """Return the columns of a file with all that other programs added to the table."""
     there = pa.schema(table.schema().to_arrow())
     known = {*FILE_SCHEMA.names, *PARTITIONED_BY}
     return pa.schema([*FILE_SCHEMA, *(field for field in there if field.name not in known)])

@@ -1,7 +1,6 @@
-"""The first row at which a live partition is not what a replay makes of it, found in bounded memory on either
-engine.
+"""The first row at which a live partition differs from its replay, found in bounded memory on either engine.
 
-A replay may have more rows than memory takes, so none of them is kept. A first replay tells one digest for
+A replay may have more rows than memory takes, so none of them is kept. A first replay returns one digest for
 each some thousand live rows, and a second one the rows of the first of these ranges that differs.
 """
 
@@ -23,13 +22,13 @@ from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.pipeline.verify.live_rows import LiveRows, apart
 
 RANGE_ROWS = 20_000
-"""How many live rows a digest is of."""
+"""The number of live rows that one digest covers."""
 
 
 @dataclass(frozen=True, slots=True)
 class RangeDigests:
-    """Tells, in place of the rows of a replayed partition, the digest of those in each of the ranges that
-    begin at *starts*. Can be pickled.
+    """Returns, instead of the rows of a replayed partition, the digest of those in each of the ranges that
+    begin at *starts*. It can be pickled.
     """
 
     starts: Sequence[bytes]
@@ -51,8 +50,8 @@ class RangeDigests:
 
 @dataclass(frozen=True, slots=True)
 class RangeRows:
-    """Tells of the rows of a replayed partition those from *first* to before *end* (None: to the last), at
-    most *limit_rows*. Can be pickled.
+    """Returns of the rows of a replayed partition those from *first* to before *end* (None: to the last), at
+    most *limit_rows*. It can be pickled.
     """
 
     first: bytes
@@ -101,8 +100,8 @@ def first_apart(
             return None
     first, end = starts[at], starts[at + 1] if at + 1 < len(starts) else None
     ours = list(_between(live, first, end))
-    # Of one replayed row more than there are live ones, one at least is another: what is behind it need not
-    # be known.
+    # With one replayed row more than there are live ones, one at least is another: rows after it need not be
+    # known.
     found = replay(
         processor, settings, replace(asked, through=RangeRows(first, end, limit_rows=len(ours) + 1))
     ).state(partition)
@@ -133,7 +132,7 @@ def _note(sha: Any, key: bytes, value: bytes) -> None:
 
 
 def _apart(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-    """Return of what a replay tells the rows, and all else."""
+    """Return the rows in a replay's results, and all else."""
     import pyarrow.compute as pc
 
     is_row = pc.equal(batch.column("kind"), STATE)

@@ -1,4 +1,4 @@
-"""Where the emits found at one place are not those expected there. Each side is read in order, and none of it
+"""The differences between the emits found and expected of one group. Each side is read in order, and neither
 is kept.
 """
 
@@ -15,7 +15,7 @@ _PRIME, _BASE = (1 << 61) - 1, 0x9E3779B97F4A7C15 % ((1 << 61) - 1)
 
 
 class EmitsApart(NamedTuple):
-    """A record that was found, and the one expected in its place; None for none."""
+    """A record that was found, and the one expected instead; None for none."""
 
     found: StoredEmit | None
     expected: StoredEmit | None
@@ -38,7 +38,7 @@ def compared_compacted(group: EmitGroup, *, exact: bool) -> tuple[list[EmitsApar
     """Return where a group of a topic that is compacted differs, and how many found records were not
     compared.
 
-    Compaction may have taken all records of a key but the last, and that too if it has no value. What is left
+    Compaction may have taken all records of a key but the last, and that too if it has no value. The rest
     must be in the order of those expected.
     """
     if not group.has_order:
@@ -109,8 +109,8 @@ def _likely(found: EmitRun, expected: EmitRun, due: int) -> array[int]:
     """Return, in order, with how many of the expected ones, more than *due*, *found* probably ends.
 
     To compare each number of them by itself takes the square of their number where many have equal bodies. A
-    polynomial hash of what precedes each of these places is kept instead, from which that of each ending
-    follows: both sides are read once.
+    polynomial hash of the elements before each of these positions is kept instead, from which that of each
+    ending follows: both sides are read once.
     """
     most, hashes = min(len(found), len(expected)), array("Q")
     if most <= due:

@@ -70,8 +70,8 @@ class EmitDifference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmittedTopic:
-    """Whether one topic agrees. *expected* and *found* are counts; *earlier* of what was found lies before,
-    from earlier versions, and was not compared.
+    """The verdict on one topic. *expected* and *found* are counts; *earlier* ones of those found are from
+    before, from earlier versions, and were not compared.
     """
 
     topic: str
@@ -87,8 +87,8 @@ class EmittedTopic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmitsVerdict:
-    """Whether what a live table has emitted is what its source makes it emit. *cut* names topics that have
-    lost their heads, and *compacted* those whose records may be gone behind later ones: only what is left of
+    """The verdict on the emits of a live table against those that its source makes. *cut* names topics that
+    have lost their heads, and *compacted* those whose records may be gone after later ones: only the rest of
     either was compared.
     """
 
@@ -115,14 +115,14 @@ class EmitsVerdict:
 def verify_emits(
     processor: Processor[Any, Any], settings: Settings, options: ReplayOptions | None = None
 ) -> EmitsVerdict:
-    """Fold the sources of *processor* up to the position of its live table, and compare what that emits with
-    what lies in its topics.
+    """Fold the sources of *processor* up to the position of its live table, and compare its emits with the
+    records in its topics.
 
-    Workers may go on meanwhile. Other writers of these topics are told as differences; earlier versions are
-    not, whose records lie before. Of *options*, engine, source, lake, memory_bytes and spark count: about so
-    much of what is compared is in memory, and all of it in a temporary file where there is more. Raises
-    ConfigError for a processor without emits, LostRecordsError for a source that has lost what the table was
-    folded from, BrokerError where a transaction stays open.
+    Workers may run at the same time. Records of other writers of these topics are reported as differences;
+    those of earlier versions are not, since they come before. Of *options*, engine, source, lake,
+    memory_bytes and spark count: about so much of the compared data is in memory, and all of it in a
+    temporary file where there is more. Raises ConfigError for a processor without emits, LostRecordsError for
+    a source that has lost what the table was folded from, BrokerError where a transaction stays open.
     """
     if not processor.emits:
         raise ConfigError(
@@ -221,7 +221,7 @@ def _place(position: Position) -> Handover:
 def _check_heads(
     processor: Processor[Any, Any], settings: Settings, live: Mapping[int, LivePartition]
 ) -> None:
-    """Raise LostRecordsError where a source has lost what was folded of it."""
+    """Raise LostRecordsError if a source has lost folded records."""
     form = stored_format(processor)
     bases = {
         at: offsets_of(form.decode(each.base.position)) for at, each in live.items() if each.base is not None
@@ -239,7 +239,7 @@ def _check_heads(
 
 
 class _Topic:
-    """What lies in an emitted topic, and what is expected there, by partition and key."""
+    """The records found in an emitted topic, and those expected there, by partition and key."""
 
     def __init__(self, settings: Settings, name: str, emits: StoredEmits) -> None:
         self._name, self._emits = name, emits
@@ -253,7 +253,7 @@ class _Topic:
                     emits.find(_found(partition, records))
 
     def expect(self, emits: Iterable[tuple[int, bool, Emit]]) -> None:
-        """Note what source partitions emit, in order; what is not due may have come after the topic was
+        """Note the emits of source partitions, in order; those not due may have come after the topic was
         read.
         """
         first = self._emits.expected
@@ -311,7 +311,7 @@ def _found(partition: int, records: Records) -> Iterator[tuple[EmitPlace, Stored
         if is_mark(headers):
             continue  # workers decide when they write one
         place = EmitPlace(ANYWHERE if key is None else partition, key)
-        # What a step tells of origins begins where a worker that does so took it over.
+        # A step's marks about origins begin where a worker that writes them took it over.
         yield place, StoredEmit(partition, offset, False, body_of(value, plain(headers)))
 
 

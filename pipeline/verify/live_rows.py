@@ -12,9 +12,9 @@ PLACE_BYTES = 4
 
 
 class LiveRows(Mapping[bytes, bytes]):
-    """The rows of one partition in a store that those of others lie in too; they come in key order.
+    """The rows of one partition in a store shared with other partitions; they come in key order.
 
-    Whoever opened the store closes it, and nobody reads rows after that.
+    The opener of the store closes it, after which rows cannot be read.
     """
 
     def __init__(self, store: SpillingStore, partition: int) -> None:

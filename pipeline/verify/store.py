@@ -1,4 +1,4 @@
-"""Verifying what is served: the replayed source, the changelog and the store that answers, all three as of
+"""Verifies the served state: the replayed source, the changelog and the store that answers, all three as of
 the store's own position.
 
 `verify` alone compares a replay with the changelog, and so proves what a restore would give. What a worker
@@ -36,14 +36,14 @@ from holdfast.pipeline.verify.table import (
 )
 
 LOOKS = 3
-"""How often a partition is looked at whose changelog alone differs: a row that changed meanwhile may have
+"""The number of looks at a partition whose changelog alone differs: a row that changed in between may have
 been compacted away.
 """
 STORE, CHANGELOG, REPLAY = "store", "changelog", "replay"
 
 
 class Served(Protocol):
-    """What a worker tells of the state it serves, see `holdfast.core.engine.query_wire.InspectReply`."""
+    """A worker's report of the state it serves, see `holdfast.core.engine.query_wire.InspectReply`."""
 
     @property
     def partition(self) -> int: ...
@@ -60,7 +60,7 @@ class Served(Protocol):
 
 
 class Stores(Protocol):
-    """Where served states are asked for: `holdfast.clients.tables.inspecting` over the workers' web ports."""
+    """The source of served states: `holdfast.clients.tables.inspecting` over the workers' web ports."""
 
     def partitions(self, processor: Processor[Any, Any]) -> int: ...
 
@@ -89,9 +89,9 @@ class StoreDifference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorePartitionVerdict:
-    """Whether the three agree on one partition.
+    """The verdict on one partition.
 
-    *differs* names what does not agree with the other two, *cause* says it in words.
+    *differs* names the one that does not agree with the other two, *cause* says it in words.
     """
 
     partition: int
@@ -109,7 +109,7 @@ class StorePartitionVerdict:
         return self.cause is None
 
     def explain(self) -> str:
-        """Return what differs, in words."""
+        """Return the difference, in words."""
         found = self.difference
         if found is None:
             return self.cause or "equal"
@@ -138,7 +138,7 @@ class StorePartitionVerdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreVerdict:
-    """Whether what is served is what the source makes it."""
+    """The verdict on a served table against its source."""
 
     processor: str
     version: int
@@ -148,7 +148,7 @@ class StoreVerdict:
     skipped: int = 0
     holes: tuple[str, ...] = ()
     bases: tuple[str, ...] = ()
-    """With what partitions began in place of nothing."""
+    """The first states of partitions that did not begin empty."""
 
     @property
     def equal(self) -> bool:
@@ -156,7 +156,7 @@ class StoreVerdict:
 
     @property
     def partial(self) -> tuple[str, ...]:
-        """Return, in words, which records neither state can tell of."""
+        """Return, in words, the records that neither state can account for."""
         return missing(self.partitions, self.holes)
 
     @property
@@ -185,7 +185,7 @@ def verify_store(
     """Compare what the owners of *processor*'s partitions serve with the changelog and with a replay, each at
     the store's own offset.
 
-    Workers may go on meanwhile. Raises a QueryError when a partition has no owner that answers.
+    Workers may run at the same time. Raises a QueryError when a partition has no owner that answers.
     """
     asked = replace(
         options or ReplayOptions(),

@@ -1,5 +1,5 @@
-"""Records that lie in emitted topics, and those that a replay emits, by topic, place and key: in memory up to
-a limit that topics share, and all in a temporary file where there are more.
+"""Records in emitted topics, and those that a replay emits, by topic, partition and key: in memory up to a
+limit that topics share, and all in a temporary file where there are more.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ HELD_BYTES = 8 << 20
 needed.
 """
 INDEX_ROWS = 10_000
-"""How many rows of an index are stored at once."""
+"""The number of rows of an index that are stored at once."""
 
 _ENTRY, _INDEX = b"e", b"i"
 _FOUND, _EXPECTED = b"f", b"x"
@@ -35,7 +35,7 @@ _decode = msgspec.msgpack.Decoder(tuple[bytes | None, Headers]).decode
 
 
 class EmitContent(NamedTuple):
-    """What of a record a fold decides."""
+    """The part of a record that a fold decides."""
 
     key: bytes | None
     value: bytes | None
@@ -43,13 +43,13 @@ class EmitContent(NamedTuple):
 
     def __str__(self) -> str:
         names = [name for name, _ in self.headers]
-        # A header may come twice, and then their order is all that tells two records apart.
+        # A header may come twice, and then only their order distinguishes two records.
         headers = dict(self.headers) if len({*names}) == len(names) else list(self.headers)
         return f"{self.value!r:.200}{f', headers {headers}' if headers else ''}"
 
 
 def told_apart(one: EmitContent | None, other: EmitContent | None) -> tuple[str | None, str | None]:
-    """Return two records in words, with where their values differ if that is behind what the words show.
+    """Return two records in words, with where their values differ if the words do not show that.
 
     >>> told_apart(EmitContent(b"k", b"v" * 300, ()), EmitContent(b"k", b"v" * 301, ()))[0][-40:]
     'vvvvvv (300 bytes, they differ from 300)'
@@ -67,7 +67,7 @@ def told_apart(one: EmitContent | None, other: EmitContent | None) -> tuple[str 
 
 
 class EmitPlace(NamedTuple):
-    """Where records are compared: those of one key, in one partition or ANYWHERE."""
+    """The group in which records are compared: those of one key, in one partition or ANYWHERE."""
 
     partition: int
     key: bytes | None
@@ -143,7 +143,7 @@ class EmitRun:
 
 
 class EmitGroup:
-    """What was found and expected at one place. *due* counts the expected ones that are."""
+    """The records found and expected in one group. *due* counts the expected ones that are due."""
 
     def __init__(self, store: SpillingStore, prefix: bytes) -> None:
         self._store, self._prefix = store, prefix
@@ -181,7 +181,7 @@ class EmitGroup:
                 self.expected.let_go()
 
     def by_content(self) -> Iterator[OfContent]:
-        """Yield all, equal ones behind each other, and those in order."""
+        """Yield all, equal ones next to each other, and those in order."""
         if self.is_held:
             yield from sorted(self._of_content())
             return
@@ -206,10 +206,10 @@ class EmitGroup:
 
 
 class StoredEmits:
-    """What was found in the topic with a number among those that are compared, and what is expected there, in
-    a store that others lie in too.
+    """The records found in the topic with a number among those that are compared, and the expected ones, in a
+    store shared with others.
 
-    Whoever opened the store closes it, and nobody reads after that.
+    The opener of the store closes it, after which it cannot be read.
     """
 
     def __init__(self, store: SpillingStore, number: int) -> None:
@@ -242,7 +242,7 @@ class StoredEmits:
         return _GROUP.pack(_ENTRY, self._number, place.partition + 1, length) + (key or b"")
 
     def groups(self) -> Iterator[EmitGroup]:
-        """Yield what is to be compared, a place at a time."""
+        """Yield the groups to compare, one at a time."""
         group, prefix, end = None, b"", 0
         for key, value in self._store.scan(_GROUP.pack(_ENTRY, self._number, 0, 0)[:3]):
             if group is None or not key.startswith(prefix):  # it has its own length in it

@@ -47,8 +47,9 @@ from holdfast.pipeline.verify.live_rows import LiveRows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LivePartition:
-    """What a changelog says of one partition: rows and timers as stored, at the position of its last marker.
-    *lost* tells which sources had lost their heads when it began, *handover* up to where it is silent.
+    """A changelog's content for one partition: rows and timers as stored, at the position of its last marker.
+    *lost* names the sources that had lost their heads when it began, *handover* the point up to which it is
+    silent.
     """
 
     partition: int
@@ -61,7 +62,7 @@ class LivePartition:
     refused: frozenset[tuple[str, int]] = frozenset()
     """Topic and offset of records that were refused for what may be otherwise now."""
     base: TableBase | None = None
-    """What it began with in place of nothing."""
+    """The first state of a partition that did not begin empty."""
 
     @property
     def has_begun(self) -> bool:
@@ -100,7 +101,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionVerdict:
-    """Whether one partition agrees. *cause* says in words what differs."""
+    """The verdict on one partition. *cause* describes the difference."""
 
     partition: int
     applied: int
@@ -115,7 +116,7 @@ class PartitionVerdict:
         return self.cause is None
 
     def explain(self) -> str:
-        """Return what differs, in words."""
+        """Return the difference, in words."""
         found = self.difference
         if found is None:
             return self.cause or "equal"
@@ -138,7 +139,9 @@ class PartitionVerdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableVerdict:
-    """Whether a live table is what its source makes it. *holes* are what the replayed log lacks, in words."""
+    """The verdict on a live table against its source. *holes* are the parts missing from the replayed log, in
+    words.
+    """
 
     processor: str
     version: int
@@ -148,7 +151,7 @@ class TableVerdict:
     skipped: int = 0
     holes: tuple[str, ...] = ()
     bases: tuple[str, ...] = ()
-    """With what partitions began in place of nothing: equal states are functions of that too."""
+    """The first states of partitions that did not begin empty: equal states are functions of those too."""
 
     @property
     def equal(self) -> bool:
@@ -156,8 +159,8 @@ class TableVerdict:
 
     @property
     def partial(self) -> tuple[str, ...]:
-        """Return, in words, which records neither state can tell of: where there are any, equal states prove
-        nothing of them.
+        """Return, in words, the records that neither state can account for: if there are any, equal states
+        prove nothing about them.
         """
         return missing(self.partitions, self.holes)
 
@@ -192,9 +195,9 @@ def verify(
     """Compare the live table of *processor* with a replay of its source up to the position each live
     partition has reached.
 
-    Workers may go on meanwhile: the changelog is read up to where it ends now. Of *options*, engine, source,
-    lake and spark count. A source whose beginning was deleted is replayed from what is left, as a worker that
-    started then would have: the verdict is `partial` then, as it is for a table that began so.
+    Workers may run at the same time: the changelog is read up to where it ends now. Of *options*, engine,
+    source, lake and spark count. A source whose beginning was deleted is replayed from the rest, as a worker
+    that started then would have: the verdict is `partial` then, as it is for a table that began so.
     """
     options = options or ReplayOptions()
     with kept_live(processor, settings, options.memory_bytes) as live:
@@ -208,14 +211,14 @@ def _compared(
     if options.source == "bronze":
         require_same_topics(processor, settings, str(options.lake))
     asked = replace(
-        # After the state: a skip is written before what is behind it is folded.
+        # After the state: a skip is written before the records after it are folded.
         upto(processor, settings, options, {each.partition: each.marker for each in live}),
         rows=False,
         transitions=False,
         of_key=None,
         partitions=None,
         out=None,
-        # What a trimmed internal topic had lost would be told as a difference, and is none.
+        # Records lost by a trimmed internal topic would count as a difference, and are none.
         allow_holes=not processor.internal,
         refused=refused_by(live),
     )
@@ -244,8 +247,8 @@ def _compared(
 def _require_bases(
     processor: Processor[Any, Any], options: ReplayOptions, live: Iterable[LivePartition]
 ) -> None:
-    """Raise ConfigError for a table with a base, of which its declaration does not tell, and a replay that
-    asks no broker.
+    """Raise ConfigError for a table with a base that its declaration does not mention, and a replay that asks
+    no broker.
     """
     if options.source != "bronze" or processor.migrate:
         return
@@ -257,7 +260,7 @@ def _require_bases(
 
 
 class _Began(Protocol):
-    """A verdict on one partition that tells how it began."""
+    """A verdict on one partition that knows how it began."""
 
     @property
     def partition(self) -> int: ...
@@ -316,7 +319,7 @@ def read_live(
     With *upto* only records before these offsets count, each of which follows a marker. Of a row that changed
     after that, a compacted log may not hold any more what it was: who compares such a state and finds it
     different looks again later. The rows lie *into* a store of the caller's, else all in memory; *rows* False
-    tells of none, and only of what else there is.
+    leaves them out, and returns only the rest.
     """
     store = SpillingStore(sys.maxsize) if into is None else into
     changelog = processor.changelog(settings.app)
@@ -505,7 +508,7 @@ def first_difference(
 
 
 def kind_of(stored: bytes) -> str:
-    """Return what people call what is stored under a key."""
+    """Return people's name for the entry under a key."""
     if stored[:1] not in ROW_KINDS:
         return "timer"
     table, _ = place_of_row(stored)
@@ -516,7 +519,7 @@ def last_changed(
     processor: Processor[Any, Any], settings: Settings, options: ReplayOptions, row: tuple[str, str]
 ) -> int | None:
     """Return the source offset of the last transition of *row*, a table and a key, in the replay that
-    *options* tell, None when it has none.
+    *options* describe, None when it has none.
     """
     return _last_transition(
         replay(processor, settings, replace(options, rows=False, transitions=True, of_key=row))

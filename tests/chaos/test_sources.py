@@ -80,7 +80,7 @@ def test_a_table_that_begins_behind_a_hole_says_so_for_good(application: MakeApp
         wait_for("the announcement", lambda: partial_partitions(app) == [0], DEADLINE_S, worker.tail)
 
     check_told()
-    assert worker.said("begins at offset 700, what was before was deleted")
+    assert worker.said("begins at offset 700, the records before it were deleted")
     worker.kill()
     worker.wipe()
     worker.start()  # which restores, and reads nothing of what is gone

@@ -1,4 +1,6 @@
-"""Completion of the command line, as README tells: in a real bash, and by what zsh and fish are given."""
+"""Completion of the command line, as README describes it: in a real bash, and by the scripts for zsh and
+fish.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ def light(installations: Installations) -> Installation:
 
 
 def offered(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """Return what bash would be given for the last word of *line*."""
+    """Return the completions that bash gets for the last word of *line*."""
     words = line.split(" ")
     monkeypatch.setenv("COMP_WORDS", line)
     monkeypatch.setenv("COMP_CWORD", str(len(words) - 1))

@@ -1,4 +1,4 @@
-"""What a newcomer types first, on the embedded Kafka, or none: each mistake names its cure."""
+"""The first commands of a newcomer, on the embedded Kafka, or without one: each mistake names its cure."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_another_count_of_partitions_than_exists_is_no_success(shell: Shell) -> 
     assert "--partitions 8 is for topics that do not" in err
 
 
-def test_a_renamed_table_names_the_topic_that_it_leaves_behind(shell: Shell) -> None:
+def test_a_renamed_table_names_the_topic_that_it_leaves(shell: Shell) -> None:
     _, err = shell("topics", "create", "--partitions", "2")
     assert "changelog of no table" not in err
     _, err = shell("topics", "create", of=SHOP.replace('name="totals"', 'name="sums"'))
@@ -161,7 +161,7 @@ def test_a_banner_is_no_line_of_json(log_format: str, said: list[str]) -> None:
     assert shown == said
 
 
-def test_a_missing_extra_is_told_once(
+def test_a_missing_extra_is_reported_once(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (folder / "lacking.py").write_text(

@@ -1,4 +1,4 @@
-"""What nobody means to type: every command says one line, or the usage, and never shows a library's
+"""Arguments that make no sense: every command prints one line, or the usage, and never shows a library's
 traceback.
 """
 
@@ -38,7 +38,7 @@ ENDLESS = "9" * 5_000
         ("wrong:make", "def make(): ...", "cannot be called with the settings"),
     ],
 )
-def test_what_is_wrong_with_a_module_is_one_line(module: str, text: str, says: str, tmp_path: Path) -> None:
+def test_the_fault_of_a_module_is_one_line(module: str, text: str, says: str, tmp_path: Path) -> None:
     (tmp_path / f"{module.partition(':')[0]}_shop.py").write_text(text)
     named = module.replace(":", "_shop:") if ":" in module else f"{module}_shop"
     done = holdfast("-A", named, *NOWHERE, "topics", "list", folder=tmp_path)
@@ -125,7 +125,8 @@ def test_ctrl_c_ends_a_command_that_waits_without_a_traceback(tmp_path: Path) ->
             cwd=tmp_path,
             stdout=said,
             stderr=said,
-            # What was started in the background ignores SIGINT, these tests perhaps, and hands that on.
+            # A process that was started in the background ignores SIGINT, these tests perhaps, and hands that
+            # on.
             preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509  takes no lock
         )
         try:

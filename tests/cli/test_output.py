@@ -1,4 +1,4 @@
-"""What commands print: tables for people and for pipes, JSON for programs."""
+"""The output of commands: tables for people and for pipes, JSON for programs."""
 
 from __future__ import annotations
 

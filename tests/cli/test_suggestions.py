@@ -1,4 +1,4 @@
-"""A command that was mistyped is told with what may have been meant."""
+"""A mistyped command is answered with the commands that it may mean."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from holdfast.cli.command_group import CommandGroup
         ("outbox quarantine lsit", "No such command 'lsit'. Did you mean 'list'?"),
     ],
 )
-def test_a_mistyped_command_is_told_with_those_that_are_near(
+def test_a_mistyped_command_is_answered_with_those_that_are_near(
     typed: str, told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -34,13 +34,13 @@ def test_a_mistyped_command_is_told_with_those_that_are_near(
     assert f"Error: {told}" in " ".join(capsys.readouterr().err.split())
 
 
-def test_a_command_that_nothing_is_near_is_not_told_at_length(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_that_nothing_is_near_is_answered_briefly(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["z" * 100_000])
     assert len(capsys.readouterr().err) < 1_000
 
 
-def test_every_group_tells_what_may_have_been_meant() -> None:
+def test_every_group_suggests_its_commands() -> None:
     root: Any = typer.main.get_command(app)
     context: Any = typer.Context(root)
     nouns = [root.get_command(context, name) for name in COMMANDS]

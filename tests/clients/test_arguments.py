@@ -1,7 +1,7 @@
 """Values that cannot be, given to each argument of the public face: each is a ConfigError that names the
 argument, and leaves nothing open.
 
-What is of an argument's kind may be refused too, by its range; it is never an error deep inside.
+A value of an argument's kind may be refused too, by its range; it is never an error deep inside.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ RIGHT: Mapping[Callable[..., Any], dict[str, Any]] = {
     create_app: {"processors": [TOTALS], "settings": SETTINGS},
     Settings: {},
 }
-"""What each may be called with."""
+"""The right arguments of each call."""
 TABLES = {"processors": {"list", "dict"}, "earlier": {"list", "dict"}, "directory": {"None"}}
 FITS: Mapping[Callable[..., Any], Mapping[str, set[str]]] = {
     RangeConsumer: {
@@ -130,7 +130,7 @@ FITS: Mapping[Callable[..., Any], Mapping[str, set[str]]] = {
     },
     create_app: {"processors": {"list"}, "settings": {"None"}},
 }
-"""Of each argument those of the odd values that are of its kind; of others none is."""
+"""The odd values that are of the kind of an argument; an argument that is missing here takes no odd value."""
 REPEATS = 10
 NAMES_ONLY = ("group", "client", "instance_id", "static_id", "resets_topic", "groups_topic")
 """Text that names something, of which no odd value does."""
@@ -165,7 +165,9 @@ def open_things() -> tuple[int, int]:
 
 
 def leaks(made: Callable[..., Any], given: dict[str, Any]) -> bool:
-    """Return whether each refusal leaves a thread or file: those of other tests come and go meanwhile."""
+    """Return whether each refusal leaves a thread or file: those of other tests come and go at the same
+    time.
+    """
     threads, files = open_things()
     for _ in range(REPEATS):
         with suppress(ConfigError):
@@ -200,7 +202,7 @@ def wrongs_of(made: Callable[..., Any], name: str) -> Iterator[str]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("made", RIGHT, ids=lambda made: made.__name__)
-def test_an_argument_that_cannot_be_is_told_before_anything_is_begun(made: Callable[..., Any]) -> None:
+def test_an_impossible_argument_is_refused_before_anything_is_begun(made: Callable[..., Any]) -> None:
     assert made(**RIGHT[made]) is not None
     assert [wrong for name in arguments(made) for wrong in wrongs_of(made, name)] == []
 
@@ -214,7 +216,7 @@ def test_an_argument_that_cannot_be_is_told_before_anything_is_begun(made: Calla
         ("kafka 1:9092", "' ' cannot be in the name of a host"),
     ],
 )
-def test_addresses_that_no_broker_can_have_are_told(servers: str, part: str) -> None:
+def test_addresses_that_no_broker_can_have_are_refused(servers: str, part: str) -> None:
     with pytest.raises(ConfigError, match=part):
         Settings(kafka={"bootstrap.servers": servers})
     with pytest.raises(ConfigError, match=f"kafka is '{servers}'.*{part}"):
@@ -282,7 +284,7 @@ def test_an_empty_list_reads_no_global() -> None:
 
 @pytest.mark.parametrize("host", ["tables..internal", "x" * 64, "two words", "http://tables"])
 @pytest.mark.parametrize("name", ["web_bind", "console_bind"])
-def test_an_address_to_listen_on_that_no_host_can_have_is_told(name: str, host: str) -> None:
+def test_an_address_to_listen_on_that_no_host_can_have_is_refused(name: str, host: str) -> None:
     given: dict[str, Any] = {name: host, "web_token": "s3cret", "console_token": "s3cret"}
     with pytest.raises(ConfigError, match=f"{name} is '{host}': "):
         Settings(**given)

@@ -1,8 +1,8 @@
 """The logs by which holdfast's clients speak to each other, on topics that were made before brokers were
 asked to refuse bombs.
 
-In the middle and at the end of each lies what librdkafka cannot read. Without the skipper each of these tests
-stands still there.
+In the middle and at the end of each lies a batch that librdkafka cannot read. Without the skipper each of
+these tests stalls there.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def field(broker: SessionBroker, fresh_topic: FreshTopic) -> Iterator[Field]:
 
 @pytest.mark.variant
 @scenario
-async def test_claim_members_go_on_and_a_newcomer_joins_beyond_hostile_batches(
+async def test_claim_members_continue_and_a_newcomer_joins_beyond_hostile_batches(
     broker: SessionBroker, ground: Ground
 ) -> None:
     with measured() as machine:
@@ -225,8 +225,8 @@ def test_the_quarantine_is_listed_beyond_hostile_batches(broker: SessionBroker) 
 
 
 def test_a_name_is_given_out_beyond_hostile_batches(broker: SessionBroker, fresh_topic: FreshTopic) -> None:
-    """The answers are followed from their end; a registry that never answers is enough to see that reading
-    goes on.
+    """The answers are followed from their end; a registry that never answers is enough to show that reading
+    continues.
     """
     commands = fresh_topic("producers")
     answers = broker.create_topic(f"{commands}.answers", config=ROOM, exact=True)
@@ -251,7 +251,7 @@ def test_a_name_is_given_out_beyond_hostile_batches(broker: SessionBroker, fresh
 
 
 @scenario
-async def test_a_claim_consumer_tells_of_a_batch_it_cannot_read_and_other_partitions_go_on(
+async def test_a_claim_consumer_reports_a_batch_it_cannot_read_and_other_partitions_continue(
     broker: SessionBroker, ground: Ground, caplog: pytest.LogCaptureFixture
 ) -> None:
     ground.fill(1, partition=1)
@@ -283,7 +283,7 @@ async def test_a_claim_consumer_tells_of_a_batch_it_cannot_read_and_other_partit
 
 
 @scenario
-async def test_a_range_consumer_puts_a_batch_it_cannot_read_aside_and_goes_on(
+async def test_a_range_consumer_puts_a_batch_it_cannot_read_aside_and_continues(
     broker: SessionBroker, field: Field, caplog: pytest.LogCaptureFixture
 ) -> None:
     field.fill(5)

@@ -1,4 +1,6 @@
-"""A time to wait that is none is told where it is given: not a number of seconds would be waited for ever."""
+"""A wrong time to wait is refused where it is given: a value that is not a number of seconds would wait for
+ever.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ ASKS: dict[str, Callable[[Any], Callable[[], Any]]] = {
 
 @pytest.mark.parametrize("given", NO_WAITS, ids=repr)
 @pytest.mark.parametrize("ask", ASKS)
-def test_a_time_that_is_none_is_told(ask: str, given: Any) -> None:
+def test_a_wrong_time_is_refused(ask: str, given: Any) -> None:
     with pytest.raises(ConfigError, match=r"^timeout_s is .*: write a number of seconds"):
         ASKS[ask](given)()
 

@@ -121,7 +121,7 @@ def test_an_unknown_authority_is_refused() -> None:
                 greeting(port, **properties)
 
 
-def test_the_host_name_is_checked_unless_told_otherwise() -> None:
+def test_the_host_name_is_checked_by_default() -> None:
     with tls_server("misnamed") as port:
         with pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch"):
             greeting(port, ssl_ca_location=CA)

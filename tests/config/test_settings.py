@@ -1,4 +1,4 @@
-"""Settings: which source wins, what is refused and with which message."""
+"""Settings: the strongest source, the refused values, and their messages."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_a_section_has_a_room_of_its_own_for_each_of_its_settings(section: str) 
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_a_setting_that_stands_twice_in_the_file_is_refused_with_both_places(
+def test_a_setting_that_occurs_twice_in_the_file_is_refused_with_both_lines(
     order: int, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError) as refused:
@@ -235,7 +235,7 @@ def test_text_is_read_as_the_type_of_the_setting() -> None:
         ({}, "", {"origins": {}}, ["flag origins", "unknown setting"]),
     ],
 )
-def test_an_unknown_name_is_refused_with_its_place_and_its_neighbours(
+def test_an_unknown_name_is_refused_with_its_origin_and_its_neighbours(
     env: dict[str, str], toml: str, flags: dict[str, object], parts: list[str], tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError) as refused:
@@ -422,7 +422,7 @@ def test_a_refusal_says_where_the_value_came_from() -> None:
         load(flags={"compat_view": "maybe"})
 
 
-def test_every_wrong_value_is_said_at_once_with_its_place_and_without_secrets(tmp_path: Path) -> None:
+def test_every_wrong_value_is_reported_at_once_with_its_origin_and_without_secrets(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as refused:
         load(
             flags={"compat_view": "maybe", "kafka.debgu": "all"},
@@ -567,14 +567,14 @@ def test_a_file_that_was_named_must_exist_and_parse(tmp_path: Path) -> None:
         load_settings(flags={}, env={}, file=tmp_path / "latin.toml")
 
 
-def test_a_home_folder_that_nobody_knows_is_refused_with_its_place(tmp_path: Path) -> None:
+def test_an_unknown_home_folder_is_refused_with_its_origin(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"file ~no-such-user/a\.toml: .*~no-such-user is not known"):
         find_file(None, {"HOLDFAST_CONFIG": "~no-such-user/a.toml"}, tmp_path)
     with pytest.raises(ConfigError, match=r"environment HOLDFAST_DATA_DIR: .*~no-such-user is not known"):
         load(env={"HOLDFAST_DATA_DIR": "~no-such-user/data"})
 
 
-def test_a_size_of_more_digits_than_a_number_can_have_is_refused_with_its_place() -> None:
+def test_a_size_of_more_digits_than_a_number_can_have_is_refused_with_its_origin() -> None:
     with pytest.raises(ConfigError, match="environment HOLDFAST_FETCH_BYTES: fetch_bytes cannot be"):
         load(env={"HOLDFAST_FETCH_BYTES": "9" * 5_000})
 

@@ -1,4 +1,4 @@
-"""What processes of their own are asked to do in tests: each lies here, where such a process finds it too."""
+"""The work of processes of their own in tests: each function is here, where such a process finds it too."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def break_down() -> None:
 
 
 def grow(size_bytes: int) -> int:
-    """Hold so much memory, and answer only after a while: nobody waits for that who sees it grow."""
+    """Hold so much memory, and answer only after a while: a caller that sees it grow does not wait for
+    that.
+    """
     held = bytearray(size_bytes)
     held[:: 1 << 12] = b"x" * len(held[:: 1 << 12])  # each page is one of its own
     time.sleep(600)

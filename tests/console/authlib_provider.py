@@ -123,7 +123,7 @@ class AuthlibProvider(OpenIdTestProvider):
         self.published = [*(self.published if keep else ()), self.signing]
 
     def discovered(self) -> dict[str, Any]:
-        """Return what it tells of itself."""
+        """Return its description of itself."""
         return {
             "issuer": self.issuer,
             "authorization_endpoint": f"{self.issuer}/authorize",
@@ -168,7 +168,7 @@ def _server_of(provider: AuthlibProvider) -> AuthorizationServer:
             return request
 
         def send_signal(self, name: str, *args: Any, **kwargs: Any) -> None:
-            """Nobody listens."""
+            """Signals have no receiver."""
 
         def handle_response(self, status: int, body: Any, headers: Any) -> web.Response:
             if isinstance(body, dict):

@@ -1,6 +1,4 @@
-"""Consoles that run in the process of a test, which may stand still for longer than people wait for a
-page.
-"""
+"""Consoles that run in the process of a test, which may be frozen for longer than people wait for a page."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A small OpenID provider: discovery, keys, the authorization endpoint, and a token endpoint that checks
 client, code, address and PKCE.
 
-It signs in without asking whoever `person` names. A test may have it tell untruths.
+It signs in `person` without asking. A test may have it return untruths.
 """
 
 from __future__ import annotations

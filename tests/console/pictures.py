@@ -22,7 +22,7 @@ def url(number: int) -> str:
 def claims(
     number: int, partitions: int, *, generation: int = 1, version: int = 1, **held: Any
 ) -> WorkerClaims:
-    """Return what a worker has announced of `totals`."""
+    """Return a worker's announcement of `totals`."""
     table = TableClaims(version=version, partitions=partitions, **held)
     return WorkerClaims(
         url=url(number),
@@ -38,7 +38,7 @@ def held(partition: int, role: str = "active", **more: Any) -> HeldReport:
 
 
 def report(number: int, *of: HeldReport, partitions: int = 4, **more: Any) -> WorkerReport:
-    """Return what a worker tells of itself."""
+    """Return a worker's own report."""
     table = TableReport(version=1, partitions=partitions, held=list(of))
     return WorkerReport(app=APP, url=url(number), tables={"totals": table}, **more)
 

@@ -50,7 +50,9 @@ def running_fleet(broker: SessionBroker, folder: Path, *, rated: bool = False) -
 
 
 def shown_text(page: str) -> str:
-    """Return what a person reads of a page: no tags, and not the style, whose names are words too."""
+    """Return the text that a person reads on a page: no tags, and not the style, whose names are words
+    too.
+    """
     return re.sub(r"<[^>]*>", "", re.sub(r"<style.*?</style>", "", page, flags=re.DOTALL))
 
 

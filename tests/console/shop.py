@@ -11,7 +11,7 @@ from holdfast import Emit, FoldWith, Global, Json, Processor, Settings, Source, 
 
 
 class OrderTotal(msgspec.Struct, frozen=True):
-    """What a customer has ordered."""
+    """The orders of a customer."""
 
     count: int = 0
 

@@ -1,4 +1,4 @@
-"""Who may look at the console: by address, Host header, token, cookie; and what every answer tells
+"""Access to the console: by address, Host header, token, cookie; and the headers of every answer for
 browsers.
 """
 
@@ -151,7 +151,7 @@ async def test_whatever_may_change_something_must_come_from_a_page_of_the_consol
 
 
 @scenario
-async def test_every_answer_tells_browsers_to_run_nothing_of_others() -> None:
+async def test_every_answer_forbids_browsers_to_run_foreign_code() -> None:
     async with opened(console_settings(), FixedDirectory()) as browsing:
         _, text = await browsing.get("/")
         (style,) = re.findall("<style>(.*?)</style>", text, re.DOTALL)

@@ -1,4 +1,4 @@
-"""Who may act in the console, and that nothing is done which is not noted."""
+"""The people who may act in the console, and that no act goes unnoted."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def test_only_those_may_act_who_have_signed_in_for_it() -> None:
 
 
 @scenario
-async def test_whoever_may_act_says_who_that_is() -> None:
+async def test_a_person_who_may_act_gives_a_name() -> None:
     async with opened(acting_settings(), FixedDirectory()) as browsing:
         for who in ("", "  ", "x" * 61, "a\nb"):
             status, text = await post(browsing, "/sign-in", {"token": ACT, "who": who})
@@ -88,7 +88,7 @@ async def test_without_a_token_to_look_people_still_sign_in_to_act() -> None:
 
 
 @scenario
-async def test_forms_of_others_and_of_other_sessions_act_not() -> None:
+async def test_foreign_forms_and_those_of_other_sessions_do_not_act() -> None:
     settings = acting_settings()
     async with opened(settings, FixedDirectory(), MadeUpGroups(settings, 3)) as browsing:
         await post(browsing, "/sign-in", {"token": ACT, "who": "Ada"})

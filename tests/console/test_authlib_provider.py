@@ -61,7 +61,7 @@ async def test_keys_that_it_rotates_are_found_and_those_that_it_withdraws_count_
         provider.rotate(keep=True)
         status, text = await sign_in(browsing)
         assert status == 200, text
-        provider.signing = before  # a node of the provider that has not heard of the new key
+        provider.signing = before  # a node of the provider that does not know the new key
         assert (await sign_in(browsing))[0] == 200
         provider.rotate(keep=False)
         assert (await sign_in(browsing))[0] == 200

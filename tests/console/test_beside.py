@@ -1,4 +1,6 @@
-"""What lies beside the workers: how often it is looked at, and what of it the overview tells."""
+"""The looks at outbox, quarantine and lake: how often they are taken, and the part that the overview
+shows.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ from tests.support.patience import DEADLINE_S
 
 
 class Ledger:
-    """What a look finds in a test: a number, or a failure."""
+    """The result of a look in a test: a number, or a failure."""
 
     def __init__(self) -> None:
         self.looks = 0
@@ -75,7 +77,7 @@ async def test_a_look_holds_for_a_while_and_many_who_come_share_one() -> None:
 
 
 @scenario
-async def test_what_cannot_be_looked_at_is_told_and_what_was_known_stays() -> None:
+async def test_a_failed_look_is_reported_and_the_state_before_stays() -> None:
     ledger, clock = Ledger(), ManualClock()
     look = look_at(ledger, clock)
     await look.now()
@@ -91,7 +93,7 @@ async def test_what_cannot_be_looked_at_is_told_and_what_was_known_stays() -> No
 
 
 @scenario
-async def test_nothing_beside_the_workers_is_looked_at_while_nobody_looks_at_the_console() -> None:
+async def test_only_the_workers_are_looked_at_while_the_console_is_not_watched() -> None:
     ledger, clock = Ledger(), ManualClock()
     clock.advance_ms(int(WATCHED_FOR_S * 1000) + 1)
     watch = Watch(worker_settings(), [TOTALS], FixedDirectory(), None, [look_at(ledger, clock)], clock=clock)
@@ -123,7 +125,7 @@ def told(found: Iterator[HealthFinding]) -> list[tuple[str, str]]:
     return [(each.urgency, each.what) for each in found]
 
 
-def test_an_outbox_is_well_while_its_rows_go_on() -> None:
+def test_an_outbox_is_well_while_its_rows_move() -> None:
     assert told(judge_outbox(outbox())) == []
     assert told(judge_outbox(outbox(waiting=0, oldest_age_ms=None))) == []
     assert told(judge_outbox(outbox(oldest_age_ms=3 * LONG_MS, failing=2, quarantined=1_000))) == [
@@ -133,7 +135,7 @@ def test_an_outbox_is_well_while_its_rows_go_on() -> None:
     ]
 
 
-def test_what_was_refused_within_a_day_counts_for_more() -> None:
+def test_refusals_within_a_day_count_for_more() -> None:
     def of(waiting: int, recent: int, *, more: bool = False) -> list[tuple[str, str]]:
         return told(judge_refused(RefusedCount(waiting=waiting, recent=recent, more=more)))
 

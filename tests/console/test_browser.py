@@ -58,15 +58,15 @@ FAKE_STREAM = (
     "addEventListener(name, call) { this.on[name] = call; } close() {} }"
 )
 SESSION_S = 300
-"""Long enough that nobody takes over while a test looks at a worker that was killed, though the machine
-stands still for a while.
+"""Long enough for no takeover while a test looks at a worker that was killed, though the machine freezes for
+a while.
 """
 WIDE, NARROW = ViewportSize(width=1280, height=800), ViewportSize(width=320, height=640)
 
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """What is looked at."""
+    """The system that is looked at."""
 
     fleet: Fleet
     console: RunningConsole
@@ -233,8 +233,8 @@ def test_nothing_keeps_people_from_using_a_page(browser: Browser, system: System
 
 
 def judged(page: Page) -> list[str]:
-    """Return what keeps people from using a page: in the light, in the dark, where only colours differ, and
-    in a narrow window.
+    """Return the obstacles to using a page: in the light, in the dark, where only colours differ, and in a
+    narrow window.
     """
     found = violations(page)
     page.emulate_media(color_scheme="dark")
@@ -248,7 +248,7 @@ def judged(page: Page) -> list[str]:
 
 
 def test_a_violation_would_be_found(tab: Tab) -> None:
-    """What finds nothing must be able to find something."""
+    """A check without findings must be able to find something."""
     page = tab.open("/")
     page.evaluate(
         "document.querySelector('main').insertAdjacentHTML('beforeend', '<img"
@@ -308,7 +308,7 @@ def test_pages_can_be_read_without_javascript(browser: Browser, system: System, 
 
 
 @pytest.mark.variant
-def test_what_a_reader_stands_on_outlives_changes_and_updates_can_be_paused(tab: Tab, system: System) -> None:
+def test_the_focus_of_a_reader_outlives_changes_and_updates_can_be_paused(tab: Tab, system: System) -> None:
     page = tab.open("/tables/view?name=totals")
     page.evaluate(
         "window.changes = 0; new MutationObserver(() => { window.changes++;"
@@ -342,8 +342,8 @@ def test_what_a_reader_stands_on_outlives_changes_and_updates_can_be_paused(tab:
     expect(state).to_have_text("Live")
 
 
-def test_what_is_stood_on_is_never_another_thing(tab: Tab) -> None:
-    """Lines change places below a reader who goes by keyboard: Enter leads where it would have led before, or
+def test_the_focused_link_is_never_another_thing(tab: Tab) -> None:
+    """Lines move below a reader who uses the keyboard: Enter leads where it would have led before, or
     nowhere.
     """
     tab.page.add_init_script(FAKE_STREAM)
@@ -373,9 +373,9 @@ def test_what_came_last_while_text_was_selected_is_shown_afterwards(tab: Tab) ->
 
 
 @pytest.mark.variant
-def test_a_page_that_nobody_sees_leaves_its_connection_to_others(tab: Tab, system: System) -> None:
+def test_a_hidden_page_leaves_its_connection_to_others(tab: Tab, system: System) -> None:
     """More pages of one browser than it opens connections: those that are hidden do not keep a new one from
-    loading, and go on once seen.
+    loading, and resume once seen.
     """
     hide = """seen => { Object.defineProperty(document, 'visibilityState', {value: seen ? 'visible' : 'hidden', configurable: true});
         document.dispatchEvent(new Event('visibilitychange')); }"""  # noqa: E501
@@ -393,7 +393,7 @@ def test_a_page_that_nobody_sees_leaves_its_connection_to_others(tab: Tab, syste
     expect(pages[0].locator("#live-state")).to_have_text("Live")
 
 
-def test_what_flows_along_every_arrow_is_told(tab: Tab, system: System) -> None:
+def test_the_flow_along_every_arrow_is_shown(tab: Tab, system: System) -> None:
     page, topic, writer = (
         tab.open("/topology"),
         system.fleet.processors[0].topics[0],
@@ -418,8 +418,8 @@ def test_what_flows_along_every_arrow_is_told(tab: Tab, system: System) -> None:
     expect(page.locator("svg text.flow")).to_have_count(3)
 
 
-def test_how_long_rows_of_an_outbox_wait_is_told(tab: Tab, system: System) -> None:
-    harvest_rows(system.fleet, system.outbox)  # the page tells of the last minutes alone
+def test_the_wait_of_rows_of_an_outbox_is_shown(tab: Tab, system: System) -> None:
+    harvest_rows(system.fleet, system.outbox)  # the page shows the last minutes alone
     system.console.wait_shown("/outbox", "Latency: how long rows waited")
     latency = tab.open("/outbox").get_by_role("region", name="Latency")
     expect(latency.get_by_role("row").nth(1).locator("td.number").first).to_have_text(re.compile("^[36]$"))

@@ -26,7 +26,7 @@ GROUP = "/groups/view?kind=claim&name=billing"
 
 
 def asker(certificate: str | None) -> ssl.SSLContext:
-    """Return how somebody asks who trusts our authority, and shows a certificate of it or none."""
+    """Return the TLS context of a client that trusts our authority, and shows a certificate of it or none."""
     more: dict[str, Any] = {}
     if certificate is not None:
         more = {"web_tls_cert": TLS / f"{certificate}.pem", "web_tls_key": TLS / f"{certificate}-key.pem"}
@@ -88,7 +88,7 @@ async def test_those_named_act_with_a_form_of_their_own() -> None:
             (token, "same-origin", 404),  # there is no such act, but who asks may act
             ("x", "same-origin", 403),
             ("", "same-origin", 403),
-            (token, "cross-site", 403),  # a browser shows the certificate whoever made the form
+            (token, "cross-site", 403),  # a browser shows the certificate, whatever page made the form
         ):
             async with browsing.session.post(
                 f"{browsing.url}/act",

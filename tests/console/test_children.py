@@ -75,7 +75,7 @@ async def test_an_answer_comes_back_whatever_is_printed() -> None:
         (asked_work.break_down, "^RuntimeError: a fold that cannot be called"),
     ],
 )
-def test_what_goes_wrong_there_is_told_here(work: Callable[[], Any], said: str) -> None:
+def test_a_failure_there_is_reported_here(work: Callable[[], Any], said: str) -> None:
     @scenario
     async def run() -> None:
         with pytest.raises(ChildError, match=said):
@@ -139,7 +139,7 @@ def test_so_many_wait_and_the_end_ends_all(tmp_path: Path) -> None:
     run()
 
 
-def test_nobody_who_waits_leaves_a_process_behind(tmp_path: Path) -> None:
+def test_no_waiting_caller_leaves_a_process_running(tmp_path: Path) -> None:
     @scenario
     async def run() -> None:
         noted = tmp_path / "pid"
@@ -152,7 +152,7 @@ def test_nobody_who_waits_leaves_a_process_behind(tmp_path: Path) -> None:
     run()
 
 
-def test_a_page_that_nobody_waits_for_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_without_a_waiting_client_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     noted = tmp_path / "pid"
     work = partial(asked_work.linger, str(noted))
     monkeypatch.setattr(transactions, "partial", lambda *arguments: work)
@@ -172,7 +172,7 @@ def test_a_page_that_nobody_waits_for_is_given_up(tmp_path: Path, monkeypatch: p
     run()
 
 
-def test_a_console_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> None:
+def test_a_console_that_is_killed_leaves_no_process_running(tmp_path: Path) -> None:
     noted = tmp_path / "pid"
     parent = subprocess.Popen(
         [sys.executable, "-P", "-c", PARENT, str(noted)],

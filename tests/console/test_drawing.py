@@ -1,4 +1,4 @@
-"""Where topics and processors stand in the drawing of an application."""
+"""The positions of topics and processors in the drawing of an application."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def boxes(drawing: GraphDrawing) -> dict[str, DrawnBox]:
     return {each.name: each for each in drawing.boxes}
 
 
-def test_each_stands_to_the_right_of_what_feeds_it() -> None:
+def test_each_is_to_the_right_of_its_sources() -> None:
     drawing = draw(
         TopologyGraph(
             (node("split", ("in",), ("a", "b")), node("left", ("a",), ("out",)), node("join", ("b", "out")))

@@ -1,4 +1,4 @@
-"""What flows along the arrows of the topology: folded by source, read of global tables, emitted by topic."""
+"""The flow along the arrows of the topology: folded by source, read of global tables, emitted by topic."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ JOINED: Processor[Any, int] = Processor(
 
 
 class TwoSources(MemoryReplica):
-    """A partition whose sources are at different places."""
+    """A partition whose sources are at different offsets."""
 
     at: dict[str, int]
     ends: dict[str, int]
@@ -73,7 +73,7 @@ async def flows(watch: Watch) -> dict[tuple[str, str], Flow]:
 
 
 @scenario
-async def test_every_arrow_tells_what_flows_along_it_and_what_waits_before_its_head() -> None:
+async def test_every_arrow_shows_its_flow_and_the_records_waiting_before_its_head() -> None:
     clock = ManualClock()
     settings = Settings(app="shop", web_port=free_ports(1)[0])
     async with MemoryWorker(settings, [JOINED], partitions=2) as worker:
@@ -109,7 +109,7 @@ async def test_every_arrow_tells_what_flows_along_it_and_what_waits_before_its_h
 
 
 @scenario
-async def test_what_an_older_worker_does_not_tell_of_an_arrow_is_not_known() -> None:
+async def test_a_flow_that_an_older_worker_does_not_report_is_unknown() -> None:
     """A worker that has just become the owner counts what it emits from nothing: that is no rate below
     zero.
     """

@@ -1,4 +1,4 @@
-"""What a stranger who reaches the console's port can do to it: over raw sockets, against the real server."""
+"""Attacks by a stranger on the console's port: over raw sockets, against the real server."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_connections_are_limited_in_all_and_by_peer(limits: tuple[int, int], kep
 
 
 @scenario
-async def test_what_is_no_http_gets_one_line() -> None:
+async def test_bytes_that_are_no_http_get_one_line() -> None:
     async with opened(console_settings(), FixedDirectory()) as browsing:
         reader, writer = await connect(browsing)
         writer.write(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nbad header\x00line\r\n\r\n")
@@ -118,7 +118,7 @@ async def test_a_body_that_no_page_takes_is_not_read() -> None:
 
 
 @scenario
-async def test_whoever_guesses_shuts_nobody_else_out() -> None:
+async def test_a_guesser_shuts_no_other_peer_out() -> None:
     async with (
         opened(console_settings(console_token=TOKEN), FixedDirectory()) as browsing,
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(local_addr=("127.0.0.2", 0))) as session,

@@ -1,4 +1,4 @@
-"""The stream of events: what is sent, when, and how it ends."""
+"""The stream of events: its content, its times, and its end."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_so_many_pages_are_live_and_no_more(monkeypatch: pytest.MonkeyPatch) -> 
             assert [first.status, second.status, third.status] == [200, 200, 503]
             assert (await browsing.get("/"))[0] == 200
             first.close()
-            while (again := await stream(browsing)).status == 503:  # the place of one that has left is free
+            while (again := await stream(browsing)).status == 503:  # the slot of a closed stream is free
                 await browsing.get("/")
             again.close()
 

@@ -1,5 +1,5 @@
-"""The console on a worker's web port: the same pages below /console, for people, beside the worker's own
-answers for programs.
+"""The console on a worker's web port: the same pages below /console, for people, in addition to the worker's
+own answers for programs.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ def test_settings_by_which_pages_would_show_what_a_token_guards_are_refused(give
 @pytest.mark.parametrize(
     ("missing", "extra"), [("holdfast.console.on_worker", "console"), ("authlib", "oidc")]
 )
-def test_a_worker_without_the_extra_is_told_which_it_is(
+def test_a_worker_without_the_extra_is_advised_which_it_is(
     missing: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, missing, None)

@@ -127,7 +127,7 @@ UNTRUE: dict[str, tuple[Callable[[Claims], Claims], str]] = {
 
 
 @pytest.mark.parametrize("what", UNTRUE)
-def test_a_token_lets_nobody_in(what: str) -> None:
+def test_an_invalid_token_is_refused(what: str) -> None:
     change, said = UNTRUE[what]
 
     @scenario
@@ -177,7 +177,7 @@ def test_of_an_address_the_domain_is_compared_as_dns_does(listed: str, email: st
 
 
 @scenario
-async def test_a_subject_of_other_letters_is_somebody_else() -> None:
+async def test_a_subject_of_other_letters_is_another_person() -> None:
     async with both(console_names="a1B2", console_oidc_claim="sub") as (provider, browsing):
         for subject, expected in (("A1b2", 403), ("a1B2", 200)):
             provider.person["sub"] = subject
@@ -206,7 +206,7 @@ async def test_the_way_back_of_another_provider_counts_for_nothing() -> None:
 
 
 @pytest.mark.parametrize("how", ["sign_by_secret", "sign_by_stranger", "sign_not"])
-def test_a_token_that_the_provider_did_not_sign_lets_nobody_in(how: str) -> None:
+def test_a_token_that_the_provider_did_not_sign_is_refused(how: str) -> None:
     @scenario
     async def run() -> None:
         async with both() as (provider, browsing):
@@ -250,7 +250,7 @@ async def opened_elsewhere(browsing: Browsing) -> AsyncIterator[Browsing]:
 
 
 @scenario
-async def test_what_the_provider_says_instead_is_told() -> None:
+async def test_a_refusal_of_the_provider_is_shown() -> None:
     async with both() as (provider, browsing):
         provider.refuses = "<b>not today</b>"
         status, text = await sign_in(browsing)
@@ -258,7 +258,7 @@ async def test_what_the_provider_says_instead_is_told() -> None:
 
 
 @scenario
-async def test_a_provider_that_is_away_or_another_is_told() -> None:
+async def test_a_provider_that_is_away_or_another_is_reported() -> None:
     (port,) = free_ports(1)
     async with opened(oidc_settings(f"http://localhost:{port}"), FixedDirectory()) as browsing:
         status, text = await browsing.get("/sign-in/oidc")
@@ -309,7 +309,7 @@ def test_keys_without_names_are_fetched_again_too(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("named", ["http://evil.example/authorize", "javascript:alert(1)", "https://[evil"])
-def test_a_provider_sends_nobody_where_others_listen(named: str) -> None:
+def test_a_provider_does_not_send_people_to_an_insecure_address(named: str) -> None:
     @scenario
     async def run() -> None:
         async with both() as (provider, browsing):
@@ -322,7 +322,7 @@ def test_a_provider_sends_nobody_where_others_listen(named: str) -> None:
 
 @pytest.mark.long
 @scenario
-async def test_whoever_goes_again_and_again_makes_nobody_else_lose_the_way_back() -> None:
+async def test_repeated_attempts_do_not_make_others_lose_the_way_back() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(openid, "LIMIT_PENDING_OF_PEER", 3)
         patch.setattr(openid, "LIMIT_PENDING", 5)
@@ -362,7 +362,7 @@ def test_settings_that_leave_something_open_are_refused(changes: dict[str, Any],
 
 @contextmanager
 def in_a_thread() -> Iterator[tuple[OpenIdTestProvider, Browsing]]:
-    """Run both beside this thread, which the browser's driver has."""
+    """Run both in another thread than this one, which the browser's driver has."""
     loop, running = LoopThread("openid-test"), both(console_acting_names="ada@*", console_audit_topic="audit")
     loop.start()
     try:

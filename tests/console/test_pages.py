@@ -34,7 +34,7 @@ def worker_settings(**changes: Any) -> Settings:
 
 
 class Outline(HTMLParser):
-    """The headings, tables, links and controls of a page, and what nobody should find in one."""
+    """The headings, tables, links and controls of a page, and its forbidden parts."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ async def test_a_thousand_partitions_and_ten_thousand_claims_fit_on_pages() -> N
             assert "9,951 to 10,000 of 10,000 partitions" in last
             assert {*groups.asked} == {
                 PAGE_LINES
-            }  # Kafka is asked for the ends of what is shown, and of nothing else
+            }  # Kafka is asked for the ends of the shown partitions, and of nothing else
 
 
 @pytest.mark.long
@@ -156,7 +156,9 @@ async def test_a_long_scan_shows_its_beginning_and_says_so() -> None:
 
 @pytest.mark.long
 @scenario
-async def test_a_table_that_nobody_serves_is_told_without_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_table_that_is_not_served_is_reported_without_an_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(tables, "TIMEOUT_S", 1.0)
     async with opened(console_settings(), FixedDirectory()) as browsing:
         status, text = await browsing.get("/")
@@ -211,7 +213,7 @@ def test_bad_questions_are_answered_in_words(path: str, status: int, said: str) 
 
 
 @scenario
-async def test_who_held_what_is_remembered_as_it_changes() -> None:
+async def test_owners_are_remembered_as_they_change() -> None:
     groups = MadeUpGroups(console_settings(), 3)
     billing = (GroupKind.CLAIM, "billing")
     path = "/groups/view?kind=claim&name=billing"
@@ -229,7 +231,7 @@ async def test_who_held_what_is_remembered_as_it_changes() -> None:
         assert "Ownership over time" not in (await browsing.get(path))[1], "of a group that is gone"
 
 
-def test_transactions_that_hang_are_shown_with_what_was_decided(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transactions_that_hang_are_shown_with_their_decisions(monkeypatch: pytest.MonkeyPatch) -> None:
     hanging = HangingLine(
         topic="orders",
         partition=3,
@@ -260,7 +262,7 @@ def test_transactions_that_hang_are_shown_with_what_was_decided(monkeypatch: pyt
 
 
 @scenario
-async def test_every_page_is_in_the_menu_or_behind_one_that_is_and_every_link_leads_somewhere() -> None:
+async def test_every_page_is_reachable_from_the_menu_and_every_link_leads_somewhere() -> None:
     assert {page.menu for page in PAGES} == set(MENU)
     groups = MadeUpGroups(console_settings(), 3)
     async with (

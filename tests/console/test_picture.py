@@ -1,5 +1,5 @@
-"""What the console makes of what workers announce and tell: each state of a partition and of a worker, and
-what is said of it.
+"""The console's picture from workers' announcements and reports: each state of a partition and of a worker,
+and the text about it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def test_the_partitions_of_a_worker_that_was_killed_are_critical_until_another_h
     assert told(after) == []
 
 
-def test_a_partition_that_another_restores_tells_how_far_that_is() -> None:
+def test_a_partition_that_another_restores_shows_its_progress() -> None:
     reading = held(0, "standby", serving=False, changelog=ChangelogReport(34, 100))
     seen = picture([claims(1, 1, active=[0]), claims(2, 1)], {url(1): REFUSED, url(2): report(2, reading)})
     (line,) = seen.tables[0].partitions
@@ -54,7 +54,7 @@ def test_a_partition_that_another_restores_tells_how_far_that_is() -> None:
     assert (Urgency.WARNING, "All 1 partitions of totals v1 are being restored") in told(seen)
 
 
-def test_a_partition_that_stands_or_that_nobody_has_is_critical() -> None:
+def test_a_partition_that_is_stalled_or_unowned_is_critical() -> None:
     waits = held(0, standing="a record cannot be read")
     seen = picture([claims(1, 3, active=[0])], {url(1): report(1, waits, unready="a record cannot be read")})
     assert states(seen) == ["stands still", "not served", "not served"]
@@ -67,7 +67,7 @@ def test_an_owner_that_has_given_up_a_partition_does_not_serve_it() -> None:
     assert states(seen) == ["not served"]
 
 
-def test_standbys_tell_their_age_and_a_worker_of_an_older_release_tells_less() -> None:
+def test_standbys_report_their_age_and_a_worker_of_an_older_release_reports_less() -> None:
     copy = held(0, "standby", as_of_offset=7, behind=3, age_ms=250)
     seen = picture(
         [claims(1, 1, active=[0]), claims(2, 1, standby=[0]), claims(3, 1, standby=[0])],
@@ -81,7 +81,7 @@ def test_standbys_tell_their_age_and_a_worker_of_an_older_release_tells_less() -
     assert [each.standby for each in seen.workers] == [0, 1, 0]
 
 
-def test_what_is_wrong_with_a_version_that_is_not_read_is_only_noted() -> None:
+def test_a_fault_of_a_version_that_is_not_read_is_only_noted() -> None:
     seen = picture(
         [claims(1, 1, active=[0]), claims(2, 1, version=2, active=[0], building=[0])],
         {url(1): report(1, held(0)), url(2): REFUSED},

@@ -20,7 +20,7 @@ from tests.console.opened import console_settings, opened
 from tests.support.patience import DEADLINE_S
 
 LONG, SHORT = 10, 2
-"""How many records the two partitions of the quarantine hold."""
+"""The number of records in the two partitions of the quarantine."""
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ async def shown(settings: Settings) -> None:
 
 
 @pytest.mark.long
-def test_pages_say_what_was_not_read_and_lead_further_back(
+def test_pages_name_the_unread_part_and_lead_further_back(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(depths, "DEPTHS", (6, 8, 100))

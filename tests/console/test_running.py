@@ -74,9 +74,7 @@ def test_a_worker_comes_is_killed_and_is_replaced_before_ones_eyes(
     console.wait_shown("/tables/view?name=totals&verb=get&key=ada", "&#34;count&#34;: 3")
     console.wait_shown(f"/workers/view?url={first.url}", "ready", "this worker")
     killed, heir = first, second
-    heir.signal(
-        signal.SIGSTOP
-    )  # for as long as it rests, nobody has the partitions of the killed one instead
+    heir.signal(signal.SIGSTOP)  # for as long as it rests, no worker takes the partitions of the killed one
     killed.kill()
     console.wait_shown("/", f"Worker {killed.url} cannot be reached")
     heir.signal(signal.SIGCONT)
@@ -104,7 +102,7 @@ def test_groups_are_shown_as_they_work(
 
 
 @pytest.mark.variant
-def test_a_refused_record_is_found_with_its_reason_and_its_place_in_the_log(
+def test_a_refused_record_is_found_with_its_reason_and_its_position_in_the_log(
     fleet: Fleet, broker: SessionBroker, start: Callable[..., RunningConsole]
 ) -> None:
     console, topic = start(), fleet.processors[0].topics[0]
@@ -176,7 +174,7 @@ def test_an_outbox_and_ledgers_are_shown_where_there_are_any(
 
 
 @pytest.mark.variant
-def test_how_long_rows_of_an_outbox_wait_is_told_and_that_they_wait_too_long(
+def test_the_wait_of_rows_of_an_outbox_is_shown_and_that_they_wait_too_long(
     fleet: Fleet, start: Callable[..., RunningConsole], tmp_path: Path
 ) -> None:
     url, topic = f"sqlite:///{tmp_path / 'out.db'}", fleet.processors[0].topics[0]
@@ -200,7 +198,7 @@ def test_how_long_rows_of_an_outbox_wait_is_told_and_that_they_wait_too_long(
     console.wait_shown("/", "1 rows of the outbox wait, the first for 3,6")
 
 
-def test_acts_are_done_and_noted_with_who_what_and_outcome(
+def test_acts_are_done_and_noted_with_their_actor_and_outcome(
     fleet: Fleet, broker: SessionBroker, start: Callable[..., RunningConsole]
 ) -> None:
     audit, topic = broker.create_topic("audit"), fleet.processors[0].topics[0]
@@ -266,7 +264,7 @@ def test_acts_are_done_and_noted_with_who_what_and_outcome(
 
 
 class Person:
-    """Somebody who signs in and sends forms, as a browser would."""
+    """A person who signs in and sends forms, as a browser would."""
 
     def __init__(self, url: str) -> None:
         self._url, self._opener = url, urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
@@ -283,7 +281,7 @@ class Person:
                 return str(error.read().decode())
 
     def act(self, page: str, **form: str) -> str:
-        """Return what came of the form on *page*."""
+        """Return the outcome of the form on *page*."""
         try:
             with self._opener.open(self._url + page, timeout=DEADLINE_S) as reply:
                 shown = reply.read().decode()
@@ -312,7 +310,7 @@ def read_values(broker: SessionBroker, topic: str) -> list[bytes]:
 
 
 @pytest.mark.variant
-def test_a_broker_that_is_away_is_told_and_ends_nothing(
+def test_a_broker_that_is_away_is_reported_and_ends_nothing(
     fleet: Fleet, start: Callable[..., RunningConsole]
 ) -> None:
     console = start("--bootstrap", f"127.0.0.1:{free_ports(1)[0]}")

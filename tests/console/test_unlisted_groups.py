@@ -11,7 +11,7 @@ BILLING = (GroupKind.CLAIM, "billing")
 
 
 @scenario
-async def test_a_list_that_lacks_groups_is_told_and_they_keep_their_owners() -> None:
+async def test_a_list_that_lacks_groups_is_reported_and_they_keep_their_owners() -> None:
     desk = MadeUpGroups(Settings(), 3)
     desk.owners = {BILLING: {("orders", 0): "anna"}}
     await desk.look()

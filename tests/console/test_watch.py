@@ -1,5 +1,5 @@
-"""How soon the console believes that a worker is gone: one that refuses at once, one that is late after a
-while.
+"""The delay after which the console believes that a worker is gone: one that refuses at once, one that is
+late after a while.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ async def test_a_worker_that_refuses_is_silent_at_the_next_look() -> None:
 
 
 @scenario
-async def test_a_directory_that_is_gone_is_told_and_what_was_known_stays() -> None:
+async def test_a_directory_that_is_gone_is_reported_and_the_state_before_stays() -> None:
     class Gone(FixedDirectory):
         async def refresh(self, timeout_s: float) -> None:
             if self.gone:
@@ -61,7 +61,7 @@ async def test_a_directory_that_is_gone_is_told_and_what_was_known_stays() -> No
             )
 
 
-def test_a_look_that_fails_in_a_way_that_nobody_foresaw_is_no_reason_to_hurry(
+def test_a_look_that_fails_unexpectedly_is_no_reason_to_hurry(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     looks: list[int] = []
@@ -84,8 +84,8 @@ def test_a_look_that_fails_in_a_way_that_nobody_foresaw_is_no_reason_to_hurry(
 
 @pytest.mark.long
 def test_pages_are_answered_while_a_picture_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That of 100,000 partitions takes seconds: nobody waits for it before the first byte, and no worker that
-    serves the console stands still.
+    """That of 100,000 partitions takes seconds: no client waits for it before the first byte, and no worker
+    that serves the console is blocked.
     """
 
     @scenario
@@ -103,7 +103,7 @@ def test_pages_are_answered_while_a_picture_is_made(monkeypatch: pytest.MonkeyPa
         ):
             monkeypatch.setattr(watch_module, "picture_of", slowly)
             try:
-                await browsing.get("/")  # somebody looks, so that the console does too
+                await browsing.get("/")  # a person watches, so that the console does too
                 assert await asyncio.to_thread(begun.wait, DEADLINE_S)
                 for path in ("/", "/workers", "/tables/view?name=totals"):
                     assert (await browsing.get(path))[0] == 200
@@ -141,7 +141,7 @@ def test_a_worker_that_is_only_late_is_believed_for_a_while(monkeypatch: pytest.
 
 
 @scenario
-async def test_a_worker_that_is_gone_is_asked_again_seldom_or_once_it_announces_itself_anew() -> None:
+async def test_a_worker_that_is_gone_is_asked_again_seldom_or_once_it_announces_itself_again() -> None:
     clock, dead_settings = ManualClock(), worker_settings()
     dead = MemoryWorker(dead_settings, [TOTALS], partitions=1)
     async with MemoryWorker(worker_settings(), [TOTALS], partitions=1) as heir:

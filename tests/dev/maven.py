@@ -20,7 +20,7 @@ DEPENDENCY = "<dependency><groupId>{0}</groupId><artifactId>{1}</artifactId><ver
 
 
 class Repository:
-    """What is published, where it is served, and which paths were asked for."""
+    """The published files, the address that serves them, and the paths that were asked for."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -48,7 +48,7 @@ class Repository:
 
     @contextmanager
     def served(self) -> Iterator[None]:
-        """Serve what is published until the end of the block."""
+        """Serve the published files until the end of the block."""
         server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Handler, self))
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()

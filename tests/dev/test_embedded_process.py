@@ -110,7 +110,7 @@ class OneBroker(NamedTuple):
     bootstrap: str
 
     def produce(self, **told: Any) -> dict[str, Any]:
-        """Write a batch to the topic, and return what is said of its partition."""
+        """Write a batch to the topic, and return the answer for its partition."""
         fields: dict[str, Any] = {"transactional_id": None, "acks": -1, "timeout_ms": 1_000}
         name = fields["transactional_id"] = told.pop("transactional_id", None)
         data = batch(b"a", attributes=TRANSACTIONAL_BIT if name else 0, **told)
@@ -264,15 +264,13 @@ def test_a_seed_gives_the_same_ids_at_each_start(tmp_path: Path, shared: Path) -
         (("cut", "EndTx"), "EndTx is no api of the embedded Kafka"),
     ],
 )
-def test_a_place_that_is_told_wrongly_is_refused(
-    words: tuple[str, ...], trouble: str, one: OneBroker
-) -> None:
+def test_a_wrong_location_of_a_fault_is_refused(words: tuple[str, ...], trouble: str, one: OneBroker) -> None:
     code, output = one.fault(*words)
     assert code != 0
     assert trouble in " ".join(output.split())
 
 
-def test_each_of_those_who_ask_at_once_hears_of_its_own_fault(tmp_path: Path) -> None:
+def test_each_of_several_clients_at_once_gets_its_own_fault(tmp_path: Path) -> None:
     embedded = EmbeddedProcess.start(tmp_path, nodes=1, port=None)
 
     def ask(kind: str) -> str:
@@ -304,7 +302,7 @@ def test_each_of_those_who_ask_at_once_hears_of_its_own_fault(tmp_path: Path) ->
         ),
     ],
 )
-def test_topics_are_made_when_they_are_asked_for_if_it_is_told_so(
+def test_topics_are_made_when_they_are_asked_for_with_auto_create(
     run: Run, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
     asked = ("up", "--embedded", "--dir", str(tmp_path))
@@ -324,7 +322,7 @@ def test_topics_are_made_when_they_are_asked_for_if_it_is_told_so(
         embedded.stop()
 
 
-def test_a_folder_keeps_what_was_there(run: Run, tmp_path: Path) -> None:
+def test_a_folder_keeps_its_content(run: Run, tmp_path: Path) -> None:
     state, kept = str(tmp_path / "state"), str(tmp_path / "kept")
     asked = ("up", "--embedded", "--dir", state, "--folder", kept, "--fsync")
     code, output = run(*asked)
@@ -360,7 +358,7 @@ def test_a_process_that_was_killed_is_not_taken_for_a_running_one(run: Run, tmp_
     again.stop()
 
 
-def test_a_port_that_is_taken_is_told_with_its_last_words(tmp_path: Path) -> None:
+def test_a_port_that_is_taken_is_reported_with_the_last_words_of_the_process(tmp_path: Path) -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as taken,
         pytest.raises(DevBrokerError, match="cannot listen on"),
@@ -421,7 +419,7 @@ def test_it_asks_who_comes_and_lets_each_do_what_rules_allow(run: Run, tmp_path:
         (("--folder", "users"), "cannot make"),
     ],
 )
-def test_what_is_asked_wrongly_is_told(
+def test_a_wrong_request_is_reported(
     arguments: tuple[str, ...], trouble: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -39,7 +39,7 @@ def test_a_process_is_known_until_it_ends_even_as_a_zombie(sleeper: subprocess.P
     born = birth(sleeper.pid)
     assert processes.is_alive(sleeper.pid, born)
     processes.kill(sleeper.pid, born)
-    # Nobody has waited for it yet: the kernel still lists the pid, and it counts as gone.
+    # It has not been waited for yet: the kernel still lists the pid, and it counts as gone.
     assert os.path.exists(f"/proc/{sleeper.pid}") == LINUX
     assert not processes.is_alive(sleeper.pid, born)
     assert processes.birth_of(sleeper.pid) is None

@@ -56,5 +56,5 @@ def mutated(draw: st.DrawFn, seeds: tuple[bytes, ...]) -> bytes:
 
 
 def inputs(seeds: tuple[bytes, ...]) -> st.SearchStrategy[bytes]:
-    """Return what a decoder is given: mostly changed seeds, the rest any bytes."""
+    """Return the inputs of a decoder: mostly changed seeds, the rest any bytes."""
     return st.one_of(mutated(seeds), mutated(seeds), mutated(seeds), st.binary(max_size=512))

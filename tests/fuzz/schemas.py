@@ -40,8 +40,8 @@ importlib.import_module("fastavro")
 
 
 def _records(serde: SchemaSerde[Any]) -> Callable[[bytes], Any]:
-    """Return the decoder of whole records, of which each has the id of the serde's own schema, or none that
-    is known.
+    """Return the decoder of whole records, of which each has the id of the serde's own schema, or no known
+    id.
     """
 
     def decode(data: bytes) -> Any:
@@ -57,7 +57,7 @@ def _records(serde: SchemaSerde[Any]) -> Callable[[bytes], Any]:
 
 
 def _fits(serde: SchemaSerde[Any]) -> Callable[[bytes], Any]:
-    """Return what looks at a schema that somebody has registered: it gives a reason or none."""
+    """Return a check of a registered schema: it gives a reason or none."""
 
     def look(data: bytes) -> Any:
         text = SchemaText(serde.kind, data.decode("latin-1"))
@@ -147,4 +147,4 @@ SCHEMAS: tuple[Target, ...] = (
     Target(name="Avro schemas", decode=_fits(_AVRO), seeds=(_AVRO.schema.text.encode(), RECURSIVE.encode())),
     Target(name="JSON schemas", decode=_fits(_JSON), seeds=(_JSON.schema.text.encode(),)),
 )
-"""What the decoders of records make of the bytes of one registered schema, and of schemas themselves."""
+"""The decoders of records for the bytes of one registered schema, and for schemas themselves."""

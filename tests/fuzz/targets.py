@@ -45,7 +45,7 @@ from holdfast.outbox import commands
 
 LIMIT_UNPACKED_BYTES: Final = 1 << 20
 UNFIT: Final = (msgspec.DecodeError,)
-"""What callers of a bare decoder catch."""
+"""The errors that callers of a bare decoder catch."""
 _JSON = msgspec.json.Encoder().encode
 
 
@@ -62,7 +62,7 @@ class Target:
     errors: tuple[type[Exception], ...] = (HoldfastError,)
     encode: Callable[[Any], bytes] | None = None
     unpacks: bool = False
-    """Whether LIMIT_UNPACKED_BYTES may be used beside what the input explains."""
+    """True if LIMIT_UNPACKED_BYTES may be used in addition to the memory that the input explains."""
 
 
 class Total(msgspec.Struct, frozen=True):
@@ -74,9 +74,7 @@ class Total(msgspec.Struct, frozen=True):
 
 
 def two(decode: Callable[[bytes, bytes], Any]) -> Callable[[bytes], Any]:
-    """Return a decoder of key and value, which stand one behind the other with the length of the key
-    before them.
-    """
+    """Return a decoder of key and value, which follow each other with the length of the key before them."""
 
     def both(data: bytes) -> Any:
         size = int.from_bytes(data[:2], "big")
@@ -123,7 +121,7 @@ def stamped(*fields: tuple[int, bytes]) -> bytes:
 
 
 def crc_right(data: bytes) -> bytes:
-    """Return a batch whose checksum fits, so that what is behind it is read."""
+    """Return a batch whose checksum fits, so that the bytes after it are read."""
     if len(data) < 61:
         return data
     out = bytearray(data)

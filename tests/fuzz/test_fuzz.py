@@ -23,10 +23,10 @@ from tests.support.scale import scaled
 BUDGET = scaled(int(os.environ.get("HOLDFAST_FUZZ_BUDGET", "60")))
 SEED = int(os.environ.get("HOLDFAST_FUZZ_SEED", "1"))
 LIMIT_BASE_BYTES = 2 << 20
-"""What a decoder may use whatever it is given: tables made once, an error and its traceback."""
+"""The memory that a decoder may use whatever its input: tables made once, an error and its traceback."""
 LIMIT_FACTOR = 300
-"""How many bytes of Python objects a byte of input may become: an empty list takes 56 and a place of 8 for
-one byte of MessagePack.
+"""The bytes of Python objects that a byte of input may become: an empty list takes 56 and a reference of 8
+for one byte of MessagePack.
 """
 LIMIT_CPU_S = 1.0
 
@@ -85,9 +85,7 @@ def _forgets_its_errors(data: bytes) -> int:
 
 
 def _believes_lengths(data: bytes) -> bytes:
-    """Take far more than is allowed, or nothing: what is a byte above the limit once may be below it
-    again.
-    """
+    """Take far more than is allowed, or nothing: a byte above the limit once may be below it again."""
     return bytes(min(int.from_bytes(data[:4], "big") & ~0x3FFFFF, 64 << 20))
 
 

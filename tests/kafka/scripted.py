@@ -1,4 +1,4 @@
-"""A client and the brokers behind it, whose answers are scripted: the requests and the protocol are real."""
+"""A client and its brokers, whose answers are scripted: the requests and the protocol are real."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Fault = int | Exception
 
 
 class Brokers:
-    """A client of aiokafka's and the brokers behind it.
+    """A client of aiokafka's and its brokers.
 
     Faults of an API are met in turn, each by one request.
     """

@@ -1,5 +1,5 @@
-"""Reading fetched bytes: the same columns whatever the cut, what transactions hide stays hidden, and what
-is hostile costs no more than a limit.
+"""Reading fetched bytes: the same columns whatever the cut, records hidden by transactions stay hidden, and
+hostile bytes cost no more than a limit.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ def test_whatever_the_cut_the_columns_are_those_that_were_written(seed: int) -> 
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_an_aborted_transaction_is_seen_only_by_a_reader_that_is_not_told_of_it(seed: int) -> None:
+def test_an_aborted_transaction_is_seen_only_by_a_reader_that_does_not_know_of_it(seed: int) -> None:
     data, aborted, rows, _ = random_log(1_000 + seed)
     if aborted:
         assert read(data, 0, [])[0] != rows or all(not row for row in rows)
@@ -360,7 +360,7 @@ def test_a_header_that_claims_offsets_of_the_next_batch_costs_nothing_but_its_ow
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_what_is_skipped_is_left_out_whether_it_can_be_read_or_not(seed: int) -> None:
+def test_skipped_offsets_are_left_out_whether_they_can_be_read_or_not(seed: int) -> None:
     data, aborted, rows, end = random_log(seed)
     rng = random.Random(seed)
     begins = [rng.randrange(end) for _ in range(rng.randrange(1, 6))] if end else []
@@ -384,7 +384,7 @@ def test_a_sound_batch_made_by_hand_is_read() -> None:
 
 
 @pytest.mark.parametrize("magic", [0, 1])
-def test_an_old_format_is_told_by_its_name(magic: int) -> None:
+def test_an_old_format_is_reported_by_its_name(magic: int) -> None:
     data = bytearray(encode_batch(batch_of(1)))
     data[16] = magic
     with pytest.raises(WireError, match=f"format {magic}"):

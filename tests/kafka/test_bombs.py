@@ -1,4 +1,4 @@
-"""Hostile batches on a real broker: a partition stops before one and says so, the others go on, and memory
+"""Hostile batches on a real broker: a partition stops before one and says so, the others continue, and memory
 stays within its bound.
 """
 
@@ -169,8 +169,8 @@ def test_memory_stays_within_its_bound_whatever_is_sent(broker: SessionBroker) -
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=True, cwd=ROOT)
     peak_mib, met = done.stdout.split()
     assert met == ",".join(sorted(CODECS))
-    # What docs/operating.md states: twice what is fetched ahead, one batch of a leader, and three times what
-    # a batch may unpack to.
+    # The bound in docs/operating.md: twice the fetched bytes, one batch of a leader, and three times the
+    # limit for an unpacked batch.
     assert int(peak_mib) < 2 * 8 + 64 + 3 * 64
 
 

@@ -29,7 +29,7 @@ MAKERS: list[tuple[Callable[..., Any], str]] = [
 
 @pytest.fixture(params=MAKERS, ids=lambda each: each[0].__name__)
 def made(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
-    """Return what gives the configuration that a client would get."""
+    """Return a function that gives the configuration of a client."""
     make, kind = request.param
     monkeypatch.setattr(clients, kind, lambda config: config)
     return make  # type: ignore[no-any-return]
@@ -42,7 +42,7 @@ def test_a_client_gets_its_logger_its_level_and_its_callback(made: Callable[...,
     assert config == {"client.id": "c", "logger": logger, "log_level": 2, "error_cb": heard.append}
 
 
-def test_a_client_gets_nothing_that_was_not_asked_for(made: Callable[..., dict[str, Any]]) -> None:
+def test_a_client_gets_only_the_settings_that_were_asked_for(made: Callable[..., dict[str, Any]]) -> None:
     given = {"client.id": "c"}
     config = made(given)
     config.pop("enable.auto.commit", None)

@@ -1,6 +1,4 @@
-"""What an error code means has one answer, for librdkafka's errors and for the answers of our own
-requests.
-"""
+"""An error code has one meaning, for librdkafka's errors and for the answers to our own requests."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ def test_what_may_be_asked_again_is_what_another_client_asks_again() -> None:
     }
 
 
-def test_what_is_fenced_is_never_asked_again_and_blames_no_record() -> None:
+def test_a_fenced_request_is_never_repeated_and_blames_no_record() -> None:
     assert not [code for code in EVERY if fences(code) and (retriable(code) or refuses_record(code))]
     assert not [code for code in codes.ABORTABLE if fences(code) or retriable(code) or refuses_record(code)]
 
@@ -41,7 +39,7 @@ def test_a_damaged_batch_alone_is_both_sent_again_and_to_blame() -> None:
 
 
 @pytest.mark.parametrize("code", [None, 0, -1, 5_000])
-def test_what_is_no_known_error_means_nothing(code: int | None) -> None:
+def test_an_unknown_error_means_nothing(code: int | None) -> None:
     assert [retriable(code), fences(code), refuses_record(code)] == [False, False, False]
 
 

@@ -1,4 +1,4 @@
-"""What aiokafka's clients are made with, from the settings that every other client has too."""
+"""The arguments of aiokafka's clients, from the settings that every other client has too."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_compression_is_kafkas_own_property(name: str | None, number: int) -> No
     assert _compression(Settings(app="a", kafka=kafka)) == number
 
 
-def test_a_compression_that_nobody_knows_is_refused() -> None:
+def test_an_unknown_compression_is_refused() -> None:
     with pytest.raises(
         ConfigError, match=r"compression\.type is 'lz5': write one of none, gzip, snappy, lz4, zstd"
     ):

@@ -60,7 +60,7 @@ def test_a_silent_coordinator_of_one_lot_leaves_time_for_the_others(admin: Coord
     assert (silent, len(found)) == ({"g0", f"g{LIMIT_ASKED}"}, len(groups))
 
 
-def test_a_refusal_is_told_rather_than_a_last_attempt_without_an_answer(admin: CoordinatorAdmin) -> None:
+def test_a_refusal_is_returned_rather_than_a_last_attempt_without_an_answer(admin: CoordinatorAdmin) -> None:
     refused = KafkaException(KafkaError(KafkaError.COORDINATOR_LOAD_IN_PROGRESS))
 
     def question(_: AdminClient, groups: list[str]) -> Mapping[str, Future[str]]:
@@ -75,7 +75,7 @@ def test_a_refusal_is_told_rather_than_a_last_attempt_without_an_answer(admin: C
     assert len(asked) > 1
 
 
-def test_of_brokers_that_do_not_tell_no_coordinator_is_named(
+def test_without_an_answer_of_the_brokers_no_coordinator_is_named(
     admin: CoordinatorAdmin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(coordinator_admin, "NAMING_S", 0.05)

@@ -35,7 +35,7 @@ def batch(base: int, count: int = 1) -> bytes:
 
 
 class Brokers:
-    """A client of aiokafka's and the brokers behind it:
+    """A client of aiokafka's and its brokers:
 
     *logs* by partition, *codes* that are answered in turn before what there is.
     """
@@ -284,7 +284,7 @@ def test_a_topic_that_may_not_be_read_is_an_error(told_by: str) -> None:
     asyncio.run(run())
 
 
-def test_a_topic_that_nobody_knows_is_an_error_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_topic_is_an_error_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.kafka.fetching.fetcher.UNKNOWN_TOPIC_S", 0.5)
 
     async def run() -> None:
@@ -297,7 +297,7 @@ def test_a_topic_that_nobody_knows_is_an_error_after_a_while(monkeypatch: pytest
 
 
 @pytest.mark.long
-def test_brokers_that_are_away_are_told_of_once_and_found_again(
+def test_brokers_that_are_away_are_reported_once_and_found_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("holdfast.kafka.fetching.fetcher.STALE_CLIENT_S", 0.5)
@@ -339,7 +339,7 @@ def test_answers_that_are_no_answers_do_not_end_the_fetching() -> None:
     asyncio.run(run())
 
 
-def test_a_feed_that_is_closed_leaves_no_task_behind() -> None:
+def test_a_closed_feed_leaves_no_task_running() -> None:
     async def run() -> None:
         brokers = Brokers(0)
         brokers.logs[0][0] = batch(0)
@@ -388,7 +388,7 @@ def test_a_request_and_an_answer_are_what_the_protocol_says() -> None:
             fetched(answer[:size])
 
 
-def test_batches_that_are_whole_are_told_from_one_that_is_cut() -> None:
+def test_whole_batches_are_distinguished_from_one_that_is_cut() -> None:
     data = batch(5, 2) + batch(7, 3)
     assert whole_batches(data) == (len(data), 10)
     assert whole_batches(data[:-1]) == (len(batch(5, 2)), 7)

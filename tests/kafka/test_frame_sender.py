@@ -90,7 +90,7 @@ def test_partitions_do_not_wait_for_each_other() -> None:
     assert hands.wire.taken == [(b"0", 0), (b"2", 1), (b"4", 2)]
 
 
-def test_a_frame_that_waited_too_long_is_told_as_not_sent_and_never_goes() -> None:
+def test_a_frame_that_waited_too_long_is_reported_as_not_sent_and_never_goes() -> None:
     hands = Hands()
     hands.send(4, apart_s=GATHER_S)
     hands.now_s += 4.0
@@ -105,7 +105,7 @@ def test_what_waits_at_the_end_is_sent_or_counted() -> None:
     assert hands.bursts.close(0.0) == 6
 
 
-# -- on a broker that stands still
+# -- on a broker that is frozen
 
 
 @contextmanager

@@ -79,19 +79,19 @@ def offsets(found: Iterable[Message]) -> list[int | None]:
 
 
 @pytest.mark.parametrize("limit", [1, 100])
-def test_an_end_behind_control_records_is_told_and_counts(limit: int) -> None:
+def test_an_end_after_control_records_is_reported_and_counts(limit: int) -> None:
     reader = reader_of(Told(0), Told(1), Told(3, code=END), limit=limit)
     assert offsets(reader.until(lambda: reader.has_read({PLACE: 3}), deadline_s=1)) == [0, 1]
     assert (reader.next, reader.ended) == ({PLACE: 3}, {PLACE: 3})
 
 
-def test_the_last_record_is_an_end_that_was_asked_for_though_none_is_told() -> None:
+def test_the_last_record_is_an_end_that_was_asked_for_without_an_end_report() -> None:
     reader = reader_of(Told(0), Told(1), Told(2))
     assert offsets(reader.until(lambda: reader.has_read({PLACE: 2}))) == [0, 1]
     assert offsets(reader.read(0)) == [2]
 
 
-def test_an_end_that_was_told_early_takes_nothing_back() -> None:
+def test_an_end_that_was_reported_early_takes_nothing_back() -> None:
     reader = reader_of(Told(4), Told(3, code=END), limit=2)
     reader.read(0)
     assert (reader.next, reader.ended) == ({PLACE: 5}, {PLACE: 3})
@@ -153,7 +153,7 @@ class NotingSkipper:
         self.begun.append((topic, partition, offset))
 
 
-def test_partitions_may_be_followed_later_while_others_go_on() -> None:
+def test_partitions_may_be_followed_later_while_others_continue() -> None:
     reader = reader_of(Told(5), Told(0, partition=1))
     reader.assign({PLACE: 5})
     reader.follow({("log", 1): 0})
@@ -162,7 +162,7 @@ def test_partitions_may_be_followed_later_while_others_go_on() -> None:
     assert reader.next == {PLACE: 6, ("log", 1): 1}
 
 
-def test_where_reading_begins_at_the_end_is_not_known_before_something_is_told() -> None:
+def test_where_reading_begins_at_the_end_is_not_known_before_a_first_report() -> None:
     """A skipper that took 0 for the position would look for a batch that cannot be read there."""
     skipper, consumer = NotingSkipper(), ScriptedConsumer(ManualClock(), Told(7, code=END))
     reader = LogReader(cast(Consumer, consumer), clock=ManualClock())
@@ -175,7 +175,7 @@ def test_where_reading_begins_at_the_end_is_not_known_before_something_is_told()
     assert reader.next[PLACE] == 7
 
 
-def test_a_partition_is_read_from_its_beginning_again_while_others_go_on() -> None:
+def test_a_partition_is_read_from_its_beginning_again_while_others_continue() -> None:
     skipper = NotingSkipper()
     reader = reader_of(skipper=cast(Skipper, skipper))
     reader.assign({PLACE: 7, ("log", 1): 9})

@@ -55,8 +55,8 @@ def settings(broker: SessionBroker, coordination: str) -> Settings:
 def test_a_coordination_log_that_never_falls_silent_is_caught_up_with(
     broker: SessionBroker, fresh_topic: FreshTopic
 ) -> None:
-    """The broker keeps answers back for 200 ms here, so none is ever without a record, and librdkafka
-    never tells an end.
+    """The broker keeps answers back for 200 ms here, so each has a record, and librdkafka never reports an
+    end.
     """
     topic = fresh_topic("marshal", partitions=1, config=LOG_APPEND)
     log = CoordinationLog(settings(broker, topic), follow_wait_ms=200)
@@ -114,10 +114,10 @@ def test_an_end_is_not_reached_before_the_last_record_that_was_there_is_read(
         assert seen == [(offset, offset == 9) for offset in range(10)]
 
 
-def test_an_end_that_the_reader_tells_counts_whatever_was_read(
+def test_an_end_that_the_reader_reports_counts_whatever_was_read(
     broker: SessionBroker, fresh_topic: FreshTopic
 ) -> None:
-    """A control record closes the log, and nobody is handed its offset."""
+    """A control record closes the log, and no reader receives its offset."""
     topic = fresh_topic("log", partitions=1)
     producer = Producer({**broker.config, "transactional.id": topic})
     producer.init_transactions()
@@ -165,7 +165,7 @@ class ToldEnd:
         return KafkaError(KafkaError._PARTITION_EOF)
 
 
-def test_an_end_that_is_told_needs_no_watermark() -> None:
+def test_a_reported_end_needs_no_watermark() -> None:
     reader = LogReader(cast(Consumer, NoNews(ToldEnd())))
     reader.assign({("log", 0): 0})
     tail = EndOfLog(reader, ("log", 0))

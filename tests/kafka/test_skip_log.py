@@ -58,7 +58,7 @@ def test_an_empty_topic_is_read_at_once(settings: Settings, topic: str) -> None:
     assert len(read_skips(settings)) == 0
 
 
-def test_what_is_committed_is_read_and_what_nobody_of_ours_wrote_is_ignored(
+def test_committed_skips_are_read_and_foreign_records_are_ignored(
     broker: SessionBroker, settings: Settings, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     aborted, committed, plain = transactional(broker), transactional(broker), Producer(broker.client_config())
@@ -76,7 +76,7 @@ def test_what_is_committed_is_read_and_what_nobody_of_ours_wrote_is_ignored(
     assert len([record for record in caplog.records if "is ignored" in record.getMessage()]) == 2
 
 
-def test_a_skip_behind_an_open_transaction_is_waited_for(
+def test_a_skip_after_an_open_transaction_is_waited_for(
     broker: SessionBroker, settings: Settings, topic: str
 ) -> None:
     hanging = transactional(broker)
@@ -84,7 +84,7 @@ def test_a_skip_behind_an_open_transaction_is_waited_for(
     write(Producer(broker.client_config()), topic, skip(10))
 
     def is_held_up() -> bool:
-        """Return whether the reason is that; a slow broker may not even tell its topics in so short a
+        """Return whether the reason is that; a slow broker may not even return its topics in so short a
         time.
         """
         with pytest.raises(BrokerError) as refused:

@@ -1,5 +1,5 @@
-"""A librdkafka consumer meets batches that it cannot read: it passes those, tells of them, and passes
-nothing else.
+"""A librdkafka consumer meets batches that it cannot read: it passes those, reports them, and passes nothing
+else.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Reading:
             self.end = message.offset() or 0
 
     def hold(self) -> None:
-        """Have the consumer fetch nothing, as that of a process which stands still."""
+        """Have the consumer fetch nothing, as that of a frozen process."""
         self._consumer.pause(self._consumer.assignment())
 
     def go_on(self) -> None:
@@ -88,7 +88,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-def test_a_bomb_is_passed_and_told_of_once(
+def test_a_bomb_is_passed_and_reported_once(
     broker: SessionBroker, fresh_topic: FreshTopic, caplog: pytest.LogCaptureFixture
 ) -> None:
     topic = fresh_topic("own", config=ROOM)
@@ -113,7 +113,7 @@ def test_a_bomb_is_passed_and_told_of_once(
 def test_a_corrupt_record_of_which_librdkafka_says_nothing_is_passed(
     broker: SessionBroker, fresh_topic: FreshTopic, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Brokers take it whatever the topic's compression.type is; `end` is where a reader stood for ever
+    """Brokers take it whatever the topic's compression.type is; at `end` a reader got stuck for ever
     before.
     """
     topic = fresh_topic("own", config={"compression.type": "uncompressed"})
@@ -201,11 +201,11 @@ def test_all_readers_pass_the_same_wherever_they_begin(
     assert seen == [{6: b"b", 7: b"c"}] * 3
 
 
-def test_a_record_that_claims_to_lie_behind_the_end_is_ignored(
+def test_a_record_with_an_offset_beyond_the_end_is_ignored(
     broker: SessionBroker, fresh_topic: FreshTopic
 ) -> None:
-    """Brokers do not check the offsets within an uncompressed batch. librdkafka went on behind it, and
-    gave the whole log anew for ever.
+    """Brokers do not check the offsets within an uncompressed batch. librdkafka continued after it, and
+    returned the whole log again for ever.
     """
     topic = fresh_topic("own")
     send(broker, topic, [b"before"])
@@ -217,7 +217,7 @@ def test_a_record_that_claims_to_lie_behind_the_end_is_ignored(
         assert (found.values, found.offsets, found.skipper.skipped) == ([b"before", b"after"], [0, 2], 1)
 
 
-def test_of_a_topic_of_users_nothing_is_passed_and_each_batch_is_told_of_once(
+def test_in_a_topic_of_users_nothing_is_passed_and_each_batch_is_reported_once(
     broker: SessionBroker, fresh_topic: FreshTopic
 ) -> None:
     topic, told = fresh_topic("orders"), list[Unreadable]()
@@ -234,7 +234,7 @@ def test_of_a_topic_of_users_nothing_is_passed_and_each_batch_is_told_of_once(
 
 @pytest.mark.variant
 def test_nothing_is_passed_that_is_only_slow(broker: SessionBroker, fresh_topic: FreshTopic) -> None:
-    """A reader that is not polled, and one whose broker is away, stand still as well."""
+    """A reader that is not polled, and one whose broker is away, are stalled as well."""
     topic = fresh_topic("own", config=ROOM)
     with reading(broker, topic) as found:
         found.until(lambda: found.end == 0)
@@ -248,7 +248,7 @@ def test_nothing_is_passed_that_is_only_slow(broker: SessionBroker, fresh_topic:
 def test_a_record_that_claims_to_lie_further_on_hides_nothing(
     broker: SessionBroker, fresh_topic: FreshTopic
 ) -> None:
-    """Its offset lies within the log by the time it is read; librdkafka may go on behind it.
+    """Its offset is within the log by the time it is read; librdkafka may continue after it.
 
     Holes of compaction are true.
     """
@@ -294,8 +294,8 @@ def test_a_log_that_has_lost_its_beginning_is_read_from_where_it_begins(
 def test_a_log_whose_beginning_is_deleted_again_after_each_look_loses_no_sound_batch(
     broker: SessionBroker, fresh_topic: FreshTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where other members of a group delete what nobody needs: the hole before what is left is none of a
-    batch that cannot be read.
+    """As where other members of a group delete unneeded records: the hole before the rest is not that of an
+    unreadable batch.
     """
     topic, looks = fresh_topic("own"), 6
     admin, rows = AdminClient(broker.client_config()), [b"%d" % number for number in range(10)]
@@ -310,7 +310,7 @@ def test_a_log_whose_beginning_is_deleted_again_after_each_look_loses_no_sound_b
         judge, seen = found.skipper._judge, list[int]()
 
         def shorten(consumer: Consumer, look: BatchLook) -> None:
-            """Have what was looked at deleted before the consumer is sent there."""
+            """Have the offsets looked at deleted before the consumer is sent there."""
             if look.over and len(seen) < looks:
                 seen.append(look.at)
                 send(broker, topic, rows)

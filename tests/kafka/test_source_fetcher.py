@@ -1,5 +1,5 @@
-"""Taking records from what was fetched: a handful at a time, so that nothing on the event loop waits for
-all of a large fetch.
+"""Taking records from fetched batches: a handful at a time, so that nothing on the event loop waits for all
+of a large fetch.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def test_a_fetch_ends_when_it_has_the_bytes_it_may_have(broker: SessionBroker, t
     asyncio.run(run())
 
 
-def test_what_was_taken_for_an_older_assignment_does_not_come_out(
+def test_records_taken_for_an_older_assignment_do_not_come_out(
     broker: SessionBroker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("holdfast.kafka.fetching.source_fetcher.HANDFUL", 1)

@@ -1,5 +1,5 @@
-"""What a transactional producer does when brokers answer with errors, late, or not at all: the answers are
-scripted, the protocol is real.
+"""A transactional producer when brokers answer with errors, late, or not at all: the answers are scripted,
+the protocol is real.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def test_a_transaction_is_two_requests_and_by_the_first_protocol_three(brokers: 
     )
 
 
-def test_each_leader_is_sent_what_is_its_own(brokers: Brokers) -> None:
+def test_each_leader_is_sent_its_own_records(brokers: Brokers) -> None:
     written(
         brokers, lambda writer: writer.write(changes(1, Emit("out", "k", b"v", partition=1)), (), DEADLINE_S)
     )
@@ -163,7 +163,7 @@ def test_after_an_end_that_was_not_answered_nothing_late_can_meet_the_next_trans
     assert [batch.base_sequence for _, batch in brokers.appended] == [0, 0]
 
 
-def test_a_transaction_whose_sequence_is_lost_is_taken_back_and_made_anew(brokers: Brokers) -> None:
+def test_a_transaction_whose_sequence_is_lost_is_taken_back_and_repeated(brokers: Brokers) -> None:
     brokers.faults[wire.PRODUCE] = [SEQUENCE]
     written(brokers, twice)
     assert brokers.ends == [False, True, True]
@@ -173,17 +173,17 @@ def test_a_transaction_whose_sequence_is_lost_is_taken_back_and_made_anew(broker
 
 @pytest.mark.parametrize("code", [47, 48, 49, FENCED])
 @pytest.mark.parametrize("key", [wire.PRODUCE, wire.END_TRANSACTION])
-def test_an_owner_whose_epoch_is_over_is_told_so(brokers: Brokers, key: int, code: int) -> None:
+def test_an_owner_whose_epoch_is_over_is_fenced(brokers: Brokers, key: int, code: int) -> None:
     refused_as_an_old_owner(brokers, key, code)
 
 
 @pytest.mark.parametrize("code", [47, 48, 49, FENCED])
-def test_an_owner_whose_epoch_is_over_is_told_so_when_a_partition_joins(code: int) -> None:
+def test_an_owner_whose_epoch_is_over_is_fenced_when_a_partition_joins(code: int) -> None:
     refused_as_an_old_owner(Brokers(1), wire.ADD_PARTITIONS, code)
 
 
 @pytest.mark.parametrize("key", [wire.PRODUCE, wire.END_TRANSACTION])
-def test_an_owner_begins_anew_where_the_broker_leaves_open_what_became_of_a_transaction(
+def test_an_owner_starts_over_where_the_broker_leaves_the_outcome_of_a_transaction_open(
     brokers: Brokers, key: int
 ) -> None:
     refused_as_an_old_owner(
@@ -261,8 +261,8 @@ def test_of_very_many_keys_some_are_forgotten() -> None:
 
 
 class GrowingTopic:
-    """A producer to a topic that has two partitions when first asked for, and three then; it keeps what is
-    appended.
+    """A producer to a topic that has two partitions when first asked for, and three then; it keeps the
+    appended records.
     """
 
     transactional_id, why = "me", None
@@ -306,7 +306,7 @@ def test_an_emit_beyond_a_topics_partitions_takes_the_transaction_back(brokers: 
     assert [batch.records[0].value for _, batch in brokers.appended] == [b"2"]
 
 
-def test_a_topic_that_nobody_may_write_to_is_told(brokers: Brokers) -> None:
+def test_a_topic_without_write_permission_is_reported(brokers: Brokers) -> None:
     brokers.cluster.unauthorized_topics.add("secret")
 
     async def use(writer: ChangelogWriter) -> None:
@@ -424,11 +424,11 @@ def test_a_topic_that_stays_unknown_is_taken_for_missing(
 
 
 @pytest.mark.long
-def test_a_topic_of_which_the_brokers_tell_nothing_any_more_is_taken_for_missing(
+def test_a_topic_that_the_brokers_no_longer_list_is_taken_for_missing(
     brokers: Brokers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was deleted: whoever asks anew finds neither partitions nor leaders. It is not waited for as if it
-    had none just now.
+    """It was deleted: a new request finds neither partitions nor leaders. It is not waited for as if it had
+    none just now.
     """
     monkeypatch.setattr(transactional_client, "UNKNOWN_TOPIC_S", 5.0)
     monkeypatch.setattr(transactional_client, "system_clock", TickingClock(2))
@@ -449,7 +449,7 @@ def test_a_topic_of_which_the_brokers_tell_nothing_any_more_is_taken_for_missing
     assert brokers.refreshed == 13
 
 
-def test_a_topic_is_not_missing_while_no_broker_tells_of_it(
+def test_a_topic_is_not_missing_while_no_broker_answers_about_it(
     brokers: Brokers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An outage that lasts for longer than a topic may be unknown begins with the first record for it."""
@@ -489,7 +489,7 @@ def test_any_other_error_is_named(brokers: Brokers, key: int) -> None:
 
 @pytest.mark.parametrize("key", [wire.PRODUCE, wire.END_TRANSACTION])
 @pytest.mark.parametrize("fault", [LOADING, KafkaConnectionError("gone"), CONCURRENT])
-def test_what_is_not_settled_in_time_is_told_with_the_last_answer(
+def test_an_unsettled_call_ends_in_time_with_the_last_answer(
     brokers: Brokers, key: int, fault: Fault
 ) -> None:
     brokers.faults[key] = [fault] * 1_000
@@ -516,7 +516,7 @@ def test_a_broker_that_hangs_is_not_waited_for_longer_than_allowed(brokers: Brok
     written(brokers, use)
 
 
-def test_a_broker_that_is_too_old_is_told_as_such(brokers: Brokers) -> None:
+def test_a_broker_that_is_too_old_is_reported_as_such(brokers: Brokers) -> None:
     brokers.faults[wire.PRODUCE] = [IncompatibleBrokerVersion("API 0")]
 
     async def use(writer: ChangelogWriter) -> None:
@@ -526,7 +526,7 @@ def test_a_broker_that_is_too_old_is_told_as_such(brokers: Brokers) -> None:
     written(brokers, use)
 
 
-def test_who_may_not_use_the_id_is_told_at_the_fence(brokers: Brokers) -> None:
+def test_a_client_without_rights_on_the_id_is_refused_at_the_fence(brokers: Brokers) -> None:
     brokers.faults[wire.INIT_PRODUCER_ID] = [53]
     with pytest.raises(
         BrokerError,

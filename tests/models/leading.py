@@ -135,7 +135,7 @@ class Log:
 class Desk:
     """One coordinator; *rules* may be a copy of the module with a fault in it.
 
-    Time stands at *at_ms* until it is moved.
+    Time does not pass at *at_ms* until it is moved.
     """
 
     def __init__(self, rules: ModuleType = transaction_coordinator) -> None:
@@ -160,7 +160,7 @@ class Desk:
 
 
 def known(text: str) -> Log:
-    """Return the partition that *text* tells:
+    """Return the partition that *text* describes:
 
     `epoch 3 open by coordinator 5: 0-2 3-5` or `nothing, verified from 0`.
     """
@@ -185,7 +185,7 @@ def known(text: str) -> Log:
 
 
 def arriving(text: str, offset: int) -> Append | EndMarker:
-    """Return what *text* tells:
+    """Return the event that *text* describes:
 
     `epoch 3: 3-3 transactional verified` or `marker of epoch 2 by coordinator 0`.
     """

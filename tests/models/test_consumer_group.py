@@ -87,10 +87,10 @@ def test_a_newcomer_waits_until_the_owner_has_given_up_what_it_is_to_get() -> No
         (None, GroupCode.FENCED_MEMBER_EPOCH),
     ],
 )
-def test_the_epoch_before_is_accepted_from_who_holds_no_more_than_its_part(
+def test_the_epoch_before_is_accepted_from_a_member_that_owns_no_more_than_its_part(
     owned: tuple[int, ...] | None, code: GroupCode
 ) -> None:
-    """G5: an epoch that is one behind with more than the part owned is fenced."""
+    """G5: an epoch that is one older, with more than the part owned, is fenced."""
     broker = Broker()
     broker.beat("c1", 0)
     broker.beat("c2", 0)
@@ -100,7 +100,7 @@ def test_the_epoch_before_is_accepted_from_who_holds_no_more_than_its_part(
 
 
 @pytest.mark.parametrize("epoch", [3, 7])
-def test_an_epoch_nobody_was_given_is_fenced(epoch: int) -> None:
+def test_an_epoch_that_was_never_given_is_fenced(epoch: int) -> None:
     broker = Broker()
     broker.beat("c1", 0)
     assert broker.beat("c1", epoch, ()).code is GroupCode.FENCED_MEMBER_EPOCH
@@ -157,7 +157,7 @@ def test_commits_are_accepted_in_the_member_s_epoch_only() -> None:
 
 
 def violations(seed: int, steps: int) -> list[str]:
-    """Return what went wrong in a drawn course of joins, leaves, lost answers and slow revocations."""
+    """Return the violations in a drawn course of joins, leaves, lost answers and slow revocations."""
     draws, broker, found = random.Random(seed), Broker(7), []
     known: dict[str, tuple[int, Partitions]] = {}
     for _ in range(steps):
@@ -214,7 +214,7 @@ def _at_once(plain: Callable[..., MemberStep]) -> Callable[..., MemberStep]:
     return step
 
 
-def test_granting_what_is_still_held_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_granting_a_partition_that_is_still_owned_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted fault: partitions given before their holder has let go."""
     monkeypatch.setattr(consumer_group, "next_step", _at_once(next_step))
     assert any(violations(seed, 60) for seed in range(5))

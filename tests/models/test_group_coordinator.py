@@ -215,7 +215,7 @@ def test_a_static_member_back_within_its_session_causes_no_rebalance(away_s: int
         assert group.beat("b", instance_id="j") is Code.REBALANCE_IN_PROGRESS
 
 
-def test_a_static_leader_that_returns_is_told_to_assign_nothing() -> None:
+def test_a_static_leader_that_returns_is_asked_to_assign_nothing() -> None:
     group = stable("old", instances={"old": "i"})
     reply = group.answers[group.join(new_id="new", instance_id="i")]
     assert reply.skip_assignment
@@ -351,7 +351,7 @@ def test_an_administrator_removes_a_static_member_by_its_instance_id() -> None:
     assert group.answers[number].code is Code.UNKNOWN_MEMBER_ID
 
 
-def test_what_happens_does_not_depend_on_when_somebody_looks() -> None:
+def test_the_result_does_not_depend_on_when_the_group_is_looked_at() -> None:
     often, seldom = stable("a", "b"), stable("a", "b")
     for _ in range(60):
         often.wait(1_000)
@@ -411,7 +411,7 @@ def test_members_that_join_together_are_of_one_kind_before_the_first_is_answered
     assert group.value.protocol_type == "consumer"
 
 
-def test_a_group_that_nobody_is_in_takes_members_of_another_kind() -> None:
+def test_an_empty_group_takes_members_of_another_kind() -> None:
     group = stable("a")
     group.ask(LeaveGroup(request=group.number(), member_id="a"))
     group.join(new_id="b", protocol_type="connect", protocols=(("compatible", b""),))

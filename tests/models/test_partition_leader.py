@@ -178,7 +178,7 @@ def test_an_aborted_transaction_is_listed_with_what_readers_must_skip() -> None:
     assert last_stable_offset(log.rows) == 5
 
 
-def test_a_marker_without_a_transaction_here_fences_and_holds_nobody_back() -> None:
+def test_a_marker_without_a_transaction_here_fences_and_holds_no_reader_back() -> None:
     log = Log()
     assert log.marker(epoch=4, commit=False).rule == 13
     assert log.log.unreplicated == ()
@@ -188,7 +188,7 @@ def test_a_marker_without_a_transaction_here_fences_and_holds_nobody_back() -> N
     assert log.append(0, epoch=4).rule == 8
 
 
-def test_what_is_replicated_was_checked_before() -> None:
+def test_a_replicated_batch_was_checked_before() -> None:
     log = Log()
     log.append(0, epoch=5)
     replica: dict[str, Any] = {"origin": Origin.REPLICATION}
@@ -249,7 +249,7 @@ def test_a_verification_that_led_to_nothing_is_forgotten_too() -> None:
 
 
 @pytest.mark.parametrize("before_wrap", range(1, 8))
-def test_sequences_go_on_at_0_after_the_largest_wherever_batches_are_cut(before_wrap: int) -> None:
+def test_sequences_continue_at_0_after_the_largest_wherever_batches_are_cut(before_wrap: int) -> None:
     log, first = Log(), MAX_SEQUENCE - before_wrap + 1
     log.append(first, MAX_SEQUENCE - before_wrap + 1)
     at = advance(first, 1)
@@ -276,8 +276,8 @@ def test_the_arithmetic_of_sequences_is_modulo_2_to_the_31(sequence: int, by: in
 
 
 class Rescan:
-    """Idempotent producers as the rules say them, worked out from all batches ever accepted, anew for each
-    one.
+    """Idempotent producers as the rules define them, computed again from all batches ever accepted, for each
+    batch.
     """
 
     def __init__(self) -> None:

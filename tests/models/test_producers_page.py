@@ -1,4 +1,4 @@
-"""docs/producers.md against the code: each row of its tables is executed, none is missing, and a changed
+"""docs/producers.md against the code: each row of its tables is executed, no row is missing, and a changed
 rule is noticed.
 """
 
@@ -126,7 +126,7 @@ def test_the_page_has_all_13_rows_in_order() -> None:
 
 
 FAULTS = [
-    # (rows of the table that must notice, what stands in the code, what is planted)
+    # (rows of the table that must notice, the code, the planted fault)
     (1, "if client and known.epoch == batch.epoch:", "if client and False:"),
     (10, "(batch.first_sequence, batch.last_sequence):", "(batch.first_sequence, each.last_sequence):"),
     (3, "if client and known.epoch == batch.epoch:", "if client:"),
@@ -161,7 +161,7 @@ FAULTS = [
 
 
 def faulty(module: ModuleType, old: str, new: str) -> ModuleType:
-    """Return a copy of *module* with *new* in the place of *old*."""
+    """Return a copy of *module* with *new* instead of *old*."""
     source = Path(str(module.__file__)).read_text()
     assert source.count(old) == 1, f"{old!r} stands {source.count(old)} times in {module.__name__}"
     copy = ModuleType("faulty")
@@ -257,7 +257,7 @@ def test_each_end_of_a_transaction_is_answered_as_the_page_says(row: Row, column
     check_end(row, column)
 
 
-def test_the_page_tells_every_end() -> None:
+def test_the_page_describes_every_end() -> None:
     states = [
         state
         for state in TransactionState

@@ -129,7 +129,7 @@ def test_a_start_during_a_transaction_aborts_it_under_the_next_epoch() -> None:
     assert (init(desk).epoch, desk.row().state) == (2, S.EMPTY)
 
 
-def test_a_producer_that_says_who_it_is_goes_on_from_an_error() -> None:
+def test_a_producer_that_names_its_id_continues_after_an_error() -> None:
     """KIP-360."""
     desk = Desk()
     pid = init(desk).producer_id
@@ -142,7 +142,7 @@ def test_a_producer_that_says_who_it_is_goes_on_from_an_error() -> None:
     assert init(desk, (pid, 2)).error is Code.PRODUCER_FENCED, "a start by another forgets the last epoch"
 
 
-def test_a_producer_goes_on_though_its_transaction_was_aborted_for_it() -> None:
+def test_a_producer_continues_though_its_transaction_was_aborted_for_it() -> None:
     """KIP-360, as Apache Kafka 4.3.1 answers: by its own start, or after its timeout."""
     for began in (False, True):
         desk = Desk()
@@ -176,7 +176,7 @@ def test_the_first_call_of_a_producer_that_believes_to_have_an_id_gives_a_new_on
     assert (answer.error, answer.epoch, answer.producer_id) == (Code.NONE, 0, 0)
 
 
-def test_behind_the_last_epoch_comes_the_next_id() -> None:
+def test_after_the_last_epoch_comes_the_next_id() -> None:
     desk = Desk()
     placed(desk, epoch=EXHAUSTED_EPOCH)
     answer = init(desk)
@@ -225,7 +225,7 @@ def test_a_transaction_takes_partitions_and_keeps_when_it_began() -> None:
     assert desk.row().started_ms == 7_000
 
 
-def test_a_leader_is_told_whether_a_partition_was_announced() -> None:
+def test_a_leader_learns_whether_a_partition_was_announced() -> None:
     desk = Desk()
     pid = init(desk).producer_id
 

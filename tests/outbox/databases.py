@@ -76,9 +76,9 @@ class FreshOutbox:
         return create_engine(database_url(self.url), poolclass=NullPool, **more)
 
     def rows(self, **more: object) -> OutboxRows:
-        """Return what a harvester uses; close it."""
+        """Return the rows as a harvester uses them; close the result."""
         return OutboxRows(self.url, table=self.table, layout=self.layout, **more)  # type: ignore[arg-type]
 
     def writer(self, **more: object) -> OutboxWriter:
-        """Return what a service uses."""
+        """Return the writer of a service."""
         return OutboxWriter(table=self.table, layout=self.layout, **more)  # type: ignore[arg-type]

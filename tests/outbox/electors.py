@@ -19,8 +19,7 @@ from holdfast.kafka.clients import make_member
 from holdfast.outbox.election import Election
 
 TIMEOUT_S, CALM_S = 2.0, 60.0
-"""Heartbeat timeouts: the shortest, for leaders that die, and one that no machine uses up by standing still.
-"""
+"""Heartbeat timeouts: the shortest, for leaders that die, and one that no machine uses up by freezing."""
 
 
 @dataclass

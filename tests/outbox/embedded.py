@@ -72,7 +72,7 @@ class Bench:
         """Return the values of all committed records, in order."""
         config: dict[str, Any] = {"group.id": "reader", "isolation.level": "read_committed"}
         config["enable.partition.eof"] = True
-        config["fetch.wait.max.ms"] = 10  # the end of a topic is told when this is over
+        config["fetch.wait.max.ms"] = 10  # the end of a topic is reported when this is over
         reader, found = Consumer(self.kafka.client_config(**config)), list[str]()
         reader.assign([TopicPartition(topic or self.topic, 0, 0)])
         try:

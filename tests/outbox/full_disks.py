@@ -23,11 +23,11 @@ _BALLAST = "ballast"
 
 
 class Disk(Protocol):
-    """Where a server keeps its data."""
+    """The folder where a server keeps its data."""
 
     folder: Path
     said: str
-    """What the operating system says when nothing more fits."""
+    """The operating system's message when nothing more fits."""
 
     def fill(self, server: Postgres) -> None:
         """Leave no room."""

@@ -178,7 +178,7 @@ class Rig:
 
 
 def flaws(records: Sequence[Record], wanted: set[int]) -> list[str]:
-    """Return what is wrong with what was published."""
+    """Return the flaws of the published records."""
     out = []
     numbers = [record.number for record in records]
     if len(numbers) != len(set(numbers)):
@@ -215,7 +215,7 @@ def unordered(records: Sequence[Record]) -> list[str]:
 
 
 class Leaping(ManualClock):
-    """A clock on which whoever waits has waited for long as soon as it looks again; its day is the one
+    """A clock on which a waiting thread has waited for long as soon as it looks again; its day is the one
     before.
     """
 
@@ -231,7 +231,7 @@ class Leaping(ManualClock):
 
 
 class Trap:
-    """Counts how often a place is passed and springs at one of them: the process kills or stops itself."""
+    """Counts how often a point is passed and springs at one of them: the process kills or stops itself."""
 
     def __init__(self, spec: Mapping[str, Any]) -> None:
         self.place, self.at = spec.get("place", ""), int(spec.get("at", 1))
@@ -299,8 +299,8 @@ class SlowProducer(Producer):
 
 
 class FaultyProducer(Producer):
-    """A producer that fails now and then: refuses to queue, loses what is queued, does not say how a
-    commit ended.
+    """A producer that fails now and then: refuses to queue, loses its queue, does not say how a commit
+    ended.
     """
 
     chance = random.Random(7)
@@ -319,7 +319,7 @@ class FaultyProducer(Producer):
 
     def flush(self, *args: Any) -> int:
         if self._strikes(self.share * 5):
-            self.purge()  # what was not sent yet fails to be delivered, so the transaction must be aborted
+            self.purge()  # unsent records fail to be delivered, so the transaction must be aborted
         return super().flush(*args)
 
     def commit_transaction(self, *args: Any) -> None:
@@ -334,7 +334,7 @@ class FaultyProducer(Producer):
 class Alone:
     """Leads a shard without an election: for what happens within a term.
 
-    It has patience with a broker that a busy machine makes slow to tell of a topic: tests count its restarts.
+    It waits long for a broker that a busy machine makes slow to list a topic: tests count its restarts.
     """
 
     def __init__(

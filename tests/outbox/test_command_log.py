@@ -1,4 +1,6 @@
-"""Who owes an answer to what, as every harvester of an outbox folds it from the commands and the answers."""
+"""The answers that shards owe, as every harvester of an outbox folds them from the commands and the
+answers.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ def test_every_shard_owes_an_answer_to_every_command_until_it_has_given_it() -> 
     assert ("p", 1) in owed(orders), "an answer that did not get through is still owed"
 
 
-def test_nobody_answers_what_nobody_waits_for() -> None:
+def test_an_unawaited_command_gets_no_answer() -> None:
     orders = OpenCommands(1)
     orders.opened(PAUSE, 11_000)
     assert owed(orders, 11_000) == [("p", 0)]
@@ -156,7 +158,7 @@ def test_of_several_answers_the_first_counts_and_a_follower_gives_one(broker: Se
     assert not follower.is_alive()
 
 
-def test_a_command_that_was_not_written_is_not_one_that_nobody_answered(
+def test_a_command_that_was_not_written_differs_from_one_without_answers(
     broker: SessionBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Stuck(Producer):
@@ -173,7 +175,9 @@ def test_a_command_that_was_not_written_is_not_one_that_nobody_answered(
         tell(settings, Verb.STATUS, DEADLINE_S, Leaping())
 
 
-def test_who_comes_later_hears_what_still_holds_and_what_is_still_waited_for(broker: SessionBroker) -> None:
+def test_a_later_harvester_reads_pauses_that_still_hold_and_commands_that_are_still_awaited(
+    broker: SessionBroker,
+) -> None:
     kafka = Settings(kafka={name: str(value) for name, value in broker.config.items()})
     settings = HarvestSettings(database="sqlite:///never-opened.db", kafka=kafka, name=f"told-{ending()}")
     ensure_topics(settings)

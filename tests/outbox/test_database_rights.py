@@ -1,5 +1,5 @@
-"""What the service and the harvester may do in the database: with exactly these rights each does its job,
-without any one of them it does not.
+"""The rights of the service and the harvester in the database: with exactly these each does its job, without
+any one of them it does not.
 """
 
 from __future__ import annotations

@@ -188,7 +188,7 @@ def test_standbys_that_come_and_go_do_not_move_the_leader(
         on.join(name, instance_id="static" if number % 3 == 1 else None, timeout_s=TIMEOUT_S)
         wait_for("the standby's place in the group", lambda: on.size() >= 2, DEADLINE_S)
         on.leave(name)
-        if number % 3 != 1:  # a static member keeps its place until its session ends
+        if number % 3 != 1:  # a static member keeps its membership until its session ends
             wait_for("the standby to be gone", lambda: on.size() <= 2, DEADLINE_S)
     assert on.members["m"].leadership(0) == before
     assert len(on.journal.entries) == 1
@@ -335,10 +335,10 @@ def test_a_passing_error_of_the_client_changes_nothing() -> None:
     assert script.closed == 1
 
 
-def test_a_right_that_is_missing_is_told_until_it_is_there(
+def test_a_right_that_is_missing_is_reported_until_it_is_there(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It was told as a broker that is away, and as over when the broker answered the next question."""
+    """It was reported as a broker that is away, and as over when the broker answered the next question."""
     monkeypatch.setattr("holdfast.outbox.election.LOOK_S", 0.0)
     heard: list[Any] = [Heard(KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED)), *[None] * 20]
     member, script, _ = scripted(heard)

@@ -1,4 +1,6 @@
-"""The groups of harvesters: names of their own, members of another kind, and earlier releases beside."""
+"""The groups of harvesters: names of their own, members of another kind, and earlier releases at the same
+time.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,7 @@ def test_a_group_is_not_named_as_an_application_unless_someone_says_so(desk: Ben
     assert grants == ["shop.harvesters"]
 
 
-def test_a_harvester_named_as_an_application_works_beside_its_worker(desk: Bench) -> None:
+def test_a_harvester_named_as_an_application_works_alongside_its_worker(desk: Bench) -> None:
     member = worker(desk.kafka, "shop")
     try:
         desk.write("one")
@@ -85,15 +87,16 @@ def test_a_harvester_in_a_group_of_workers_says_who_is_there(
         member.close()
 
 
-def test_who_is_in_a_group_is_told_as_far_as_it_is_known(desk: Bench) -> None:
+def test_the_members_of_a_group_are_named_as_far_as_they_are_known(desk: Bench) -> None:
     config = desk.kafka.client_config()
     assert "none by now" in others_in(config, "empty", "worker")
     assert may_join(config, "empty")
 
 
 def test_harvesters_of_two_groups_lead_one_after_the_other(desk: Bench) -> None:
-    """One of 0.1.0, whose group is the outbox's name, and one of this release, while rows are written: none
-    is lost or doubled, and when either ends the other leads."""
+    """One of 0.1.0, whose group is the outbox's name, and one of this release, while rows are written: no row
+    is lost or doubled, and when either ends the other leads.
+    """
     values = [f"{at}" for at in range(60)]
     earlier = Harvester(desk.settings(group_id="shop", instance="earlier", heartbeat_timeout_s=PROMPT_S))
     later = Harvester(desk.settings(instance="later", heartbeat_timeout_s=PROMPT_S))

@@ -1,5 +1,5 @@
-"""A reaper's configuration as the reaper reads it: defaults, what follows from what, and what is refused
-before any input or output.
+"""A reaper's configuration as the reaper reads it: defaults, dependent values, and refusals before any input
+or output.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def test_a_reapers_defaults_are_its_own() -> None:
 
 
 @pytest.mark.parametrize("vector", VECTORS["derivations"], ids=lambda vector: str(vector["set"]))
-def test_what_is_not_given_follows_from_what_is(vector: dict[str, dict[str, int]]) -> None:
+def test_missing_values_follow_from_given_ones(vector: dict[str, dict[str, int]]) -> None:
     """O5: a heartbeat of 40 s gives 20 s of polling and draining; a queue timeout of 15 s cuts the
     draining.
     """
@@ -83,12 +83,12 @@ def test_every_limit_has_its_least_value(name: str) -> None:
         {"beat": 1},
     ],
 )
-def test_what_is_no_limit_is_named(limits: dict[str, Any]) -> None:
+def test_an_unknown_limit_is_named(limits: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"limits\."):
         limits_of(limits)
 
 
-def test_the_harvester_takes_the_reapers_place() -> None:
+def test_the_harvester_replaces_the_reaper() -> None:
     document = {
         "baseKafkaConfig": {"bootstrap.servers": "kafka:9092"},
         "producerKafkaConfig": {"compression.type": "lz4", "delivery.timeout.ms": 10_000},

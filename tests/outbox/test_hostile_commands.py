@@ -40,7 +40,7 @@ def settings(broker: SessionBroker) -> Iterator[HarvestSettings]:
 
 
 @pytest.mark.slow
-def test_commands_are_heard_and_answered_beyond_hostile_batches(
+def test_commands_are_read_and_answered_beyond_hostile_batches(
     broker: SessionBroker, settings: HarvestSettings
 ) -> None:
     handler = Believer()
@@ -63,7 +63,7 @@ def test_commands_are_heard_and_answered_beyond_hostile_batches(
 def test_a_leader_hears_itself_beyond_hostile_batches(
     broker: SessionBroker, settings: HarvestSettings
 ) -> None:
-    """Without the skipper it is fenced by its own silence, for good: nobody hears a heartbeat any more,
+    """Without the skipper it is fenced by its own silence, for good: no member receives a heartbeat any more,
     nor a claim.
     """
     told = replace(settings, leader_topic=broker.create_topic("neli", config=ROOM))

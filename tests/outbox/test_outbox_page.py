@@ -20,7 +20,7 @@ PAGE = (DOCS / "outbox.md").read_text()
 
 
 def table(name: str, page: str = PAGE) -> list[list[str]]:
-    """Return the cells of the table behind the comment *name*, backticks dropped."""
+    """Return the cells of the table after the comment *name*, backticks dropped."""
     found = re.search(rf"<!-- {name} -->\n((?:\|.*\n)+)", page)
     assert found is not None, f"the page has no table {name}"
     return [

@@ -1,6 +1,4 @@
-"""What a harvester says by itself: one line when a trouble begins and one when it is over, also without
--v.
-"""
+"""A harvester's own log lines: one when a trouble begins and one when it is over, also without -v."""
 
 from __future__ import annotations
 
@@ -108,7 +106,7 @@ def test_the_command_says_that_its_tables_are_missing(rig: Rig, tmp_path: Path) 
     assert len(lines(said, "nothing is published until")) == 1, said.read_text()
 
 
-def test_a_topic_that_is_missing_is_told_once_and_again_when_it_is_there(
+def test_a_topic_that_is_missing_is_reported_once_and_again_when_it_is_there(
     rig: Rig, caplog: pytest.LogCaptureFixture
 ) -> None:
     topic = f"{rig.topic}-later"
@@ -143,7 +141,7 @@ def test_a_broker_that_is_not_there_is_one_error_and_nothing_of_kafkas_client(
 
 
 @pytest.mark.parametrize("named", [False, True])
-def test_a_harvester_begins_once_the_broker_tells_of_its_topics(
+def test_a_harvester_begins_once_the_broker_lists_its_topics(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, named: bool
 ) -> None:
     """A broker learns of a topic a moment after it is made: the first leader took it for missing, and said
@@ -152,7 +150,7 @@ def test_a_harvester_begins_once_the_broker_tells_of_its_topics(
     looks = list[set[str]]()
 
     class Late(AdminClient):
-        """Tells of the harvester's topics at the fourth look; until then not at all, or of no partition."""
+        """Lists the harvester's topics at the fourth look; until then not at all, or without partitions."""
 
         def list_topics(self, *args: Any, **options: Any) -> Any:
             metadata = super().list_topics(*args, **options)
@@ -189,7 +187,8 @@ def test_a_topic_with_another_policy_is_refused_with_its_cure(
     rig: Rig, which: str, policy: str, why: str
 ) -> None:
     """Retention deleted the last progress of a quiet topic: its sequences began again at 0, and every reader
-    that drops duplicates dropped what came. And a compacted topic takes no heartbeat: nobody ever led.
+    that drops duplicates dropped the new records. And a compacted topic takes no heartbeat: no harvester ever
+    led.
     """
     settings = rig.settings()
     topic = settings.election().leader_topic if which == "leader_topic" else getattr(settings, which)
@@ -211,7 +210,7 @@ def test_another_number_of_partitions_is_refused_with_a_cure_that_helps(rig: Rig
         ensure_topics(rig.settings(shards=3))
 
 
-def test_who_lacks_a_right_is_told_which_topic_and_how_to_get_it(
+def test_a_harvester_without_a_right_names_the_topic_and_how_to_get_it(
     guarded_broker: Guarded, caplog: pytest.LogCaptureFixture
 ) -> None:
     kafka, name = Settings(kafka=guarded_broker.principal("gatherer")), f"gathered-{ending()}"
@@ -233,7 +232,7 @@ def test_who_lacks_a_right_is_told_which_topic_and_how_to_get_it(
 
 @pytest.fixture
 def silent(tmp_path: Path) -> Iterator[tuple[EmbeddedKafka, HarvestSettings]]:
-    """Give a broker that may be silent, and an outbox that nobody harvests."""
+    """Give a broker that may be silent, and an outbox without a harvester."""
     outbox = FreshOutbox.make(f"sqlite:///{tmp_path / 'service.db'}")
     with EmbeddedKafka() as kafka:
         known = Settings(kafka={"bootstrap.servers": kafka.bootstrap})
@@ -241,7 +240,7 @@ def silent(tmp_path: Path) -> Iterator[tuple[EmbeddedKafka, HarvestSettings]]:
 
 
 @pytest.mark.long
-def test_topics_that_are_not_made_in_time_are_told(
+def test_topics_that_are_not_made_in_time_are_reported(
     silent: tuple[EmbeddedKafka, HarvestSettings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The line was `holdfast: ` and nothing else."""
@@ -256,7 +255,7 @@ def test_topics_that_are_not_made_in_time_are_told(
 def test_a_harvester_that_starts_at_a_silent_broker_can_be_stopped(
     silent: tuple[EmbeddedKafka, HarvestSettings], tmp_path: Path
 ) -> None:
-    """It was not heard before the start had failed, a quarter of a minute later."""
+    """The stop had no effect before the start had failed, a quarter of a minute later."""
     kafka, settings = silent
     kafka.fault("drop", "CreateTopics", times=1_000)
     options = ["--bootstrap", kafka.bootstrap, "outbox", "harvest", "--database", settings.database]
@@ -274,7 +273,7 @@ def test_a_harvester_that_starts_at_a_silent_broker_can_be_stopped(
     assert (process.returncode, said) == (0, "stopped: 0 row(s) published\n")
 
 
-def test_no_client_of_an_outbox_tells_of_its_connections_unless_asked() -> None:
+def test_no_client_of_an_outbox_logs_its_connections_unless_asked() -> None:
     def levels(**kafka: str) -> set[object]:
         made = HarvestSettings(database="sqlite:///never-opened.db", kafka=Settings(kafka=kafka))
         election = made.election()
@@ -291,7 +290,7 @@ def test_no_client_of_an_outbox_tells_of_its_connections_unless_asked() -> None:
     assert levels(log_level="6") == {"6"}
 
 
-def test_a_trouble_is_told_once_for_each_kind_and_once_when_it_is_over(
+def test_a_trouble_is_reported_once_for_each_kind_and_once_when_it_is_over(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     now_s = [0.0]
@@ -322,8 +321,8 @@ def test_a_trouble_is_told_once_for_each_kind_and_once_when_it_is_over(
 
 
 def test_a_row_for_a_topic_of_the_brokers_own_holds_up_no_others(rig: Rig) -> None:
-    """The broker tells of such a topic as of any other, and then refuses the whole transaction without
-    saying which row it was.
+    """The broker lists such a topic as any other, and then refuses the whole transaction without saying which
+    row it was.
     """
     numbers = range(20)
     rig.write(

@@ -1,5 +1,5 @@
-"""Makes the package `release` importable: it stands at the root, which is on no path, since the rooms' names
-are others' too.
+"""Makes the package `release` importable: it is at the root, which is on no path, since the rooms' names are
+others' too.
 """
 
 from __future__ import annotations

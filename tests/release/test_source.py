@@ -1,4 +1,4 @@
-"""What a release is built from."""
+"""The sources of a release."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_links_of_the_readme_and_metadata_lead_to_the_repository(repository: Pat
 
 
 @pytest.mark.process
-def test_a_folder_without_a_repository_is_told(tmp_path: Path) -> None:
+def test_a_folder_without_a_repository_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ReleaseError, match="git archive failed"):
         laid_out(tmp_path, tmp_path / "tree", "")
 
@@ -80,7 +80,7 @@ def test_this_tree_could_be_released() -> None:
 
 
 @pytest.mark.process
-def test_an_interpreter_that_is_not_there_is_told(
+def test_a_missing_interpreter_is_an_error(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("release.__main__.require_committed", lambda root: None)

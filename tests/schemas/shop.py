@@ -82,7 +82,7 @@ def told_as_message(customer: str, total: Total) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How one format reads orders, and tells of who has spent much."""
+    """One format's reader of orders, and writer of big customers."""
 
     orders: Any
     big: Any
@@ -97,7 +97,9 @@ FORMATS = {
 
 
 def totals_of(orders: str, big: str, name: str = "avro") -> Processor[Any, Any]:
-    """Return a processor that sums up the topic *orders*, and tells *big* of who has spent much."""
+    """Return a processor that sums up the topic *orders*, and emits customers who have spent much to
+    *big*.
+    """
     form = FORMATS[name]
     told, make = Stream(big, form.big), form.told
 

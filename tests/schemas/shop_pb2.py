@@ -1,5 +1,5 @@
-"""What protoc makes of the two files below; `common.proto` is imported by `shop.proto`. Made here from their
-descriptors.
+"""The output of protoc for the two files below; `common.proto` is imported by `shop.proto`. Made here from
+their descriptors.
 
 // tests/schemas/common.proto             // tests/schemas/shop.proto
 syntax = "proto3";                        syntax = "proto3";

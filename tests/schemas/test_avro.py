@@ -1,4 +1,4 @@
-"""Avro: which schemas types have, what is read into them and written from them, and what is refused."""
+"""Avro: the schemas of types, the values read into them and written from them, and the refused ones."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def registered(memory: SchemaRegistry, schema: Any, subject: str = "orders-value
 
 
 def record(schema: Any, value: Any, schema_id: int) -> bytes:
-    """Return what another producer writes."""
+    """Return a record as another producer writes it."""
     file = BytesIO()
     fastavro.schemaless_writer(file, fastavro.parse_schema(schema), value)
     return header(schema_id) + file.getvalue()
@@ -137,7 +137,7 @@ class Closed(msgspec.Struct, frozen=True):
     door: str
 
 
-def test_a_union_of_classes_is_told_apart_by_their_names(memory: SchemaRegistry) -> None:
+def test_the_classes_of_a_union_are_distinguished_by_their_names(memory: SchemaRegistry) -> None:
     stream = Stream("doors", Avro(Opened | Closed, namespace="com.doors"))
     memory.register("doors-value", stream.serde.schema)  # type: ignore[attr-defined]
     for each in (Opened("a"), Closed("a")):
@@ -175,7 +175,7 @@ def test_a_tombstone_is_none_where_the_type_has_it(memory: SchemaRegistry) -> No
         Avro(Order).decode(None)
 
 
-# -- what is refused
+# -- refusals
 
 
 def test_a_schema_that_does_not_fit_is_refused_by_its_id_and_subject_and_asked_for_once(
@@ -218,7 +218,7 @@ def test_an_unknown_id_is_refused_and_one_of_another_kind_too(memory: SchemaRegi
         Avro(Order).decode(header(schema_id) + b"{}")
 
 
-def test_a_schema_nobody_can_use_is_refused(memory: SchemaRegistry) -> None:
+def test_an_unusable_schema_is_refused(memory: SchemaRegistry) -> None:
     schema_id = memory.register("orders-value", SchemaText("AVRO", '{"type": "recrod"}')).schema_id
     with pytest.raises(DecodeError, match="it cannot be used: "):
         Avro(Order).decode(header(schema_id) + b"abc")
@@ -331,7 +331,7 @@ def test_names_that_no_registry_has_are_refused_at_declaration(given: Any, why: 
 
 
 @pytest.mark.parametrize("schema", [b"bytes", [], {}, 5, {"type": "record"}])
-def test_what_is_no_schema_is_refused_at_declaration(schema: Any) -> None:
+def test_an_invalid_schema_is_refused_at_declaration(schema: Any) -> None:
     with pytest.raises(ConfigError, match="Avro"):
         Avro(Order, schema)
 

@@ -1,4 +1,4 @@
-"""Avro's logical types: what is written and read is exact, or refused; and a reader's logical type holds."""
+"""Avro's logical types: values read and written are exact, or refused; and a reader's logical type holds."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def kind_of(kind: Any, place: str = "a field", *default: Any) -> Any:
 
 
 def raw(schema: Any, value: Any) -> bytes:
-    """Return what a program writes that knows of no logical types."""
+    """Return a value as a program writes it that knows of no logical types."""
     file = BytesIO()
     fastavro.schemaless_writer(file, fastavro.parse_schema(bare(schema)), value)
     return file.getvalue()
@@ -103,7 +103,7 @@ def inside(found: Any, place: str) -> Any:
 
 
 def decoded(serde: Any, wrote: Any, value: Any) -> Any:
-    """Return what *serde* makes of a record of another schema; no registry is asked for that."""
+    """Return the value that *serde* reads from a record of another schema; no registry is asked for that."""
     asked = registry.use(SchemaRegistrySettings())
     serde._forget(asked)
     try:
@@ -123,7 +123,7 @@ def signed(number: int, size: int | None = None) -> bytes:
 
 FAR = 8_640_000_000_000 * 1_000_000
 CASES: list[tuple[Any, Any, Any, Any]] = [
-    # the schema, what is on the wire, the type, and what it is; None for what is not exact
+    # the schema, the bytes, the type, and the value; None for an inexact one
     (decimal(4, 2), signed(-9999), Decimal, Decimal("-99.99")),
     (decimal(4, 2), signed(9999, 20), Decimal, Decimal("99.99")),
     (decimal(4, 2), signed(10_000), Decimal, None),
@@ -177,7 +177,7 @@ CASES: list[tuple[Any, Any, Any, Any]] = [
 
 @PLACES
 @pytest.mark.parametrize(("schema", "wire", "kind", "wanted"), CASES)
-def test_what_is_read_is_exact_or_refused(schema: Any, wire: Any, kind: Any, wanted: Any, place: str) -> None:
+def test_a_value_read_is_exact_or_refused(schema: Any, wire: Any, kind: Any, wanted: Any, place: str) -> None:
     serde = Avro(kind_of(kind, place), row(schema, place))
     if wanted is None:
         with pytest.raises(
@@ -280,7 +280,7 @@ def test_whatever_is_written_comes_back(number: int, data: st.DataObject) -> Non
 # -- a reader's logical type holds
 
 GAINED: list[tuple[Any, Any, Any, Any, Any]] = [
-    # the schema without, the one with, the type of each, what is on the wire and what it is with one
+    # the schema without, the one with, the type of each, the bytes and the value with one
     ("long", of("long", "timestamp-millis"), Zoned, 1_500, EPOCH + dt.timedelta(seconds=1.5)),
     ("long", of("long", "timestamp-micros"), Zoned, 1_500, EPOCH + dt.timedelta(milliseconds=1.5)),
     ("int", of("long", "timestamp-micros"), Zoned, 1_500, EPOCH + dt.timedelta(milliseconds=1.5)),

@@ -68,7 +68,7 @@ REFUSED = object()
 
 
 def read(value: Any, wrote: str, kind: str) -> Any:
-    """Return what a field's value is to a reader of *kind*, by the rules of the page."""
+    """Return a field's value for a reader of *kind*, by the rules of the page."""
     if value is None:
         return None if kind.endswith("?") else REFUSED
     wrote, kind = wrote.removesuffix("?"), kind.removesuffix("?")
@@ -146,7 +146,7 @@ def message_of(declared: dict[int, tuple[str, bool]], label: str) -> Any:
 
 
 def read_proto(value: Any, wrote: tuple[str, bool], reads: tuple[str, bool]) -> Any:
-    """Return what a field's value is to its reader, by the rules of the page."""
+    """Return a field's value for its reader, by the rules of the page."""
     (kind, many), (wanted, wants_many) = wrote, reads
     if kind != wanted and (kind, wanted) not in WIDER:
         return REFUSED

@@ -14,7 +14,7 @@ paths = st.lists(st.integers(0, 1 << 20), min_size=1, max_size=LIMIT_PATH).map(t
 
 
 @given(st.integers(0, 2**32 - 1), st.binary())
-def test_what_is_framed_is_split(schema_id: int, payload: bytes) -> None:
+def test_a_framed_payload_is_split(schema_id: int, payload: bytes) -> None:
     assert split(header(schema_id) + payload) == (schema_id, payload)
 
 
@@ -32,7 +32,7 @@ def test_paths_are_those_of_confluent_and_come_back(path: tuple[int, ...], paylo
 
 
 @pytest.mark.parametrize("value", [b"", b"\0\0\0\1", b"\1\0\0\0\1abc", b'{"a": 1}'])
-def test_what_is_not_framed_is_refused(value: bytes) -> None:
+def test_an_unframed_payload_is_refused(value: bytes) -> None:
     with pytest.raises(DecodeError):
         split(value)
 
@@ -47,6 +47,6 @@ def test_what_is_not_framed_is_refused(value: bytes) -> None:
         (b"\x7e", "deep"),
     ],
 )
-def test_what_is_no_path_is_refused(payload: bytes, why: str) -> None:
+def test_an_invalid_path_is_refused(payload: bytes, why: str) -> None:
     with pytest.raises(DecodeError, match=why):
         split_path(payload)

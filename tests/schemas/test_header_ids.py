@@ -1,4 +1,4 @@
-"""Schemas that newer serializers tell in a record's headers, as Confluent's own write them."""
+"""Schemas that newer serializers name in a record's headers, as Confluent's own write them."""
 
 from __future__ import annotations
 
@@ -212,14 +212,14 @@ def test_the_kit_reads_streams_by_their_headers() -> None:
 
 
 def test_the_schemas_of_single_sources_and_merges_are_checked_too() -> None:
-    """Where records are decoded with their headers, the serde stays visible to `topics check`."""
+    """If records are decoded with their headers, the serde stays visible to `topics check`."""
     summed: Any = count(name="n", source=SOURCE, key=lambda order: order.customer)
     merged = Merge(name="merged", sources=[SOURCE, Source("others", Avro(Order))])
     assert "orders-value" in {each.serde.subject for each in readers([summed])}
     assert {"orders-value", "others-value"} <= {each.serde.subject for each in readers([merged])}
 
 
-def test_what_is_emitted_anew_has_no_header_of_the_schema_before() -> None:
+def test_an_emitted_record_has_no_header_of_the_schema_before() -> None:
     """Late records of joins, and folds that hand headers on, are written by the stream's own serde."""
     out, raw = Stream("late", Avro(Order), key=Avro(str)), Stream("raw", Bytes(), key=Bytes())
     as_json = Stream("json", Json(Order))

@@ -1,4 +1,4 @@
-"""JSON Schema: which schemas types have, and what is refused."""
+"""JSON Schema: the schemas of types, and the refused ones."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_references_are_read_from_the_registry_and_from_nowhere_else(memory: Sch
         JsonSchema(Order).decode(header(registered(memory, elsewhere)) + b'{"customer": "ada", "cents": 1}')
 
 
-def test_what_is_written_is_valid_by_a_given_schema(memory: SchemaRegistry) -> None:
+def test_a_written_value_is_valid_by_a_given_schema(memory: SchemaRegistry) -> None:
     schema = {"type": "object", "properties": {"customer": {"maxLength": 3}}}
     stream: Any = Stream("big", JsonSchema(Big, schema))
     memory.register("big-value", stream.serde.schema)
@@ -80,7 +80,7 @@ def test_what_is_written_is_valid_by_a_given_schema(memory: SchemaRegistry) -> N
             stream.emit("k", each)
 
 
-def test_what_is_no_schema_or_no_type_is_refused_at_declaration() -> None:
+def test_an_invalid_schema_or_type_is_refused_at_declaration() -> None:
     for schema in ("{", "[]", {"type": "strnig"}):
         with pytest.raises(ConfigError):
             JsonSchema(Order, schema)
@@ -124,7 +124,7 @@ def nested(depth: int) -> Any:
 _NEXT = {"properties": {"next": {"$ref": "#"}}}
 _NEVER = {"required": ["never"]}
 MERSENNE = (1 << 61) - 1
-"""Python's hash of a whole number is what is left of it by this."""
+"""Python's hash of a whole number is its remainder by this."""
 HOSTILE: dict[str, tuple[Any, Any, str | None]] = {
     "different objects": ({"uniqueItems": True}, [{"a": each} for each in range(40_000)], None),
     "equal objects": ({"uniqueItems": True}, [{"a": 1, "b": 2}, {"b": 2, "a": 1}], "non-unique"),
@@ -243,7 +243,7 @@ def test_expressions_with_look_around_and_references_are_read(memory: SchemaRegi
             serde.decode(begin + wrong)
 
 
-def test_an_expression_that_is_none_is_refused_with_the_reason(memory: SchemaRegistry) -> None:
+def test_an_invalid_expression_is_refused_with_the_reason(memory: SchemaRegistry) -> None:
     with pytest.raises(ConfigError, match=r'"\(a" is not a "regex"'):
         JsonSchema(Any, {"pattern": "(a"})
     with pytest.raises(DecodeError, match=r'does not fit: .*"\(a" is not a "regex"'):
@@ -292,7 +292,7 @@ DRAFT_7 = "http://json-schema.org/draft-07/schema#"
         (True, {"a": 1}),
     ],
 )
-def test_what_is_no_rule_of_a_dialect_refuses_nothing(
+def test_a_keyword_that_is_no_rule_of_a_dialect_refuses_nothing(
     memory: SchemaRegistry, schema: Any, value: Any
 ) -> None:
     record = header(registered(memory, schema)) + msgspec.json.encode(value)
@@ -326,7 +326,7 @@ def test_a_reason_says_where_and_by_which_rule(memory: SchemaRegistry) -> None:
             serde.decode(begin + value)
 
 
-def test_references_are_found_beside_the_name_that_the_schema_has(memory: SchemaRegistry) -> None:
+def test_references_are_found_relative_to_the_name_that_the_schema_has(memory: SchemaRegistry) -> None:
     registered(memory, {"$id": "http://example.com/shop/name.json", "type": "string", "maxLength": 3}, "name")
     for own, reference in (("http://example.com/shop/order.json", "name.json"), (None, "name.json")):
         schema: dict[str, Any] = {"properties": {"customer": {"$ref": reference}}}

@@ -1,6 +1,4 @@
-"""Protobuf: which message a record holds, in whichever form the registry keeps its file, and what is
-refused.
-"""
+"""Protobuf: the message in a record, in whichever form the registry keeps its file, and the refused ones."""
 
 from __future__ import annotations
 
@@ -100,7 +98,7 @@ def test_a_text_that_is_no_file_is_refused(memory: SchemaRegistry, text: str) ->
         Protobuf(shop_pb2.Order).decode(header(at) + b"\0")
 
 
-def test_another_message_and_bytes_that_are_none_are_refused(memory: SchemaRegistry) -> None:
+def test_another_message_and_invalid_bytes_are_refused(memory: SchemaRegistry) -> None:
     stream: Any = Stream("orders", Protobuf(shop_pb2.Order))
     memory.register("orders-value", stream.serde.needed(memory, register=True))
     good = stream.emit("k", ORDER).value

@@ -62,14 +62,14 @@ def fields(
 
 
 def read(memory: SchemaRegistry, written: Any, reads: Any) -> Any:
-    """Return what the class *reads* makes of a message of another."""
+    """Return a message of another class as the class *reads* has it."""
     writer = Protobuf(type(written))
     needed = writer.needed(memory, register=True)
     schema_id = memory.register(f"m{next(_numbers)}", needed).schema_id
     return Protobuf(reads).decode(header(schema_id) + writer.payload(written))
 
 
-def test_fields_may_come_and_go_and_what_is_unknown_is_kept(memory: SchemaRegistry) -> None:
+def test_fields_may_come_and_go_and_unknown_ones_are_kept(memory: SchemaRegistry) -> None:
     one, two = built(fields(1)), built(fields(1, 2))
     assert read(memory, two(f1="a", f2="b"), one).f1 == "a"
     assert (

@@ -85,7 +85,7 @@ def test_what_confluents_avro_serializer_writes_is_read(
         assert serde.decode(theirs(plain(order), context(topic))) == order
 
 
-def test_confluents_avro_deserializer_reads_what_is_written(
+def test_confluents_avro_deserializer_reads_our_records(
     real: SchemaRegistry, client: SchemaRegistryClient, topic: str
 ) -> None:
     stream = Stream(topic, Avro(Order))
@@ -180,7 +180,7 @@ def big_with(*note: Any) -> Any:
 
 
 NEEDS_NOTE = big_with("note", str)
-"""Which no record of before has."""
+"""A field that no earlier record has."""
 MAY_HAVE_NOTE = big_with("note", str, "")
 
 
@@ -230,7 +230,7 @@ def of_draft_7(of: Any) -> JsonSchema[Any]:
     )
 
 
-def test_a_registry_that_cannot_compare_schemas_of_a_form_is_told_with_what_to_do(
+def test_a_registry_that_cannot_compare_schemas_of_a_form_is_reported_with_the_remedy(
     real: SchemaRegistry, client: SchemaRegistryClient, topic: str
 ) -> None:
     """Apicurio reads Protobuf as text and JSON Schema up to draft 7 alone where it is to compare."""
@@ -319,7 +319,7 @@ def test_the_server_runs_with_an_archive_of_its_classes(schema_registry: SchemaR
 # -- trouble
 
 
-def test_a_registry_that_is_frozen_or_dead_is_awaited_and_what_is_known_is_still_read(
+def test_a_registry_that_is_frozen_or_dead_is_awaited_and_known_schemas_are_still_read(
     real: SchemaRegistry, schema_registry: SchemaRegistryServer, client: SchemaRegistryClient, topic: str
 ) -> None:
     """The registry keeps what it was given when it is killed."""
@@ -349,7 +349,7 @@ def test_a_registry_that_is_frozen_or_dead_is_awaited_and_what_is_known_is_still
 
 
 def decoded(serde: Any, value: bytes | None) -> Any:
-    """Return what the serde reads, None while it waits for its registry."""
+    """Return the value that the serde reads, None while it waits for its registry."""
     try:
         return serde.decode(value)
     except Later:

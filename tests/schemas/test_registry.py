@@ -1,4 +1,4 @@
-"""What is made of a registry's answers: which are kept, and which mean that it is not there yet."""
+"""The handling of a registry's answers: those that are kept, and those that mean that it is not there yet."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from tests.support.places import TLS
 SCHEMA = {"schema": '"string"'}
 DRIP_S = 0.3
 DRIPPING_S = DRIP_S * len(json.dumps(SCHEMA))
-"""How long an answer that drips takes at least."""
+"""The least duration of an answer that drips."""
 Answer = tuple[int, Any]
 
 
 class Scripted:
-    """A server that answers as it is told, and counts what it is asked."""
+    """A server that answers by a script, and counts its requests."""
 
     def __init__(self) -> None:
         self.answer: Callable[[str], Answer] = lambda path: (200, SCHEMA)
@@ -71,7 +71,7 @@ class Scripted:
         server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         server.daemon_threads = True
         if context is not None:
-            # The handshake is a handler's, or whoever breaks it would hold up all others.
+            # The handshake is a handler's, or a client that breaks it would hold up all others.
             server.socket = context.wrap_socket(
                 server.socket, server_side=True, do_handshake_on_connect=False
             )
@@ -108,7 +108,7 @@ def test_a_schema_is_asked_for_once_by_all_serdes(scripted: Scripted) -> None:
 
 def test_an_id_means_the_same_whatever_topic_it_comes_by(scripted: Scripted) -> None:
     """A cache by subject would give the second topic's reader the first one's schema, or the first topic two
-    readers of one.
+    readers of one schema.
     """
     scripted.answer = lambda path: (200, {"schema": '"string"' if path.endswith("/3") else '"long"'})
     asked_at(scripted.url)
@@ -211,7 +211,7 @@ def test_no_record_is_to_blame_for_a_registry_that_is_another_one(scripted: Scri
     right = dict(schemas)
     schemas.update({1: '"long"', 2: '"int"', 3: '"bytes"'})
     del schemas[4]
-    for number in (2, 4):  # what is another schema there, and what it does not know
+    for number in (2, 4):  # the one has another schema there, and the other is unknown
         with pytest.raises(
             Later, match="does not tell the schemas any more that it told of ids 1: it is another"
         ):
@@ -222,13 +222,13 @@ def test_no_record_is_to_blame_for_a_registry_that_is_another_one(scripted: Scri
     assert [text.decode(record[number]) for number in (2, 3, 4)] == ["hi"] * 3
     with pytest.raises(DecodeError, match="has no schema of id 9"):
         text.decode(record[9])
-    del schemas[1], schemas[2]  # deleted for good, and the third is still told
+    del schemas[1], schemas[2]  # deleted for good, and the third is still returned
     asked._unknown.clear()
     with pytest.raises(DecodeError, match="has no schema of id 9"):
         text.decode(record[9])
 
 
-def test_without_an_address_folds_wait_and_are_told_the_setting() -> None:
+def test_without_an_address_folds_wait_and_name_the_setting() -> None:
     registry.use(SchemaRegistrySettings())
     with pytest.raises(Later, match="schema_registry_url is not set"):
         Avro(str).decode(header(3) + b"\x02x")
@@ -241,14 +241,14 @@ def test_the_user_is_sent_and_the_password_is_not_shown(scripted: Scripted) -> N
     assert "hunter2" not in repr(asked.settings)
 
 
-def test_a_registry_behind_tls_is_known_by_its_authority_and_shown_a_certificate(
+def test_a_registry_with_tls_is_known_by_its_authority_and_shown_a_certificate(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(TLS / "server.pem", TLS / "server-key.pem")
     context.load_verify_locations(TLS / "ca.pem")
     context.verify_mode = ssl.CERT_REQUIRED
-    monkeypatch.setattr("sys.stderr", io.StringIO())  # where the server tells of handshakes that were refused
+    monkeypatch.setattr("sys.stderr", io.StringIO())  # where the server logs handshakes that were refused
     authority: dict[str, Any] = {"schema_registry_ca": TLS / "ca.pem"}
     client: dict[str, Any] = {
         "schema_registry_cert": TLS / "client.pem",
@@ -281,7 +281,7 @@ def test_that_a_registry_fails_to_compare_schemas_is_no_reason_to_wait(scripted:
         asked.is_compatible("s", SchemaText("AVRO", '"string"'))
 
 
-def test_what_is_kept_has_a_limit(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kept_answers_have_a_limit(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "LIMIT_SCHEMAS", 4)
     asked = asked_at(scripted.url)
     for schema_id in range(20):

@@ -1,4 +1,4 @@
-"""Settings of the schema registry: where they come from, what is refused, and what is never shown."""
+"""Settings of the schema registry: their sources, the refused values, and those that are never shown."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The transactional writer on a real broker: what is on the changelog afterwards, in which order, and what
-is refused.
-"""
+"""The transactional writer on a real broker: the changelog afterwards, its order, and the refused writes."""
 
 from __future__ import annotations
 
@@ -85,7 +83,7 @@ def changes(puts: list[tuple[bytes, bytes | None]], applied: int, emits: list[Em
 
 
 def committed(broker: SessionBroker, topic: str, partition: int = 1) -> list[Message]:
-    """Return what a reader of committed records finds in a partition."""
+    """Return the records that a reader of committed records finds in a partition."""
     config = {"group.id": "reader", "enable.partition.eof": True, "isolation.level": "read_committed"}
     consumer = Consumer(broker.client_config(**config))
     consumer.assign([TopicPartition(topic, partition, 0)])
@@ -287,7 +285,7 @@ def test_more_transactions_than_there_are_epochs(broker: SessionBroker, topic: s
 
 
 @pytest.mark.long
-def test_a_broker_that_is_not_there_is_told_by_its_deadline() -> None:
+def test_a_missing_broker_is_an_error_at_the_deadline() -> None:
     async def run() -> None:
         connect = connector(Settings(app="writer", kafka={"bootstrap.servers": "127.0.0.1:1"}), timeout_s=1)
         for within_s in (1, *VAIN_S):
@@ -299,7 +297,7 @@ def test_a_broker_that_is_not_there_is_told_by_its_deadline() -> None:
             ) as told:
                 await writer.fence(within_s)
             await writer.close()
-            if " s: None; " not in str(told.value):  # one that stood still has asked nobody yet
+            if " s: None; " not in str(told.value):  # a frozen one has not been asked yet
                 break
         assert "Unable to bootstrap" in str(told.value)
 

@@ -1,5 +1,5 @@
-"""The walk of a store beside its changelog: every difference is found, and what changed since the state
-was pinned is none.
+"""The walk of a store along its changelog: every difference is found, and changes since the state was pinned
+are none.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def test_rows_that_changed_since_are_left_out_whatever_a_compaction_made_of_them
     assert compared(tmp_path, RIGHT, compacted, frozenset({KEYS[5], KEYS[6], KEYS[-1]})) is None
 
 
-def test_a_row_that_did_not_change_since_is_found_beside_those_that_did(tmp_path: Path) -> None:
+def test_a_row_that_did_not_change_since_is_found_among_those_that_did(tmp_path: Path) -> None:
     compacted = {key: value for key, value in RIGHT.items() if key != KEYS[5]}
     assert (
         compared(tmp_path, {**RIGHT, KEYS[900]: b"other"}, compacted, frozenset({KEYS[5]}))
@@ -80,7 +80,7 @@ def test_a_row_that_did_not_change_since_is_found_beside_those_that_did(tmp_path
     )
 
 
-def test_a_walk_that_is_told_to_stop_says_nothing_of_the_store(tmp_path: Path) -> None:
+def test_a_walk_that_is_stopped_says_nothing_of_the_store(tmp_path: Path) -> None:
     store = PartitionStore(tmp_path / "store", STAMP, BUDGET)
     store.write(RIGHT.items(), Marker(9, 90, 1), 10)
     scratch = R.Rdict(str(tmp_path / "scratch"), BUDGET.options())
@@ -138,7 +138,7 @@ class ChangelogConsumer:
 
 
 def read_with(folder: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> Rows:
-    """Return what a check has read of a changelog of two records, with an error between them."""
+    """Return the rows that a check has read of a changelog of two records, with an error between them."""
     consumer = ChangelogConsumer(
         ChangelogMessage(0, KEYS[0], b"one"),
         ChangelogMessage(-1, code=code),
@@ -171,7 +171,7 @@ def test_a_check_ends_where_it_may_not_read_the_changelog(
         read_with(tmp_path, monkeypatch, KafkaError.TOPIC_AUTHORIZATION_FAILED)
 
 
-def test_what_lies_before_the_state_is_applied_and_what_lies_behind_it_is_only_noted(tmp_path: Path) -> None:
+def test_records_before_the_state_are_applied_and_records_after_it_are_only_noted(tmp_path: Path) -> None:
     scratch = R.Rdict(str(tmp_path / "scratch"), BUDGET.options())
     try:
         scratch[KEYS[1]] = b"deleted since"

@@ -45,7 +45,7 @@ def batch(first: int, *events: str) -> Batch:
     return Batch(offsets, [*offsets], ([event.encode() for event in events],))
 
 
-def test_a_view_shows_what_was_there_in_a_store_as_in_memory(store: GlobalStore) -> None:
+def test_a_view_shows_its_rows_in_a_store_as_in_memory(store: GlobalStore) -> None:
     found = []
     for each in (store, DictStore()):
         copy = GlobalCopy(NAMES, each, lock=RLock())

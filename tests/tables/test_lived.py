@@ -1,4 +1,4 @@
-"""Deadlines of a process that was frozen: what had come meanwhile is read before they end."""
+"""Deadlines of a process that was frozen: messages that came since are read before they end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A table that begins behind a hole in one of its sources, and what its partition says of that: then, after
+"""A table that begins after a hole in one of its sources, and its partition's report of that: then, after
 restarts, and on standbys.
 """
 
@@ -87,7 +87,7 @@ def merged(left: int, right: int) -> MergedChanges:
     )
 
 
-def test_the_first_transaction_behind_a_hole_says_so_and_no_other(tmp_path: Path) -> None:
+def test_the_first_transaction_after_a_hole_says_so_and_no_other(tmp_path: Path) -> None:
     part = opened(tmp_path, heads={"in": 700})
     assert part.partial == {"in": 700}, "known as soon as the log was met, though nothing is folded yet"
     assert LOST_HEADS in folded(part, changes(700), 3)
@@ -101,7 +101,7 @@ def test_the_first_transaction_behind_a_hole_says_so_and_no_other(tmp_path: Path
     reopened.close()
 
 
-def test_a_table_does_not_begin_behind_what_is_in_the_lake(tmp_path: Path) -> None:
+def test_a_table_does_not_begin_after_records_that_are_in_the_lake(tmp_path: Path) -> None:
     part = opened(tmp_path, heads={"in": 700}, landed=frozenset({"in"}))
     with pytest.raises(
         OutOfRangeError, match=r"in partition 0 begins at offset 700, .* bootstrap p --version 1"
@@ -130,7 +130,7 @@ def test_a_table_of_a_whole_log_is_not_partial_though_another_table_is(tmp_path:
     part.close()
 
 
-def test_records_that_are_gone_before_the_next_end_the_worker_though_another_table_begins_behind_them(
+def test_records_that_are_gone_before_the_next_end_the_worker_though_another_table_begins_after_them(
     tmp_path: Path,
 ) -> None:
     part = opened(tmp_path)
@@ -143,7 +143,7 @@ def test_records_that_are_gone_before_the_next_end_the_worker_though_another_tab
     part.close()
 
 
-def test_of_several_sources_each_is_told_when_its_first_record_is_folded(tmp_path: Path) -> None:
+def test_with_several_sources_each_is_reported_when_its_first_record_is_folded(tmp_path: Path) -> None:
     part = opened(tmp_path, TWO, {"left": 3, "right": 9})
     assert part.partial == {"left": 3, "right": 9}
     assert LOST_HEADS in folded(part, merged(3, -1), 3)
@@ -162,7 +162,7 @@ def test_a_restore_and_a_standby_learn_it_from_the_changelog(tmp_path: Path, tak
         (row_key("a"), b"x"),
         (APPLIED, encode_marker(Marker(7, 1, 1))),
     ]
-    if taken_back:  # as `tables repair` does, which folds all of the log anew
+    if taken_back:  # as `tables repair` does, which folds all of the log again
         log += [(LOST_HEADS, None), (APPLIED, encode_marker(Marker(8, 1, 1)))]
     part = opened(tmp_path)
     records = [

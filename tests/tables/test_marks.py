@@ -1,4 +1,4 @@
-"""Marks: which partitions are told, how often, and again after a new owner took over."""
+"""Marks: the partitions that get them, how often, and again after a new owner took over."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STEP: Rekey[int, int] = Rekey(name="step", source=NUMBERS, by=str)
 
 
 class Clock:
-    """A clock that is told the time."""
+    """A clock whose time is set."""
 
     now_s = 100.0
 
@@ -26,7 +26,7 @@ class Clock:
 def transaction(
     marks: StepMarks, watermark_ms: int, *into: int, ended: bool = False, targets: int = 4
 ) -> dict[int, Mark]:
-    """Send a record into each partition of *into*; return the marks behind them."""
+    """Send a record into each partition of *into*; return the marks after them."""
     sent: list[list[Written]] = [[] for _ in range(targets)]
     for at in into:
         sent[at].append((b"k", b"v", [record_header(1, watermark_ms - 1, watermark_ms)]))
@@ -44,7 +44,7 @@ def marks_of(clock: Clock) -> StepMarks:
     return StepMarks(STEP, 1, clock=clock)  # type: ignore[arg-type]
 
 
-def test_a_new_owner_tells_all_and_then_those_that_get_no_record_now_and_then() -> None:
+def test_a_new_owner_marks_all_and_then_those_that_get_no_record_now_and_then() -> None:
     clock = Clock()
     marks = marks_of(clock)
     assert transaction(marks, 10, 0) == dict.fromkeys(range(4), Mark(1, 10, False, 3))
@@ -54,7 +54,7 @@ def test_a_new_owner_tells_all_and_then_those_that_get_no_record_now_and_then() 
     assert transaction(marks_of(clock), 30) == dict.fromkeys(range(4), Mark(1, 30, False, 3))
 
 
-def test_that_an_origin_lets_go_and_goes_on_is_told_at_once() -> None:
+def test_that_an_origin_lets_go_and_resumes_is_marked_at_once() -> None:
     marks = marks_of(Clock())
     transaction(marks, 10, 0)
     assert not marks.has_told(StepReached(10, True))
@@ -63,7 +63,7 @@ def test_that_an_origin_lets_go_and_goes_on_is_told_at_once() -> None:
     assert transaction(marks, 11, 2) == dict.fromkeys((0, 1, 3), Mark(1, 11, False, 3)), "the record tells 2"
 
 
-def test_a_partition_is_told_again_after_a_while_though_records_tell_it_all() -> None:
+def test_a_partition_is_marked_again_after_a_while_though_records_carry_it_all() -> None:
     clock = Clock()
     marks = marks_of(clock)
     transaction(marks, 10, *range(4))
@@ -85,6 +85,6 @@ def test_marks_are_bounded_however_many_transactions_there_are(targets: int, mos
     assert 0 < count <= most
 
 
-def test_a_step_that_keeps_partitions_tells_its_own_that_it_hears_no_other() -> None:
+def test_a_step_that_keeps_partitions_marks_its_own_that_it_receives_no_other() -> None:
     kept = Filter(name="kept", source=NUMBERS, keep=bool)
     assert transaction(StepMarks(kept, 1), 10, 1) == {1: Mark(1, 10, False, 0)}

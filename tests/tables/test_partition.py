@@ -166,7 +166,7 @@ def test_rows_of_a_transaction_that_has_not_come_whole_wait_in_the_store(tmp_pat
 
 @pytest.mark.parametrize("rows", [2, 8])
 def test_a_partition_rebuilt_amid_a_transaction_knows_nothing_of_it(tmp_path: Path, rows: int) -> None:
-    """Held in memory or in the store: what is built anew is of the changelog as it is then."""
+    """In memory or in the store: the rebuilt state is that of the changelog as it is then."""
     records, _ = logged([dict.fromkeys(KEYS, 1)])
     part = opened(tmp_path)
     part.replay.apply(records[:rows], LOGGED)
@@ -231,7 +231,7 @@ def test_a_position_that_is_none_closes_nothing_and_one_that_follows_does(
     part.close()
 
 
-def test_a_standby_does_not_say_how_far_it_is_behind_an_end_it_asked_for_long_ago(
+def test_a_standby_does_not_report_its_lag_from_an_end_it_asked_for_long_ago(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = ManualClock(now_ms=1_000_000)
@@ -248,7 +248,7 @@ def test_a_standby_does_not_say_how_far_it_is_behind_an_end_it_asked_for_long_ag
 
 
 class Fencing:
-    """A producer that notes what is done by its id."""
+    """A producer that notes the calls under its id."""
 
     def __init__(self, transactional_id: str, done: list[str]) -> None:
         self.transactional_id, self._done = transactional_id, done

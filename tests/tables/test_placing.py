@@ -1,5 +1,5 @@
-"""Where a transaction's records go: each emit to its topic and partition, in the order in which it was
-emitted.
+"""The destinations of a transaction's records: each emit goes to its topic and partition, in the order in
+which it was emitted.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def test_equal_topics_are_one_whatever_object_names_them() -> None:
     assert placed(emits, out=1) == {("out", 0): [(b"a", b"0", []), (b"a", b"1", []), (b"a", b"2", [])]}
 
 
-def test_a_partition_that_was_added_meanwhile_is_asked_for_and_nothing_before_it_is_lost() -> None:
+def test_a_partition_that_was_added_since_is_asked_for_and_nothing_before_it_is_lost() -> None:
     emits = [Emit("out", b"a", b"0", partition=0), Emit("out", b"b", b"1", (("h", b"x"),), 3)]
     again = [
         Emit("other", None, b"2"),

@@ -30,7 +30,7 @@ MARKER = Marker(7, 1_000, 1)
 
 
 class ScriptedProducer:
-    """Keeps what is committed in memory. *faults* are what its next appends and ends raise."""
+    """Keeps the committed records in memory. *faults* are raised by its next appends and ends."""
 
     def __init__(self, transactional_id: str, *faults: Exception | None) -> None:
         self.transactional_id, self.why = transactional_id, object()
@@ -109,7 +109,7 @@ def test_the_marker_is_the_last_record_and_all_of_it_is_one_transaction() -> Non
     asyncio.run(run())
 
 
-def test_what_must_be_made_anew_is_aborted_and_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_abortable_transaction_is_aborted_and_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(changelog, "_BACKOFF_S", 0.001)
 
     async def run() -> None:

@@ -62,7 +62,7 @@ def taken_up(folder: Path, processor: Processor[Any, Any]) -> Partition:
     return part
 
 
-def test_the_types_are_noted_once_and_a_compatible_one_goes_on(
+def test_the_types_are_noted_once_and_a_compatible_one_continues(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     part = taken_up(tmp_path, counting(One))

@@ -52,7 +52,7 @@ def test_a_log_of_which_nothing_is_folded_may_be_another(tmp_path: Path) -> None
     part.close()
 
 
-def test_a_copy_of_the_cluster_goes_on_and_notes_its_own_ids(tmp_path: Path) -> None:
+def test_a_copy_of_the_cluster_continues_and_notes_its_own_ids(tmp_path: Path) -> None:
     part = activated(tmp_path, "first")
     fold(part, 0, b"a")
     part.close()
@@ -76,6 +76,6 @@ def test_a_table_of_an_earlier_holdfast_takes_its_sources_for_those_that_it_fold
 @pytest.mark.parametrize(
     ("value", "why"), [(b"\xc1", "malformed"), (encode_source_ids(SourceIds(9, "c", {})), "has format 9")]
 )
-def test_a_note_that_cannot_be_read_is_told(value: bytes, why: str) -> None:
+def test_an_unreadable_note_is_an_error(value: bytes, why: str) -> None:
     with pytest.raises(ChangelogError, match=why):
         decode_source_ids(value)

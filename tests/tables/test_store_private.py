@@ -1,5 +1,5 @@
-"""What a store tells other accounts of the machine: nothing, whatever the umask, and also when it is an
-older one.
+"""A store shows nothing to other accounts of the machine, whatever the umask, and also when it is an older
+one.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def test_a_store_is_for_its_account_alone(tmp_path: Path) -> None:
     assert (path / "IDENTITY").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_data_folder_that_is_a_file_is_told_in_one_line(tmp_path: Path) -> None:
+def test_a_data_folder_that_is_a_file_is_reported_in_one_line(tmp_path: Path) -> None:
     file = tmp_path / "data"
     file.write_text("")
     for folder in (file, file / "below"):
@@ -66,7 +66,7 @@ BUDGET = Budget.of(1 << 20, 1 << 20)
 
 @pytest.fixture
 def give_away(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
-    """Return what makes a path another account's."""
+    """Return a function that makes a path another account's."""
 
     def give(path: Path) -> None:
         if os.geteuid() == 0:
@@ -120,7 +120,7 @@ def test_a_link_of_the_operator_leads_where_it_says(tmp_path: Path) -> None:
     assert (other_disk / "0" / "CURRENT").exists()
 
 
-def test_a_data_folder_that_others_can_put_another_in_place_of_is_told(
+def test_a_data_folder_that_others_can_replace_is_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for mode, told in ((0o755, 0), (0o1777, 0), (0o777, 1)):

@@ -1,5 +1,5 @@
-"""Bytes on disk that are not what was written: found when they are read, and all at the opening after a
-kill; never served, never a way to crash.
+"""Damaged bytes on disk: found when they are read, and all at the opening after a kill; never served, never a
+way to crash.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def opened(folder: Path) -> PartitionStore:
 def filled(folder: Path) -> PartitionStore:
     store = opened(folder)
     store.write([(key, key + os.urandom(60)) for key in KEYS], Marker(7, 70, 1), 80, options=UNLOGGED)
-    # Else RocksDB may do so behind the next opening, and meet damage before anybody reads.
+    # Else RocksDB may do so after the next opening, and meet damage before any read.
     store._db.compact_range(None, None)
     return store
 
@@ -67,7 +67,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.process
-def test_after_a_kill_a_damaged_store_is_set_aside_and_begun_anew(
+def test_after_a_kill_a_damaged_store_is_set_aside_and_recreated(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     filled(tmp_path).close()
@@ -93,7 +93,7 @@ def test_after_a_kill_a_store_without_damage_is_kept(tmp_path: Path) -> None:
 
 
 def test_a_store_closed_in_good_order_is_opened_without_reading_it(tmp_path: Path) -> None:
-    """Damage that came while nobody had it open shows when it is read."""
+    """Damage that came while the store was closed shows when it is read."""
     filled(tmp_path).close()
     flip(tmp_path)
     store = opened(tmp_path)
@@ -141,7 +141,7 @@ def test_a_store_found_rotten_is_rebuilt_in_place_and_the_newest_are_kept(tmp_pa
 
 @pytest.mark.process
 def test_a_rotten_store_of_a_process_that_was_killed_is_not_believed_again(tmp_path: Path) -> None:
-    """Its bytes fit their checksums: only the note tells."""
+    """Its bytes fit their checksums: only the note shows it."""
     filled(tmp_path).close()
     code = f"""
 import os, signal

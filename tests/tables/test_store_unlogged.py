@@ -1,5 +1,5 @@
-"""A restore writes without RocksDB's log: whatever a crash takes, what is left is an earlier state, whole,
-and nothing later stands on a hole.
+"""A restore writes without RocksDB's log: whatever a crash takes, the rest is an earlier state, whole, and
+nothing later follows a hole.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def test_a_process_killed_while_it_restores_leaves_an_earlier_state(
 @pytest.mark.parametrize("transactions", [1, 30])
 @pytest.mark.process
 def test_a_transaction_after_a_restore_is_there_with_all_before_it(tmp_path: Path, transactions: int) -> None:
-    """Its rows are half of all: without the flush before it they would stand among older ones, or alone."""
+    """Its rows are half of all: without the flush before it they would be among older ones, or alone."""
     killed_after(tmp_path, restore_and_go_on, transactions)
     assert state(tmp_path) == transactions
     store = opened(tmp_path)

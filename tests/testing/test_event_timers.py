@@ -1,4 +1,4 @@
-"""The test kit over processors with event time: of one source, and of several with ticks beside it."""
+"""The test kit over processors with event time: of one source, and of several with ticks as well."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ SEVERAL: Processor[Any, int] = Processor(
 
 
 @pytest.mark.parametrize("processor", [ONE, SEVERAL], ids=["one source", "several"])
-def test_a_meter_is_told_when_event_time_passes_its_last_reading(processor: Processor[Any, int]) -> None:
+def test_a_meter_is_notified_when_event_time_passes_its_last_reading(processor: Processor[Any, int]) -> None:
     with Topology([processor], partitions=1) as topology:
         topology.pipe("readings", Reading("a", 10_000), at=5)
         topology.pipe("readings", Reading("b", 10_999), at=900_000)

@@ -84,7 +84,7 @@ def test_a_fold_cannot_write_to_a_global(act: str) -> None:
     assert "folds of processors only read it" in refused.reason
 
 
-def test_only_what_is_declared_can_be_read() -> None:
+def test_only_declared_globals_can_be_read() -> None:
     def look(rows: Rows[float], order: PricedOrder, at_ms: int) -> None:
         rows.globals[rates].get("eur")
 

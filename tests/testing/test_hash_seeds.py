@@ -121,7 +121,7 @@ def test_it_can_be_left_out_and_does_not_follow_a_failure(tmp_path: Path) -> Non
 
 
 @pytest.mark.variant
-def test_a_second_run_that_cannot_begin_is_told_and_fails_nothing(tmp_path: Path) -> None:
+def test_a_second_run_that_cannot_begin_is_reported_and_fails_nothing(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(
         "import os\n\nif os.environ.get('PYTHONHASHSEED') == '1':\n    raise RuntimeError('once only')\n"
     )

@@ -1,4 +1,4 @@
-"""What is noted of a test's folds, and what is found when two runs of it are held against each other."""
+"""The notes of a test's folds, and the differences found when two runs of it are compared."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_another_row_is_named_with_its_record_table_and_key() -> None:
     assert found.difference == "words partition 1: record lines/1/1 gives other rows: words['be'] was 1, is 7"
 
 
-def test_a_row_that_is_written_in_one_run_alone_is_told() -> None:
+def test_a_row_that_is_written_in_one_run_alone_is_reported() -> None:
     def less(rows: Any, word: str, at_ms: int) -> None:
         pass
 
@@ -98,7 +98,7 @@ def test_timers_are_compared() -> None:
     )
 
 
-def test_what_is_refused_is_compared_by_place_and_kind_since_its_text_may_hold_an_address() -> None:
+def test_refusals_are_compared_by_position_and_kind_since_their_text_may_hold_an_address() -> None:
     def refusing(error: Exception) -> Fold:
         def fold(rows: Any, word: str, at_ms: int) -> None:
             raise error
@@ -110,7 +110,7 @@ def test_what_is_refused_is_compared_by_place_and_kind_since_its_text_may_hold_a
     assert "refuses other records" in str(compare(one, steps(refusing(KeyError("at 0x1")), "to")).difference)
 
 
-def test_a_long_row_differs_beyond_what_is_noted_of_it() -> None:
+def test_a_long_row_differs_beyond_the_noted_part_of_it() -> None:
     def long(end: str) -> Fold:
         def fold(rows: Any, word: str, at_ms: int) -> None:
             rows[word] = "x" * 10_000 + end
@@ -187,7 +187,7 @@ def test_a_test_is_noted_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [len(each) for each in notes.steps] == [2, 1]
 
 
-def test_nothing_is_noted_where_nobody_asks() -> None:
+def test_nothing_is_noted_without_a_request() -> None:
     with noting() as notes:
         pass
     with Topology([Processor(name="w", source="lines", decode=bytes.decode, fold=keep, row=int)]) as topology:

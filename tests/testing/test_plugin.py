@@ -83,7 +83,7 @@ def test_a_replay_that_differs_fails_the_test(tmp_path: Path) -> None:
     assert "ImpureFoldError: words partition 0: replay of 2 records gives other rows or timers" in done.stdout
 
 
-def test_a_failing_test_is_told_what_its_topologies_refused(tmp_path: Path) -> None:
+def test_a_failing_test_shows_the_refusals_of_its_topologies(tmp_path: Path) -> None:
     program = PROGRAM.format(row="1 // 0") + "    assert made.table('words') == {'be': 1, 'to': 1}\n"
     done = ran(tmp_path, program)
     assert done.returncode == 1, done.stdout

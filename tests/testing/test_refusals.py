@@ -1,4 +1,4 @@
-"""A test that has not looked at what was refused fails, and reads where the code failed."""
+"""A test that has not looked at refusals fails, and reads where the code failed."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_to_look_is_enough(look: Callable[[Topology], object]) -> None:
         look(topology)
 
 
-def test_what_was_refused_names_the_calls() -> None:
+def test_a_refusal_names_the_calls() -> None:
     with Topology([of(divides)]) as topology:
         topology.pipe("s", "x", key="x")
         (refused,) = topology.refused
@@ -72,13 +72,13 @@ def test_a_generator_that_raises_is_found_too() -> None:
         assert [each.function for each in topology.refused[0].frames] == ["yields", "fee"]
 
 
-def test_a_stopped_partition_nobody_looked_at_fails_too() -> None:
+def test_a_stopped_partition_that_was_not_looked_at_fails_too() -> None:
     topology = Topology([of(divides, on_error="stop")])
     with pytest.raises(UnseenRefusalsError, match="in fee, called from"), topology:
         topology.pipe("s", "x", key="x")
 
 
-def test_a_global_s_refusal_nobody_looked_at_fails_too() -> None:
+def test_a_global_s_refusal_that_was_not_looked_at_fails_too() -> None:
     def learn(rows: Any, event: str, at_ms: int, key: str) -> None:
         rows[key] = fee(Row())
 
@@ -150,7 +150,7 @@ def a_list_of_rows(rows: Any, event: str, at_ms: int) -> Any:
         (a_list_of_rows, "stores a row by `rows[key] = row`"),
     ],
 )
-def test_a_newcomer_s_fold_is_told_what_to_write(fold: Fold, cure: str) -> None:
+def test_a_newcomer_s_fold_gets_advice_on_what_to_write(fold: Fold, cure: str) -> None:
     with Topology([of(fold)]) as topology:
         topology.pipe("s", "x", key="x")
         (refused,) = topology.refused

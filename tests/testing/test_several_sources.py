@@ -84,7 +84,7 @@ def test_a_tick_fires_timers_of_its_clock_without_a_record() -> None:
         assert [each.tick_ms for each in topology.choices(JOIN, by_key("a", 3))] == [1_010]
 
 
-def test_a_record_that_comes_too_late_for_its_place_is_folded_behind_a_barrier() -> None:
+def test_a_record_that_comes_too_late_for_its_turn_is_folded_after_a_barrier() -> None:
     with Topology([JOIN], partitions=1) as topology:
         topology.pipe(ORDERS, PairedOrder("a", 1), key="a", at=30)
         topology.pipe(CUSTOMERS, Customer("ada"), key="a", at=20)
@@ -115,7 +115,7 @@ def test_a_refusal_names_the_source() -> None:
         assert (str(refused.record), refused.stage, refused.error) == ("orders/1/0", "decode", "DecodeError")
 
 
-def test_a_timer_that_fails_at_a_tick_is_told() -> None:
+def test_a_timer_that_fails_at_a_tick_is_reported() -> None:
     def fail(rows: Rows[Known], key: str, at_ms: int) -> None:
         raise ValueError("not today")
 

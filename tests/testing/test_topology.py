@@ -83,7 +83,7 @@ def test_rows_timers_and_emits_of_a_chain() -> None:
         assert not topology.refused
 
 
-def test_a_record_that_cannot_be_decoded_is_told() -> None:
+def test_a_record_that_cannot_be_decoded_is_reported() -> None:
     with Topology([SPENT]) as topology:
         topology.pipe("sales", b"{", key="ada", partition=2)
         (refused,) = topology.refused
@@ -192,7 +192,7 @@ def test_it_says_what_it_does_not_have() -> None:
         Topology([])
 
 
-def test_rows_that_queries_would_not_find_are_told() -> None:
+def test_rows_that_queries_would_not_find_are_reported() -> None:
     topology = Topology([SPENT])
     elsewhere = (by_key("ada", 3) + 1) % 3
     topology.pipe("sales", Sale("ada", 1), partition=elsewhere)
@@ -200,7 +200,7 @@ def test_rows_that_queries_would_not_find_are_told() -> None:
         topology.table("spent")
 
 
-def test_one_key_in_two_partitions_is_told() -> None:
+def test_one_key_in_two_partitions_is_reported() -> None:
     with Topology([BIG]) as topology:
         for partition in (0, 1):
             topology.pipe("big", b"", key="ada", partition=partition)
@@ -284,7 +284,7 @@ def test_a_named_table_s_route_is_checked_too() -> None:
 
 
 class Registry:
-    """What serdes need: it answers while it is `there`."""
+    """A need of serdes: it answers while it is `there`."""
 
     def __init__(self) -> None:
         self.there = True
@@ -321,7 +321,7 @@ def pair_of(registry: Registry) -> tuple[Source[str], Processor[Any, str]]:
     )
 
 
-def test_what_has_to_wait_holds_its_partition_alone_until_it_goes_on() -> None:
+def test_a_record_that_has_to_wait_holds_its_partition_alone_until_it_resumes() -> None:
     registry = Registry()
     words, notes = pair_of(registry)
     with Topology([notes]) as topology:
@@ -351,7 +351,7 @@ def test_what_has_to_wait_holds_its_partition_alone_until_it_goes_on() -> None:
         assert [each.value for each in topology.read("noted")] == [b"a", b"x", b"b", b"c"]
 
 
-def test_what_follows_an_emit_that_waits_follows_it_when_it_goes_on() -> None:
+def test_records_after_an_emit_that_waits_follow_it_when_it_resumes() -> None:
     registry = Registry()
     words = Source("words", Text())
     sent = Stream("sent", registry)
@@ -400,7 +400,7 @@ def test_a_global_waits_for_itself() -> None:
         assert not topology.waiting
 
 
-def test_a_processor_that_stops_is_told_and_goes_on_behind_a_skip() -> None:
+def test_a_processor_that_stops_is_reported_and_resumes_after_a_skip() -> None:
     def fold(rows: Rows[int], event: str, at_ms: int) -> None:
         if event == "bad":
             raise ValueError("no such word")
@@ -452,7 +452,7 @@ def _fail(topology: Topology, table: str, key: str) -> None:
         assert topology.table(table)[key] == 7
 
 
-def test_a_failed_test_is_told_what_was_refused() -> None:
+def test_a_failed_test_shows_the_refused_records() -> None:
     def need(rows: Rows[int], name: str, at_ms: int) -> None:
         rows[name] = rows[name] + 1  # KeyError: no row was there before
 

@@ -24,7 +24,7 @@ def provider() -> TracerProvider:
 
 @pytest.fixture
 def exported(provider: TracerProvider) -> Iterator[InMemorySpanExporter]:
-    """Give what is exported from here on."""
+    """Give the spans exported from here on."""
     _EXPORTER.clear()
     yield _EXPORTER
     _EXPORTER.clear()

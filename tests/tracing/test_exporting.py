@@ -1,4 +1,4 @@
-"""Where spans go is told by the environment; what cannot be is one line with its cure."""
+"""The environment names the exporters of spans; an unusable one is reported in one line with its cure."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tests.support.places import ROOT
 from tests.test_light_installation import python
 
 LIMIT_S = 60.0
-"""A collector that is waited for without a limit of ours is tried again for longer, and a machine stands
-still for less.
+"""A collector that is waited for without a limit of ours is tried again for longer, and a machine freezes for
+less.
 """
 PROGRAM = "from holdfast import create_app\napp = create_app([])"
 
@@ -99,7 +99,7 @@ def test_a_collector_that_never_answers_delays_the_end_by_seconds_at_most(tmp_pa
 
 @pytest.mark.parametrize(("named", "expected"), [(None, LIMIT_ATTRIBUTE), ("77", 77)])
 @pytest.mark.process
-def test_what_is_told_of_a_record_is_bounded(named: str | None, expected: int, tmp_path: Path) -> None:
+def test_the_text_about_a_record_is_bounded(named: str | None, expected: int, tmp_path: Path) -> None:
     """The text of an exception may quote a record of any size."""
     code = (
         "import os; os.environ['OTEL_TRACES_EXPORTER'] = 'console'\n"

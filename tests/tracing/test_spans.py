@@ -1,4 +1,6 @@
-"""holdfast goes on with traces, and begins none: which spans are made, of what, and what is sent on."""
+"""holdfast continues traces, and begins none: the spans that are made, their links, and the headers sent
+on.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,7 @@ def linked(span: ReadableSpan) -> list[int]:
     return [link.context.trace_id for link in span.links]
 
 
-# -- what is met
+# -- incoming traces
 
 
 def test_what_all_belongs_to_one_trace_is_a_part_of_it(exported: InMemorySpanExporter) -> None:
@@ -143,14 +145,14 @@ def test_a_span_has_a_limit_of_links(exported: InMemorySpanExporter) -> None:
     assert linked(exported.get_finished_spans()[0]) == [*range(1, LIMIT_LINKS + 1)]
 
 
-def test_names_of_http_headers_have_no_case_and_baggage_goes_on() -> None:
+def test_names_of_http_headers_have_no_case_and_baggage_continues() -> None:
     with handling("work", "SERVER", [[("Traceparent", parent(7).decode()), ("Baggage", "who=ada")]]):
         assert baggage.get_baggage("who") == "ada"
         assert outgoing()["baggage"] == "who=ada"
         assert outgoing()["traceparent"].split("-")[1] == f"{7:032x}"
 
 
-# -- what is sent
+# -- outgoing headers
 
 
 def test_outside_of_a_trace_nothing_is_sent_on(exported: InMemorySpanExporter) -> None:
@@ -296,12 +298,12 @@ def test_a_transaction_without_sampled_traces_is_no_span(exported: InMemorySpanE
     assert exported.get_finished_spans() == ()
 
 
-def test_what_was_rolled_back_is_not_told(exported: InMemorySpanExporter) -> None:
+def test_a_rolled_back_batch_makes_no_span(exported: InMemorySpanExporter) -> None:
     traced_batches, _ = watching(ONE)
     for trace_id in (9, 1):
         [*traced_batches.watched(iter([Batch([0], [1], ([b"a"], [carrying(trace_id)]))]))]
     traced_batches.committed(changes(applied=0))
-    traced_batches.committed(changes(applied=0))  # what is written beside: of no records
+    traced_batches.committed(changes(applied=0))  # a commit without records
     assert [linked(span) for span in exported.get_finished_spans()] == [[1]]
 
 
@@ -368,6 +370,6 @@ def test_a_header_of_spaces_costs_no_more_than_its_length(shape: bytes, space: b
     """A producer chooses it, and a batch has many: each of these took seconds of the event loop."""
     limit = TRACE_LIMITS["baggage"]
     value = shape.replace(b"%s", space * (limit // len(space) // 3))
-    for _ in range(1_000):  # what is quadratic does not end in time
+    for _ in range(1_000):  # a quadratic check does not end in time
         assert not is_readable("baggage", value)
     assert is_readable("baggage", b"a = b ; c=d,\te=\t")

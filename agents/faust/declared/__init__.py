@@ -1,1 +1,3 @@
-"""What an application declares of Faust's own, beside its processors: settings, agents, topics and tables."""
+"""An application's declarations of Faust's own, in addition to its processors: settings, agents, topics and
+tables.
+"""

@@ -1,4 +1,4 @@
-"""Which of Faust's settings an application of `create_app` takes, and what to set in place of the others."""
+"""Faust's settings that an application of `create_app` takes, and the settings that replace the others."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ TAKEN = frozenset(
         "web_cors_options",
     }
 )
-"""They concern agents, their topics, tables and pages, and nothing that holdfast does in Faust's place."""
+"""They concern agents, their topics, tables and pages, and not the parts of Faust that holdfast replaces."""
 
 INSTEAD: Mapping[str, str] = {
     "broker": "set bootstrap.servers, as in HOLDFAST_KAFKA__BOOTSTRAP_SERVERS=host:9092",
@@ -77,7 +77,7 @@ INSTEAD: Mapping[str, str] = {
 
 
 def require_taken(options: Mapping[str, Any]) -> None:
-    """Raise ConfigError for the first of *options* that is governed by holdfast's settings, or by nobody."""
+    """Raise ConfigError for the first of *options* that holdfast's settings govern, or that has no effect."""
     for name in sorted(options.keys() - TAKEN):
         instead = INSTEAD.get(name, f"leave it out; those that it takes are {', '.join(sorted(TAKEN))}")
         raise ConfigError(f"create_app does not take Faust's setting {name}: {instead}")

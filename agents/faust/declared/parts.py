@@ -1,5 +1,5 @@
-"""What an application takes in of Faust's own parts beside its processors, and what it refuses where they are
-declared.
+"""Faust's own parts that an application takes in addition to its processors, and those that it refuses at
+their declaration.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OWN_PAGES = ("/tables", "/globals", "/health", "/metrics")
 
 
 STOCK_PAGES = (*DEFAULT_BLUEPRINTS, *PRODUCTION_BLUEPRINTS, *DEBUG_BLUEPRINTS, *OPTIONAL_BLUEPRINTS)
-"""Faust's own, which tell of its tables to anybody."""
+"""Faust's own pages, which show its tables to anyone."""
 
 
 class LeaderOnDemand(LeaderAssignor):
@@ -103,7 +103,7 @@ class FaustParts(faust.App):
             self.consumer.commits_no_more()  # type: ignore[attr-defined]  # ours
 
     def faust_topics(self) -> FaustTopics:
-        """Return the topics of what is declared beside the processors."""
+        """Return the topics of the parts declared in addition to the processors."""
         agents = [each for each in self.agents.values() if not takes_batches(each.channel)]
         own = {processor.table for processor in self.processors.values()}
         kept = {self.tables[name]._changelog_topic_name() for name in self.tables if name not in own}
@@ -152,7 +152,7 @@ class FaustParts(faust.App):
         return decorator
 
     def page_resources(self) -> list[Any]:
-        """Return what the pages of agents, and blueprints, have put up, as aiohttp's resources."""
+        """Return the pages of agents and blueprints, as aiohttp's resources."""
         web: Any = self.web
         web.blueprints._enabled = [each for each in web.blueprints._enabled if each not in STOCK_PAGES]
         web.init_server()

@@ -1,5 +1,6 @@
-"""Faust's own tables beside processors: restored from their changelogs, followed where this worker stands by,
-and written before what caused a change is committed. So each record counts in them at least once.
+"""Faust's own tables in addition to processors: restored from their changelogs, followed where this worker is
+a standby, and written before the record that caused a change is committed. So each record counts in them at
+least once.
 
 Overrides private names of faust-streaming 0.15.3, which tests/agents/faust/test_contract.py holds us to.
 """
@@ -39,7 +40,7 @@ WAIT_MS = 100
 
 
 class StockTable(faust.Table[Any, Any]):
-    """A table of Faust's that tells which of its changes are not on its changelog yet."""
+    """A table of Faust's that knows which of its changes are not on its changelog yet."""
 
     app: Any
 
@@ -65,7 +66,7 @@ class StockTable(faust.Table[Any, Any]):
 
 
 class StockTables:
-    """What a worker does for tables of Faust's. *manager* and the app's consumer exist from the start on."""
+    """A worker's work for tables of Faust's. *manager* and the app's consumer exist from the start on."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
@@ -125,7 +126,7 @@ class StockTables:
     ) -> None:
         """Hold the changelog partitions among *assigned*, and return when the state of all is up to date.
 
-        RestoreInterrupted when a newer assignment comes meanwhile.
+        RestoreInterrupted when a newer assignment comes in the meantime.
         """
         tables = self.by_changelog()
         if not tables:
@@ -141,7 +142,7 @@ class StockTables:
             self.under_way = False
         self._generation, self._standby, self._active = generation, held & set(standby), held - set(standby)
         for topic, table in tables.items():
-            # As if all were active: the store in memory drops what stands by.
+            # As if all were active: the store in memory drops standby partitions.
             await table.on_recovery_completed({tp for tp in held if tp.topic == topic}, set())
         logger.info(
             "Faust's tables: %(held)d changelog partitions, %(read)d restored from %(records)d records",
@@ -151,9 +152,10 @@ class StockTables:
     def _starts(
         self, tables: Mapping[str, StockTable], held: set[TP], standby: set[TP], generation: int
     ) -> dict[TP, int]:
-        """Forget what is not kept, and return where to read each partition of *held* that may lack something.
+        """Forget partitions that are not kept, and return where to read each partition of *held* that may
+        lack something.
 
-        A generation that jumped by more than one means another may have written meanwhile.
+        A generation that jumped by more than one means another worker may have written in between.
         """
         kept = held & self._next.keys() if generation in (self._generation, self._generation + 1) else set()
         self._generation = NOT_IN_GROUP  # until this is carried out, nothing is kept
@@ -221,7 +223,7 @@ class StockTables:
         self.restored += len(messages)
 
     def followed(self) -> dict[Place, int]:
-        """Return where to read on the changelogs of what stands by."""
+        """Return where to read on the changelogs of standby partitions."""
         return {(tp.topic, tp.partition): self._next[tp] for tp in self._standby}
 
     async def follow(self, fetched: Fetched) -> bool:
@@ -304,9 +306,9 @@ def _date_windows(table: StockTable, number: int) -> None:
 
 
 def _rebuild(table: StockTable, number: int, start: int, end: int) -> None:
-    """Begin a store anew that holds more than its changelog: that is another topic now."""
+    """Replace a store that holds more than its changelog: that is another topic now."""
     logger.warning(
-        "table %(table)s partition %(partition)d is built anew: its store is at %(start)d of a changelog that"
+        "table %(table)s partition %(partition)d is rebuilt: its store is at %(start)d of a changelog that"
         " ends at %(end)d",
         {"table": table.name, "partition": number, "start": start, "end": end},
     )

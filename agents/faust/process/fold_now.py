@@ -1,5 +1,5 @@
-"""Which record the event loop is folding at this moment, read from the frames of its thread: what each fold
-costs otherwise stays as it is.
+"""The record that the event loop is folding at this moment, read from the frames of its thread: so folds cost
+no more than without it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class FoldNow:
 
 
 def fold_now(frame: FrameType | None) -> FoldNow | None:
-    """Return what is folded in the call *frame*, the innermost of a thread; None where nothing is."""
+    """Return the fold under way in the call *frame*, the innermost of a thread; None without one."""
     calls = [*_calls(frame)]
     for at, call in enumerate(calls):
         if call.f_code is _RUN:
@@ -95,8 +95,8 @@ def _record(calls: list[FrameType]) -> tuple[str, int | None]:
 
 
 def _of_one(call: FrameType) -> int | None:
-    """Return the offset of the record that `Folder._fast_step` is at: an iterator of times tells how many
-    were taken, the last of which is folded unless the next is still being decoded.
+    """Return the offset of the record that `Folder._fast_step` is at: the rest of an iterator of times shows
+    how many were taken, the last of which is folded unless the next is still being decoded.
     """
     found = call.f_locals
     if "times" not in found or "batch" not in found:

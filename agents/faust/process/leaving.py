@@ -1,4 +1,4 @@
-"""How a worker says why it leaves: an operating error in one line, whatever raised it; a traceback is for
+"""A worker's report of why it leaves: an operating error in one line, whatever raised it; a traceback is for
 bugs.
 """
 
@@ -28,20 +28,19 @@ from holdfast.terminal import escape_what_is_not_shown
 logger = logging.getLogger(__name__)
 
 CRASHED = "Crashed reason=%r"
-"""What mode logs of each service that crashed, often outside of any handler, so that "NoneType:
-
-None" stands for the traceback.
+"""The text that mode logs of each service that crashed, often outside of any handler, so that "NoneType:
+None" replaces the traceback.
 """
 
 LEAVING = "leaving: %(reason)s"
 STARTING = "starting %(app)s: web %(web)s, brokers %(brokers)s, stores %(data)s"
-"""What the banner says where each line is JSON."""
+"""The text of the banner where each line is JSON."""
 
 Hook = Callable[[type[BaseException], BaseException, TracebackType | None], None]
 
 
 class LinesLogged:
-    """How many lines the handlers of the root logger have let pass in this process."""
+    """The number of lines that the handlers of the root logger have let pass in this process."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -65,7 +64,7 @@ def one_line(error: BaseException) -> str:
 
 
 def one_line_of_bug(error: Exception) -> str:
-    r"""Return what a bug is, and the user's line that met it if there is one, as one line.
+    r"""Return a bug's type and message, and the user's line that met it if there is one, as one line.
 
     >>> one_line_of_bug(ValueError("no\nnumber"))
     'ValueError: no number'
@@ -106,7 +105,7 @@ class Worker(faust.Worker):
     async def start(self) -> None:
         """Start everything; an operating error ends the worker as a crash does."""
         if sys.__stderr__ is not None and not faulthandler.is_enabled():
-            faulthandler.enable(sys.__stderr__)  # a crash of native code tells where it was
+            faulthandler.enable(sys.__stderr__)  # a crash of native code prints where it was
         try:
             await super().start()
         except HoldfastError as error:
@@ -142,11 +141,11 @@ class Worker(faust.Worker):
         for handler in logger.handlers:
             handler.addFilter(shortened)
             handler.addFilter(outages.filter)
-            if not isinstance(handler, SpinnerHandler):  # which sees all, and draws only that time goes on
+            if not isinstance(handler, SpinnerHandler):  # it sees all, and draws only that time passes
                 handler.addFilter(lines_logged.filter)  # the last: it counts what the others let pass
 
     def stop_and_shutdown(self) -> None:
-        """End everything. What fails at that is told: mode would leave with 1 and without a word."""
+        """End everything. A failure in that is reported: mode would leave with 1 and without a word."""
         try:
             super().stop_and_shutdown()
         except Exception as error:
@@ -170,9 +169,9 @@ class Worker(faust.Worker):
 
 
 def shortened(record: logging.LogRecord) -> bool:
-    """Return whether to log *record* at all: not a crash that `Worker` tells.
+    """Return whether to log *record* at all: not a crash that `Worker` reports.
 
-    What is logged of an operating error by holdfast has no traceback, and a crash by a bug has the bug's.
+    Holdfast's log lines about an operating error have no traceback, and a crash by a bug has the bug's.
     """
     if (
         str(record.msg).endswith(CRASHED)
@@ -191,7 +190,7 @@ def shortened(record: logging.LogRecord) -> bool:
 
 
 def tell_in_one_line(before: Hook) -> Hook:
-    """Return a `sys.excepthook` that tells an operating error in one line with the user's line that met it,
+    """Return a `sys.excepthook` that prints an operating error in one line with the user's line that met it,
     and leaves others to *before*.
 
     A setting or a declaration is refused while the user's module is imported, in a process that is Faust's or

@@ -1,6 +1,6 @@
 """A thread that watches the event loop: a fold that does not return stops everything else on it.
 
-It says which record that is and where the fold stands, answers the web port in the loop's place, and ends the
+It logs which record that is and where the fold is, answers the web port instead of the loop, and ends the
 process: when a signal asks for that, or at the latest after `stall_timeout_s`. Code that keeps Python's lock
 stops this thread too; the kernel then has the stacks written, and ends the process, by the processor time
 that it has used.
@@ -35,11 +35,11 @@ logger = logging.getLogger(__name__)
 TICK_S = 0.5
 STUCK_EXIT_CODE = 70
 LOCKED_S = 5.0
-"""How much longer code may keep Python's lock than the event loop may stand still: where this thread has its
-turns it ends the process first, and says more.
+"""Code may keep Python's lock so much longer than the event loop may be blocked: if this thread has its turns
+it ends the process first, and reports more.
 """
 ANSWER_S = 1.0
-"""How long one asker is waited for, while this thread answers in the event loop's place."""
+"""The wait for one client, while this thread answers instead of the event loop."""
 LIMIT_REQUEST_BYTES = 8_192
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 Doors: TypeAlias = Callable[[], tuple[Sequence[socket.socket], ssl.SSLContext | None]]
@@ -49,8 +49,8 @@ Doors: TypeAlias = Callable[[], tuple[Sequence[socket.socket], ssl.SSLContext | 
 class LoopWatch:
     """Watches the event loop on which it is started.
 
-    *limit_s* is how long the loop may stand still before that is told, *stall_s* before the process ends.
-    *doors* are the listening sockets to answer at meanwhile, with the context of those with TLS.
+    *limit_s* is how long the loop may be blocked before that is logged, *stall_s* before the process ends.
+    *doors* are the listening sockets to answer at in that time, with the context of those with TLS.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class LoopWatch:
         """The signals that have asked the process to end, and that the event loop has not acted on."""
         self._timed = self._tells = False
         self.why: str | None = None
-        """Why the loop stands still, while it does."""
+        """Why the loop is blocked, while it is."""
 
     def start(self) -> None:
         """Begin to watch."""
@@ -95,7 +95,7 @@ class LoopWatch:
         self._ticked.set()
         if self._timed:
             signal.setitimer(signal.ITIMER_PROF, self._stall_s + LOCKED_S)
-        if self._tells:  # where this thread has its turns, it tells first
+        if self._tells:  # if this thread has its turns, it logs first
             signal.setitimer(signal.ITIMER_VIRTUAL, self._limit_s + LOCKED_S)
 
     def end(self) -> None:
@@ -109,13 +109,13 @@ class LoopWatch:
     # -- signals
 
     def _heed_signals(self) -> None:
-        """Note signals that ask the process to end, also while the event loop, which acts on them, stands
-        still: Python runs its handlers in the midst of a fold.
+        """Note signals that ask the process to end, also while the event loop, which acts on them, is
+        blocked: Python runs its handlers in the midst of a fold.
         """
         if threading.current_thread() is not threading.main_thread():
             return
         for number in SIGNALS:
-            # in place of the one that does nothing: the loop is woken by the number, not by the handler
+            # instead of the one that does nothing: the loop is woken by the number, not by the handler
             before = signal.getsignal(number)
             if callable(before) and before is not signal.default_int_handler:
                 signal.signal(number, partial(self._heed, before))
@@ -128,7 +128,7 @@ class LoopWatch:
     # -- the thread
 
     def _run(self) -> None:
-        # Own ticks are counted, not the clock: in a process that was frozen both stood still.
+        # Own ticks are counted, not the clock: in a process that was frozen both stopped.
         missed, is_told = 0, False
         while not self._ended.is_set():
             self._pass_tick(is_told)
@@ -143,7 +143,7 @@ class LoopWatch:
             if not is_told and stood_s >= self._limit_s:
                 is_told = True
                 self._tell(stood_s)
-            # Whoever asks a second time does not want to wait.
+            # A second signal does not want to wait.
             if self._asked and (stood_s >= self._limit_s or (len(self._asked) > 1 and missed > 1)):
                 name = signal.Signals(self._asked[-1]).name
                 self._leave(f"{name}, and the event loop has stood still for {stood_s:.0f} s")
@@ -151,7 +151,7 @@ class LoopWatch:
                 self._leave(f"the event loop has stood still for {stood_s:.0f} s")
 
     def _pass_tick(self, stands: bool) -> None:
-        """Let one tick pass; where the loop *stands*, answer whoever asks meanwhile."""
+        """Let one tick pass; where the loop is blocked (*stands*), answer clients in that time."""
         until_s = system_clock.monotonic_s() + TICK_S
         while stands and (left_s := until_s - system_clock.monotonic_s()) > 0 and not self._ended.is_set():
             if not self._answer_one(min(left_s, TICK_S / 5)) and self._ticked.is_set():
@@ -168,7 +168,7 @@ class LoopWatch:
         what = "the event loop stands still" if found is None else f"a fold does not return ({found})"
         self.why = f"{what}, for more than {stood_s:.0f} s"
         logger.critical(
-            "%(why)s; it ends the worker after %(stall_s).0f s. It stands at:\n%(stack)s",
+            "%(why)s; it ends the worker after %(stall_s).0f s. It is at:\n%(stack)s",
             {
                 "why": self.why,
                 "stall_s": self._stall_s,
@@ -186,7 +186,7 @@ class LoopWatch:
             return None
 
     def _over(self) -> None:
-        logger.warning("the event loop goes on")
+        logger.warning("the event loop runs again")
         self.why = None
 
     def _leave(self, why: str) -> None:
@@ -203,9 +203,7 @@ class LoopWatch:
     # -- the web port
 
     def _answer_one(self, wait_s: float) -> bool:
-        """Answer one asker that comes within *wait_s* in the place of the event loop; return whether one
-        has.
-        """
+        """Answer one client that comes within *wait_s* instead of the event loop; return whether one has."""
         doors, tls = self._doors()
         if not doors:
             self._ended.wait(wait_s)

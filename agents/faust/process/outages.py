@@ -1,7 +1,7 @@
 """Brokers that cannot be reached: one line when that begins, one when it is over.
 
-aiokafka tells each attempt, hundreds of lines a minute of one that is away, and calls the rebalances of a
-rolling release warnings. What it tells is not lost: at level DEBUG all of it is logged.
+aiokafka logs each attempt, hundreds of lines a minute while a broker is away, and calls the rebalances of a
+rolling release warnings. Its lines are not lost: at level DEBUG all of them are logged.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ UNREACHABLE = frozenset(
         "sources: no broker answers: %(why)s",
     }
 )
-"""What aiokafka, and our `kafka.fetching.fetcher`, say of a broker that cannot be reached."""
+"""Lines of aiokafka, and of our `kafka.fetching.fetcher`, about a broker that cannot be reached."""
 PASSING = frozenset(
     {
         "Error sending %s to node %s [%s] -- marking coordinator dead",
@@ -47,19 +47,19 @@ PASSING = frozenset(
         "sources: a broker answers again",
     }
 )
-"""What aiokafka says of each rebalance, and of a coordinator that moves or begins: it tries again, and there
-is no reason to look. What the fetcher says of the end is told here, when all of them are over it.
+"""Lines of aiokafka about each rebalance, and about a coordinator that moves or begins: it tries again, and
+there is no reason to look. The fetcher's line about the end is logged here, when all of them are over it.
 """
 LATE = "Timer %s is overlapping (interval=%r runtime=%r)"
-"""What mode says of a commit of offsets that waits for a broker; of anything else it is news."""
+"""The line of mode about a commit of offsets that waits for a broker; for any other timer it is news."""
 
 
 LIBRDKAFKA = "%s [%s] %s"
-"""What librdkafka's clients log by: those of an outbox, and of a console that a worker serves."""
+"""The format of librdkafka's clients: those of an outbox, and of a console that a worker serves."""
 
 
 def is_unreachable(record: logging.LogRecord) -> bool:
-    """Return whether a record tells of a broker that cannot be reached.
+    """Return whether a record is about a broker that cannot be reached.
 
     >>> of = lambda *args: logging.LogRecord("kafka", logging.ERROR, "", 0, LIBRDKAFKA, args, None)
     >>> is_unreachable(of("FAIL", "shop#consumer-1", "Connection refused")), is_unreachable(of("CONFWARN", "shop#consumer-1", "no effect"))
@@ -74,7 +74,7 @@ def is_unreachable(record: logging.LogRecord) -> bool:
 
 
 class Outages:
-    """A filter of log records that lets the first line of an outage pass, and a watch that tells its end.
+    """A filter of log records that lets the first line of an outage pass, and a watch that logs its end.
 
     Records come from any thread, once for each handler.
     """
@@ -106,7 +106,7 @@ class Outages:
         return True
 
     def _met(self, record: logging.LogRecord) -> bool:
-        """Note a line of an outage; return whether it is the first, which then tells of it."""
+        """Note a line of an outage; return whether it is the first, which then reports it."""
         self._failed_s = self._clock.monotonic_s()
         if self._began_s is not None:
             self._lines += 1
@@ -117,8 +117,8 @@ class Outages:
         return True
 
     def look(self, *, is_down: bool) -> None:
-        """Tell that those brokers answer again that are asked: one of several may stay away, while others
-        lead its partitions. *is_down* tells that none has answered the fetcher since.
+        """Log that the brokers asked answer again: one of several brokers may stay away, while others lead
+        its partitions. *is_down* says that no broker has answered the fetcher since.
         """
         with self._lock:
             began_s, now_s = self._began_s, self._clock.monotonic_s()

@@ -35,12 +35,14 @@ class FoldOnThread(Protocol):
 
 
 class GlobalFoldWatch:
-    """Looks whether the folds of global tables return, which run on threads beside the event loop."""
+    """Watches whether the folds of global tables return, which run on threads next to the event loop."""
 
     def __init__(self, manager: PartitionManager) -> None:
         self._manager, self._limit_s = manager, manager.settings.fold_limit_s
         self._stood: dict[FoldOnThread, int] = {}
-        """How many looks each fold has lasted; not the clock, which goes on while a process is frozen."""
+        """The number of looks that each fold has lasted; not the clock, which advances while a process is
+        frozen.
+        """
         self._told: dict[FoldOnThread, tuple[str, int]] = {}
         self._pauses = 0
 
@@ -49,7 +51,7 @@ class GlobalFoldWatch:
         None while it need not.
         """
         copies = self._manager.globals
-        if copies.pauses != self._pauses:  # one waits for what it needs, and the others behind it
+        if copies.pauses != self._pauses:  # one waits for a need of its fold, and the others after it
             self._pauses = copies.pauses
             self._stood.clear()
         self._stood = {each: self._stood.get(each, 0) + 1 for each in copies.foldings}
@@ -73,7 +75,7 @@ class GlobalFoldWatch:
         why = f"the fold of global table {folding.name} does not return ({at})"
         self._manager.stalled[place] = why
         logger.critical(
-            "%(why)s, for more than %(stood_s).0f s; it ends the worker after %(stall_s).0f s. It stands"
+            "%(why)s, for more than %(stood_s).0f s; it ends the worker after %(stall_s).0f s. It is"
             " at:\n%(stack)s",
             {
                 "why": why,
@@ -89,7 +91,7 @@ class ManagerService(Service):
 
     The watch ends a worker that cannot make progress: records in hand that are not committed, or an
     assignment that does not become ready, for longer than `stall_timeout_s`. Its supervisor starts another; a
-    silent worker helps nobody. A fold that never returns stops the event loop and with it the watch, so a
+    silent worker is of no use. A fold that never returns stops the event loop and with it the watch, so a
     thread watches the loop. *doors* are those of the web port.
     """
 
@@ -122,7 +124,7 @@ class ManagerService(Service):
             now_s = system_clock.monotonic_s()
             if (
                 now_s - ticked_s > lived.MOST_S
-            ):  # frozen, or held up: nothing could move, and what has come meanwhile is yet to be read
+            ):  # frozen, or held up: nothing could move, and messages that came since are yet to be read
                 manager.flow.progress_s = min(now_s, manager.flow.progress_s + now_s - ticked_s)
             ticked_s = now_s
             if now_s - noted_s > NOTE_EVERY_S:

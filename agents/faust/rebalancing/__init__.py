@@ -1,3 +1,1 @@
-"""Who owns what in the group: the assignor, how tables are shared out, and what a member does when that
-changes.
-"""
+"""Ownership in the group: the assignor, the sharing of tables, and a member's reaction to changes."""

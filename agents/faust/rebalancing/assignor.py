@@ -27,11 +27,13 @@ logger = logging.getLogger(__name__)
 
 
 BY_WRITER = "holdfast:by-writer"
-"""A topic group that is none: where an assignment has it, a table is owned by who is given its changelog."""
+"""A topic group that is none: if an assignment has it, the owner of a table is the member that gets its
+changelog.
+"""
 
 
 class TellingMetadata(ClientMetadata, serializer="json", include_metadata=False, namespace="@ClientMetadata"):
-    """What a member tells the leader, and which tables it runs."""
+    """A member's message to the leader, with the tables that it runs."""
 
     tables: Mapping[str, list[str]] = cast(Mapping[str, list[str]], None)
 
@@ -57,12 +59,12 @@ class Changelogs:
         return self.is_processors(topic) or topic in self._own()
 
     def is_processors(self, topic: str) -> bool:
-        """Tell whether *topic* is the changelog of a processor, in whatever version."""
+        """Return whether *topic* is the changelog of a processor, in whatever version."""
         return self._name.fullmatch(topic) is not None
 
 
 class _KnownTables:
-    """What the assignor asks Faust's table manager: here the leader counts every changelog as one."""
+    """The assignor's view of Faust's table manager: here the leader counts every changelog as one."""
 
     def __init__(self, app: AppT) -> None:
         self._app = app
@@ -81,8 +83,8 @@ class ReturningAssignor(PartitionAssignor):
     """
 
     moved = False
-    """Whether the last assignment was the first to name this URL of before: one more, made anew, tells
-    everybody the one of today.
+    """True if the last assignment was the first to name this URL of before: one more assignment gives
+    everyone the one of today.
     """
     known_as = ""
 
@@ -99,8 +101,8 @@ class ReturningAssignor(PartitionAssignor):
         return ConsumerProtocolMemberMetadata(self.version, [*topics], told.dumps())
 
     def _tables(self) -> dict[str, list[str]]:
-        """Return the tables that this member runs, as it tells the leader; none where tables or agents of
-        Faust's own must have a processor's sources to themselves.
+        """Return the tables that this member runs, as it sends them to the leader; none where tables or
+        agents of Faust's own must have a processor's sources to themselves.
         """
         app = cast(Any, self.app)
         name, processors = str(app.conf.id), app.processors.values()
@@ -148,8 +150,8 @@ class ReturningAssignor(PartitionAssignor):
         tp_distribution: telling.Hosts,
         topic_groups: Mapping[str, int],
     ) -> Any:
-        """Tell each member its part, and who has what as far as that is not too much for the broker's record
-        of the group.
+        """Return each member's message: its part, and all owners as far as that is not too much for the
+        broker's record of the group.
         """
         whole = ClientMetadata(
             assignment=ClientAssignment(actives={}, standbys={}),
@@ -204,14 +206,14 @@ class ReturningAssignor(PartitionAssignor):
 
     @property
     def by_writer(self) -> bool:
-        """Return whether the last assignment shares out tables by writers: whoever is given a changelog folds
-        the table.
+        """Return whether the last assignment shares out tables by writers: the member that gets a changelog
+        folds the table.
         """
         return BY_WRITER in self._topic_groups
 
     def owned(self, changelog: str, assigned: Collection[TP]) -> frozenset[int] | None:
         """Return which partitions of a table this member is to own by the assignment that gave it *assigned*;
-        None where its sources tell that, since all members run the same tables.
+        None where its sources determine that, since all members run the same tables.
         """
         if not self.by_writer:
             return None

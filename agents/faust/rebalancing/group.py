@@ -1,4 +1,4 @@
-"""The group as the partition manager needs it: Faust's app, consumer and assignor behind four verbs."""
+"""The group as the partition manager needs it: Faust's app, consumer and assignor as four verbs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdfast.tables import lived
 
 
 class FaustGroup:
-    """What `PartitionManager` asks of the group's member.
+    """The group's member, as `PartitionManager` uses it.
 
     *app* is the application, whose consumer and assignor exist later.
     """
@@ -36,7 +36,7 @@ class FaustGroup:
         await cast(Any, self._app.consumer).rejoin()
 
     def discard(self, message: Any) -> None:
-        """Forget a message that nobody will acknowledge."""
+        """Forget a message that will never be acknowledged."""
         cast(Any, self._app.consumer).discard(message)
 
     async def committed_notes(self, places: Collection[Place]) -> Mapping[Place, str]:
@@ -63,7 +63,7 @@ class FaustGroup:
 
     def who_owns(self, table: str, partition: int) -> str | None:
         """Return the URL of the worker that the group gave the partition; None too where a large group was
-        not told of all.
+        did not send all owners.
         """
         return self._given(self._processors[table].changelog(self._settings.app), partition)
 

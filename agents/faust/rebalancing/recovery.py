@@ -48,12 +48,13 @@ def share_of(
     assigned: Collection[TP],
     owned: frozenset[int] | None = None,
 ) -> Share:
-    """Return what of *processor* this worker is to own and to stand by: of what it has all sources of,
-    *owned* where the assignment tells that, else all.
+    """Return the part of *processor* that this worker is to own and the part it is a standby of: of the
+    partitions whose sources it has all, *owned* if the assignment names them, else all.
 
     The assignor keeps topics together that the same members read. Where a member of an older release leads,
-    members of two versions of a chain are not given their sources together. Whoever has a partition of each
-    source owns it then, whoever has the changelog. What nobody has together waits, and nothing of it is lost.
+    members of two versions of a chain are not given their sources together. Then a member that has a
+    partition of each source owns it, whichever has the changelog. A partition whose sources no member has
+    together waits, and nothing of it is lost.
     """
 
     def numbers(topic: str) -> frozenset[int]:
@@ -110,8 +111,8 @@ class FencedRecovery(recovery.Recovery):
     @Service.task
     async def _stay_in_group(self) -> None:
         # aiokafka sees no fetches of ours and leaves the group after a while; the transport's loop, which
-        # tells it otherwise, runs only from the first assignment on that was carried out. A restore that
-        # stands still is ended by the manager's watch.
+        # signals activity otherwise, runs only from the first assignment on that was carried out. A restore
+        # that stalls is ended by the manager's watch.
         while not self.should_stop:
             await self.sleep(STAY_EVERY_S)
             if self.manager.adoption.under_way or self.tables.stock.under_way:
@@ -120,7 +121,7 @@ class FencedRecovery(recovery.Recovery):
     async def on_rebalance(
         self, assigned: set[TP], revoked: set[TP], newly_assigned: set[TP], generation_id: int = 0
     ) -> None:
-        """Remember the assignment and return at once: heartbeats go on while the plan is carried out."""
+        """Remember the assignment and return at once: heartbeats continue while the plan is carried out."""
         if generation_id != self.app.consumer_generation_id:
             return
         # One snapshot: `assigned` holds changelog partitions, active and standby, too. The assignor may
@@ -195,7 +196,7 @@ class FencedRecovery(recovery.Recovery):
         # loop, silent for ever.
         await self._wait(lived.wait_for(consumer.perform_seek(), app.conf.broker_request_timeout))
         if app.consumer_generation_id != generation or self.manager.epoch != plan.epoch:
-            return  # revoked meanwhile: nothing may flow before the next assignment is carried out
+            return  # revoked since: nothing may flow before the next assignment is carried out
         consumer.resume_partitions({tp for tp in consumer.assignment() if tp.topic in self.manager.sources})
         self.manager.gate.opened()
         self.completed.set()
@@ -235,8 +236,8 @@ def require_restorable(table: Any) -> None:
 
 
 class ManagedTables(manager.TableManager):
-    """Faust's table manager with our recovery; its first call of a revocation or a stop voids what was
-    fetched.
+    """Faust's table manager with our recovery; its first call of a revocation or a stop voids the fetched
+    records.
     """
 
     app: Any

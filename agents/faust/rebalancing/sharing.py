@@ -1,4 +1,4 @@
-"""How a group shares out tables while its members run different versions of some: by writers.
+"""Shares out tables in a group whose members run different versions of some: by writers.
 
 A writer is the transactional id, without its partition, under which a version of a table is written. Versions
 that share it cannot be folded at once, so each of their partitions is one member's. Versions with writers of
@@ -20,8 +20,8 @@ Tables: TypeAlias = Mapping[str, list[str]]
 
 
 def are_alike(tables: Iterable[Tables]) -> bool:
-    """Tell whether all members run the same tables; also where one does not tell: then Faust's own rule has
-    to do.
+    """Return whether all members run the same tables; True also if a member does not say: then Faust's own
+    rule has to do.
     """
     found = [*tables]
     return not all(found) or all(each == found[0] for each in found)
@@ -33,8 +33,8 @@ def share_by_writer(
     partitions: Callable[[str], int],
     replicas: int,
 ) -> dict[str, ClientAssignment]:
-    """Return what each member is given of the tables that members told of and of their sources; *before* is
-    what each had.
+    """Return each member's part of the tables that members run and of their sources; *before* is what each
+    had.
 
     Writers that the same members have, of as many partitions, are shared out together.
     """

@@ -1,9 +1,8 @@
-"""What an assignment tells a member of the others: who has which partition, of all of them while that is
-little.
+"""The part of an assignment about other members: the owners of partitions, of all of them while they are few.
 
-The broker keeps a group as one record, all members with what they were told. Told everything, each of W
-members is told of P partitions, and the record grows with W x P. So where it would grow large, a member is
-told of the tables' partitions that it has itself, as owner or standby; of others the workers topic tells.
+The broker keeps a group as one record, all members with their assignments. With everything, each of W members
+gets P partitions, and the record grows with W x P. So where it would grow large, a member gets the tables'
+partitions that it has itself, as owner or standby; the workers topic has the others.
 """
 
 from __future__ import annotations
@@ -19,7 +18,9 @@ Hosts: TypeAlias = MutableMapping[str, MutableMapping[str, list[int]]]
 """Of each member's URL the partitions it owns, by topic; mutable because Faust says so."""
 
 LIMIT_TOLD_BYTES = 400_000
-"""Of all members together; a broker takes a record of 1,048,588 bytes, and what members tell is in it too."""
+"""The limit for all members together; a broker takes a record of 1,048,588 bytes, and members' own data are
+in it too.
+"""
 
 
 class NearHosts:
@@ -40,7 +41,7 @@ class NearHosts:
                     self._owners[number].append((url, topic))
 
     def of(self, numbers: Iterable[int]) -> Hosts:
-        """Return what a member is told that has these *numbers*.
+        """Return the owners for a member that has these *numbers*.
 
         >>> hosts = NearHosts({"http://a": {"t-changelog": [0, 2]}, "http://b": {"t-changelog": [1], "other": [0]}}, lambda topic: topic != "other")
         >>> hosts.of([1, 2])

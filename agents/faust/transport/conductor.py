@@ -1,4 +1,4 @@
-"""Which channels get what of a topic: processors its records in batches, agents each by itself.
+"""Passes the records of a topic to channels: to processors in batches, to agents each by itself.
 
 Overrides private names of faust-streaming 0.15.3, which tests/agents/faust/test_contract.py holds us to.
 """
@@ -62,7 +62,8 @@ class SharingConductor(Conductor):
         return frozenset(topic for channel in self for topic in channel.topics)
 
     async def _update_indices(self) -> Iterable[str]:
-        # Before they are subscribed to: a topic that is made later would be nobody's until metadata are old.
+        # Before they are subscribed to: a topic that is made later would have no reader until metadata are
+        # old.
         for channel in self.app.derived:
             await channel.maybe_declare()
         return await super()._update_indices()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def broker_credentials(settings: Settings) -> CredentialsT | None:
-    """Return what Faust's `broker_credentials` setting takes, None for plaintext; reads the PEM files."""
+    """Return the value of Faust's `broker_credentials` setting, None for plaintext; reads the PEM files."""
     context = settings.ssl_context()
     sasl = settings.sasl()
     if sasl is None:

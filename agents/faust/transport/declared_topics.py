@@ -1,6 +1,6 @@
 """Topics that Faust's own parts declare: repartition topics, changelogs of tables, the leader's topic.
 
-Stock makes them by requests of its own, of versions that brokers have left behind; here the admin client
+Stock makes them by requests of its own, of versions that brokers no longer support; here the admin client
 makes them that makes all others of holdfast.
 """
 

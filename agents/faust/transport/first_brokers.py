@@ -1,5 +1,5 @@
-"""Waits, before the group is asked for, until brokers tell of any: aiokafka's coordinator ends where they do
-not.
+"""Waits, before the group is asked for, until the metadata name brokers: aiokafka's coordinator ends where
+they do not.
 
 Wraps private names of aiokafka 0.14.0, which tests/agents/faust/test_contract.py holds us to.
 """
@@ -40,7 +40,7 @@ def await_brokers(coordinator: Any) -> None:
 
 
 async def _look(client: Any) -> None:
-    """Ask for metadata, anew by the bootstrap servers where the connection to the first one is gone."""
+    """Ask for metadata, by the bootstrap servers if the connection to the first one is gone."""
     if FIRST not in client._conns:
         with suppress(KafkaConnectionError):
             await client.bootstrap()

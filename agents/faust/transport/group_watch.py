@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 LOOK_S = 0.1
 TAKEN_S = 1.0
-"""How long aiokafka's attempt to join again lasts where that is not to be: the worker is ending."""
+"""The length of aiokafka's attempt to join again where it must not: the worker is ending."""
 
 
 class _HeartbeatResponse(Response):  # type: ignore[misc]
@@ -52,7 +52,8 @@ class _HeartbeatStruct(RequestStruct):  # type: ignore[misc]
 
 class StaticHeartbeat(Request[_HeartbeatStruct]):  # type: ignore[misc]
     """The heartbeat of a static member. aiokafka's does not name the instance, so that the broker cannot say
-    that another process has its place: to it the member is unknown, as after a session that ran out.
+    that another process has taken its membership: to it the member is unknown, as after a session that ran
+    out.
     """
 
     API_KEY = 12
@@ -65,7 +66,7 @@ class StaticHeartbeat(Request[_HeartbeatStruct]):  # type: ignore[misc]
 
 
 class _StaticPlace:
-    """The place of a static member in its group, as its answers show it. *settled* is that of the last
+    """A static membership of a group, as the group's answers show it. *settled* is that of the last
     generation that the member was in.
     """
 
@@ -89,8 +90,8 @@ class _StaticPlace:
             self._settled = self.heartbeat()
 
     async def is_taken(self) -> bool:
-        """Ask whether another process has the place, before a member that was refused joins again: it would
-        take the place back, and the other would do the same.
+        """Ask whether another process has taken the membership, before a member that was refused joins again:
+        it would take it back, and the other would do the same.
         """
         if self.is_static and not self.fenced and self._settled is not None:
             answer = await self._plain_send(self._settled)
@@ -201,7 +202,7 @@ def _note(membership: Membership, request: Any, answer: Any, sent_s: float, term
         if not membership.refused(term):
             return  # of an answer before this one
         logger.warning(
-            "the group refused this member (%(request)s): it owns nothing any more and joins anew",
+            "the group refused this member (%(request)s): it owns nothing any more and joins again",
             {"request": type(request).__name__},
         )
     elif isinstance(request, HeartbeatRequest) and codes <= {

@@ -1,7 +1,7 @@
-"""Which topics the committed offsets of ordinary agents are of: one that was deleted and made again has other
-records.
+"""The identities of the topics that ordinary agents' committed offsets belong to: one that was deleted and
+made again has other records.
 
-The mark of a topic is committed beside the offset, as claim consumers do (PROTOCOL.md, Topics that are made
+The mark of a topic is committed with the offset, as claim consumers do (PROTOCOL.md, Topics that are made
 again); where tables fold the topic too, their note names it.
 """
 
@@ -29,7 +29,7 @@ class ReadTopics:
         self._ids: Mapping[str, str] = {}
 
     def learn(self, topics: Iterable[str]) -> None:
-        """Ask for the ids of *topics*. Blocks; where no broker tells them, offsets count as they are."""
+        """Ask for the ids of *topics*. Blocks; if no broker returns them, offsets count as they are."""
         wanted, self._ids = set(topics), {}
         if not wanted:
             return
@@ -42,7 +42,7 @@ class ReadTopics:
             )
 
     def note(self, topic: str) -> str:
-        """Return what is to be committed beside an offset of *topic*."""
+        """Return the metadata to commit with an offset of *topic*."""
         return metadata_of(topic_mark(self._ids.get(topic, "")))
 
     def of_these(self, committed: Mapping[Place, int], notes: Mapping[Place, str]) -> dict[Place, int]:

@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 WAIT_S = 0.1
 LOOK_S = 2.0
-"""How often topics are looked for that are not there yet."""
+"""The interval at which missing topics are looked for."""
 LIMIT_INSTANCE = 240
 _END = "\0"
 """Ends metadata that is committed: librdkafka's clients, which write it too, read up to it, and beyond the
@@ -85,11 +85,11 @@ class GroupThread(driver.AIOKafkaConsumerThread):
         await super().subscribe(topics)
 
     def _name_static_member(self, coordinator: Any, topics: set[str]) -> None:
-        """Have a static member's id tell what it subscribes to, until it has joined.
+        """Have a static member's id contain its subscription, until it has joined.
 
         A static member that returns within its session gets back its old assignment without a rebalance, even
         when it subscribes to other topics now: those of a processor's new version, or of an agent just added,
-        would be nobody's.
+        would have no reader.
         """
         instance = cast(Any, self.app).settings.instance_id
         if instance is not None and coordinator.generation < 0:
@@ -107,10 +107,10 @@ class GroupThread(driver.AIOKafkaConsumerThread):
         return await self.commit_noted(offsets, {})
 
     async def commit_noted(self, offsets: Mapping[TP, int], notes: Mapping[TP, str]) -> bool:
-        """Commit *offsets*, and *notes* beside them; return whether the group took them."""
+        """Commit *offsets*, with *notes*; return whether the group took them."""
         # Committed offsets are advice for lag tools; the position is in the state. Faust looks for "already
-        # rebalanced" in a text where a line break stands between the words, so a commit that crosses a
-        # rebalance would crash the worker.
+        # rebalanced" in a text where a line break is between the words, so a commit that crosses a rebalance
+        # would crash the worker.
         try:
             consumer = self._ensure_consumer()
             await consumer.commit(
@@ -162,7 +162,7 @@ class GroupThread(driver.AIOKafkaConsumerThread):
         return {place: max(offset, begins[AioTP(*place)]) for place, offset in offsets.items()}
 
     async def rejoin(self) -> None:
-        """Have the group assign everything anew."""
+        """Have the group assign everything again."""
         self._ensure_consumer()._coordinator.request_rejoin()
 
     async def look_for_missing(self) -> None:
@@ -174,7 +174,7 @@ class GroupThread(driver.AIOKafkaConsumerThread):
             client.force_metadata_update()
 
     def alive(self) -> None:
-        """Tell aiokafka that records are being processed; it sees no fetches of ours and would leave the
+        """Signal to aiokafka that records are being processed; it sees no fetches of ours and would leave the
         group.
         """
         self._ensure_consumer()._subscription._last_fetch_ended = system_clock.monotonic_s()
@@ -209,13 +209,13 @@ class BatchConsumer(driver.Consumer):
         """Source partitions that this worker folds."""
         self._read_topics = ReadTopics(self.app.settings)
         self._noted: dict[TP, str] = {}
-        """What was committed last beside the offsets of what is folded."""
+        """The last notes committed with the offsets of folded partitions."""
         self._agents_next: dict[TP, int] = {}
-        """Where agents go on in partitions that are folded too."""
+        """The offsets from which agents continue in partitions that are folded too."""
         self._failed = False
 
     def commits_no_more(self) -> None:
-        """Leave committed what is: the worker ends, and what its agents had in hand is delivered again."""
+        """Commit no more: the worker ends, and records that its agents had in hand are delivered again."""
         self._failed = True
 
     async def _commit_offsets(self, offsets: Mapping[TP, int], start_new_transaction: bool = True) -> bool:
@@ -273,7 +273,7 @@ class BatchConsumer(driver.Consumer):
     async def perform_seek(self) -> None:
         """Point the feed at the state's positions, and at committed offsets for topics of ordinary agents.
 
-        Nothing flows meanwhile.
+        Nothing flows during the call.
         """
         assigned = self.assignment()
         await self._thread.call_thread(self._thread.still, assigned)
@@ -301,15 +301,15 @@ class BatchConsumer(driver.Consumer):
         )
 
     def _begin(self, positions: Mapping[Place, int], committed: Mapping[Place, int]) -> None:
-        """Count anew what is delivered and acked: from *positions* on in what is folded, from *committed* on
-        in what agents read.
+        """Restart the counts of delivered and acked records: from *positions* on in folded partitions, from
+        *committed* on in partitions that agents read.
         """
         self._delivered.clear()
         self._folded = {TP(*place) for place in positions}
         self._agents_next = {TP(*place): offset for place, offset in committed.items() if place in positions}
         self._following = {TP(*place): offset for place, offset in {**positions, **committed}.items()}
-        # What is committed for a processor tells nobody where to begin, so it is not asked for: its state's
-        # position is committed anew.
+        # Offsets committed for a processor do not set its start, so they are not asked for: its state's
+        # position is committed again.
         self._committed_offset.update(
             {tp: committed.get((tp.topic, tp.partition), 0) for tp in self._following}
         )
@@ -334,7 +334,7 @@ class BatchConsumer(driver.Consumer):
             await self._thread.call_thread(self._thread.look_for_missing)
 
     async def rejoin(self) -> None:
-        """Ask the group for a new assignment, as after a heartbeat that tells of a rebalance."""
+        """Ask the group for a new assignment, as after a heartbeat that announces a rebalance."""
         await self._thread.call_thread(self._thread.rejoin)
 
     async def wait_empty(self) -> None:
@@ -358,7 +358,7 @@ class BatchConsumer(driver.Consumer):
         self._unacked_messages -= left
 
     def discard(self, message: Any) -> None:
-        """Let nobody wait for a message that will not be acked."""
+        """Stop waiting for a message that will not be acked."""
         self._unacked_messages.discard(message)
 
     async def _drain_messages(self, fetcher: Any) -> None:
@@ -390,7 +390,7 @@ class BatchConsumer(driver.Consumer):
         fetches = await manager.feed.fetch(epoch, WAIT_S)
         for fetched in fetches:
             if manager.epoch != epoch:
-                return  # revoked meanwhile: the next positions cover these records
+                return  # revoked since: the next positions cover these records
             tp = TP(fetched.topic, fetched.partition)
             if await self.app.tables.stock.follow(fetched):
                 continue
@@ -442,7 +442,7 @@ class BatchConsumer(driver.Consumer):
         begin = self._agents_next.get(tp, 0)
         for offset, at_ms, key, value, headers in columns:
             if offset < begin:
-                continue  # fetched for a processor that is behind the agents
+                continue  # fetched for a processor that lags behind the agents
             message = ConsumerMessage(
                 topic=fetched.topic,
                 partition=fetched.partition,

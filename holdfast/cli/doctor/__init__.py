@@ -1,1 +1,1 @@
-"""`holdfast doctor`: looks at what a worker stands on, and says what to do."""
+"""`holdfast doctor`: checks a worker's environment, and advises remedies."""

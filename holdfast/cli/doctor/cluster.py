@@ -1,5 +1,5 @@
-"""What a worker needs of the cluster: brokers, enough of them, topics as they must be, rights, and clocks
-that agree.
+"""A worker's needs of the cluster: brokers, enough of them, topics as they must be, rights, and clocks that
+agree.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from holdfast.console.watching.findings import WAIT_FOR_ORIGIN
 from holdfast.core.kafka.grants import Grant, Pattern, Resource
 
 DEADLINE_S = 10.0
-"""How long an answer of the cluster may take."""
+"""The limit for an answer of the cluster."""
 SKEW_MS = 1_000
-"""How far a broker's clock may be ahead before it is told."""
+"""The lead of a broker's clock from which on it is reported."""
 
 
 def cluster(
@@ -31,12 +31,12 @@ def cluster(
     admin: Admin | None = None,
     clock: Clock = system_clock,
 ) -> Iterator[Diagnosis]:
-    """Yield what is found of the cluster that the settings name, and of the topics of *application*."""
+    """Yield the diagnoses of the cluster that the settings name, and of the topics of *application*."""
     admin = admin or Admin(settings, timeout_s=DEADLINE_S)
     found = list(examined("broker", lambda: brokers(settings, admin.cluster([]))))
     yield from found
     if found[0].fitness is Fitness.ERROR:
-        return  # nobody is there to be asked further
+        return  # without a broker there are no further checks
     if application is not None:
         yield from examined("topics", lambda: topics(application, admin))
         yield from examined("rights", lambda: rights(application, admin))
@@ -61,7 +61,7 @@ def brokers(settings: Settings, seen: ClusterTopics) -> Iterator[Diagnosis]:
 
 
 def topics(application: Application, admin: Admin) -> Iterator[Diagnosis]:
-    """Yield what is wrong with the topics of the application."""
+    """Yield the faults of the topics of the application."""
     findings = check_topics(application.settings, application.processors, admin=admin)
     for finding in findings:
         fitness = Fitness.ERROR if finding.severity is Severity.ERROR else Fitness.WARNING

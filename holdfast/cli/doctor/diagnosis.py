@@ -1,4 +1,4 @@
-"""What `holdfast doctor` finds of one thing that a worker stands on."""
+"""The result of one check of `holdfast doctor`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Fitness(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """One line of `holdfast doctor`: what was looked at, how it is, and what to do where it is not well."""
+    """One line of `holdfast doctor`: the subject of the check, its state, and the remedy of a fault."""
 
     check: str
     fitness: Fitness
@@ -29,7 +29,7 @@ class Diagnosis:
 
 
 def examined(check: str, look: Callable[[], Iterator[Diagnosis]]) -> Iterator[Diagnosis]:
-    """Yield what *look* finds; where it cannot look, the reason is what was found. *check* names it then."""
+    """Yield the diagnoses of *look*; if it cannot look, the error is the diagnosis. *check* names it then."""
     try:
         yield from look()
     except HoldfastError as error:

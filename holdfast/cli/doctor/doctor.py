@@ -1,5 +1,5 @@
-"""`holdfast doctor`: what a worker of the application stands on, a line each, with the cure where one is
-needed.
+"""`holdfast doctor`: the environment of a worker of the application, a line for each check, with the remedy
+of a fault.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a worker needs of the machine: Python, packages, a JDK for some work, open files, room on the disk."""
+"""A worker's needs of the machine: Python, packages, a JDK for some work, open files, room on the disk."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from holdfast.extras import EXTRAS
 from holdfast.jars import find_java
 
 OLDEST_PYTHON, NEWEST_PYTHON = (3, 11), (3, 13)
-"""What the tests run on, and what the dependencies are known to have wheels for."""
+"""The versions that the tests run on, and for which the dependencies are known to have wheels."""
 PURPOSES = {
     "worker": "workers",
     "outbox": "the outbox's commands and harvesters",
@@ -34,14 +34,14 @@ PURPOSES = {
     "protobuf": "Protobuf with a schema registry",
     "jsonschema": "JSON Schema with a schema registry",
 }
-"""What each extra is for."""
+"""The purpose of each extra."""
 LEAST_FREE_BYTES = 1 << 30
 MANY_PARTITIONS = 64
 """For how many partitions of one worker open files are counted."""
 
 
 def machine(settings: Settings) -> Iterator[Diagnosis]:
-    """Yield what is found of this machine."""
+    """Yield the diagnoses of this machine."""
     yield python(sys.version_info[:2])
     yield from packages()
     yield java()

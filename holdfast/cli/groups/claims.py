@@ -56,7 +56,7 @@ FIELDS = (
     "as_of_offset",
     "role",
 )
-"""What every record has in JSON; None where it is unknown."""
+"""The fields of every record in JSON; None where it is unknown."""
 
 Wait = Annotated[
     bool,
@@ -73,7 +73,7 @@ TopicOption = Annotated[str | None, typer.Option("--topic", help="Only this topi
 
 
 class _ClaimViews:
-    """What the commands ask: the workers for claims, the brokers for the ends of the topics."""
+    """The commands' queries: to the workers for claims, to the brokers for the ends of the topics."""
 
     def __init__(
         self, context: typer.Context, timeout_s: float, stale_ok: str | None, *, wait: bool = False
@@ -125,7 +125,9 @@ class _ClaimViews:
         return {place: end for place, (_, end) in self._asking.offsets(sorted(wanted & exist)).items()}
 
     def records(self, found: _Found) -> list[dict[str, Cell]]:
-        """Return what is shown of *found*; behind what has no lag lies nothing, or markers."""
+        """Return the records to show for *found*; after a position without lag there is nothing, or
+        markers.
+        """
         records = found.records(self.ends(found.claims))
         tails = [((str(each["topic"]), int(str(each["partition"]))), each) for each in records if each["lag"]]
         ends = [
@@ -167,7 +169,7 @@ class _Found:
     stale_after_s: int
 
     def add_pause(self, answer: Answer[Any]) -> None:
-        """A pause lies in every partition that has heard of it; the one that was appended last counts."""
+        """A pause is in every partition that has received it; the one that was appended last counts."""
         group, pause = answer.key.removeprefix(PAUSE_PREFIX), answer.value
         before = self.pauses.get(group)
         if before is None or pause.at_s >= before.at_s:
@@ -380,8 +382,8 @@ _CHANGING = ("status", "client_id", "owner_instance", "owner_epoch", "paused_unt
 def _tell_changes(
     records: Sequence[OutputRow], before: Mapping[tuple[Cell, ...], OutputRow], now_s: int, output: Output
 ) -> dict[tuple[Cell, ...], OutputRow]:
-    """Print what is new: a claim whose owner, status or pause is not what it was at the last look. A
-    heartbeat alone is no news.
+    """Print the changes: each claim whose owner, status or pause differs from the last look. A heartbeat
+    alone is no news.
     """
     seen: dict[tuple[Cell, ...], OutputRow] = {
         (record["group"], record["topic"], record["partition"]): record for record in records

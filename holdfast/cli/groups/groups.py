@@ -68,7 +68,7 @@ COLUMNS = (
     "client_id",
 )
 LANE_COLUMNS = (*COLUMNS[:3], "lane", *COLUMNS[3:])
-"""Where a group works in lanes."""
+"""The columns for a group that works in lanes."""
 MOVE_COLUMNS = ("group", "topic", "partition", "current_offset", "new_offset")
 TIMEOUT_S = 10.0
 
@@ -258,8 +258,8 @@ def _show(records: Sequence[OutputRow], columns: Sequence[str], output: Output) 
 
 
 def _for_people(record: OutputRow) -> OutputRow:
-    """Return what a table shows: counts headed as Kafka's tool does, times that can be read, assignments as
-    it writes them.
+    """Return the row of a table: counts headed as by Kafka's tool, readable times, assignments as that tool
+    writes them.
     """
     assignment = record.get("assignment")
     columns: dict[str, Cell] = {
@@ -454,7 +454,7 @@ def _move(move: Move) -> OutputRow:
 
 
 def _teller() -> Callable[[ResetProgress], None]:
-    """Return what tells of a reset: each line once, however often it is looked at."""
+    """Return a callback that prints the steps of a reset: each line once, however often it is called."""
     last = ""
 
     def tell(progress: ResetProgress) -> None:

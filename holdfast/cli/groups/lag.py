@@ -51,7 +51,7 @@ Committed = Mapping[tuple[str, Place], Sequence[CommitMade]]
 
 
 def lags(settings: Settings, *, clock: Clock = system_clock) -> list[PartitionLag]:
-    """Return how every group of the cluster stands, by `__consumer_offsets` as it is now.
+    """Return the lag and state of every group of the cluster, by `__consumer_offsets` as it is now.
 
     Partitions of topics that are gone, or that this principal may not see, are left out.
     """
@@ -64,7 +64,7 @@ def lags(settings: Settings, *, clock: Clock = system_clock) -> list[PartitionLa
     }
     try:
         return _judged(admin, found, clock)
-    except TopicError:  # one was deleted meanwhile: the others are told all the same
+    except TopicError:  # one was deleted since: the others are reported all the same
         out: list[PartitionLag] = []
         for topic in sorted({place[0] for _, place in found}):
             with suppress(TopicError):
@@ -113,8 +113,8 @@ def _rows(settings: Settings) -> Iterator[tuple[str, str, int, RecentCommits]]:
 def _lags_then(
     admin: Admin, found: Committed, ends: Mapping[Place, int]
 ) -> dict[tuple[str, Place], list[LaggingCommit]]:
-    """Return each commit with the lag that it left, oldest first: the broker tells where partitions ended at
-    those times.
+    """Return each commit with the lag that it left, oldest first: the broker answers where partitions ended
+    at those times.
 
     One question takes one time of each partition, so there are as many as the commits of all groups in one
     partition.
@@ -134,7 +134,7 @@ def _lags_then(
 
 
 def by_group(found: Sequence[PartitionLag]) -> list[OutputRow]:
-    """Return a line for each group, those that stand worst first."""
+    """Return a line for each group, the worst first."""
     lines: list[OutputRow] = []
     for group, of_it in of_groups(found):
         worst = max(of_it, key=lambda each: each.lag)
@@ -221,8 +221,8 @@ def _show(found: Sequence[PartitionLag], group: str | None, output: Output) -> N
 
 
 class Watching:
-    """Looks at the groups again and again: tells partitions whose standing changes, a line each, and keeps
-    *page* abreast.
+    """Looks at the groups again and again: prints partitions whose state changes, a line each, and updates
+    *page*.
     """
 
     def __init__(self, settings: Settings, group: str | None, *, clock: Clock = system_clock) -> None:

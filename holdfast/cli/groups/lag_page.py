@@ -1,4 +1,4 @@
-"""What Prometheus is told of the consumer groups of a cluster: `holdfast groups lag --metrics-port`."""
+"""Metrics of the consumer groups of a cluster for Prometheus: `holdfast groups lag --metrics-port`."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ GROUP, PLACE = ("consumergroup",), ("consumergroup", "topic", "partition")
 
 
 class LagPage(Collector):
-    """The standing of every group as it was last read. A standing is a label: the one that holds has the
-    value 1, no other is shown.
+    """The state of every group as it was last read. A state is a label: the one that holds has the value 1,
+    no other is shown.
     """
 
     def __init__(self, found: Sequence[PartitionLag], read_ms: int) -> None:
         self.took(found, read_ms)
 
     def took(self, found: Sequence[PartitionLag], read_ms: int) -> None:
-        """Tell from now on what was *found* at *read_ms*."""
+        """Serve from now on the lags *found* at *read_ms*."""
         self._found, self._read_ms = found, read_ms
 
     def collect(self) -> Iterator[Metric]:

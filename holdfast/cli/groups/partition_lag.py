@@ -1,4 +1,4 @@
-"""How far a consumer group is in one partition."""
+"""The lag of a consumer group in one partition."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from holdfast.core.kafka.topic_partition import Place
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionLag:
-    """How far a group is in one partition, and how it stands there."""
+    """A group's position, lag and state in one partition."""
 
     group: str
     place: Place
@@ -19,12 +19,12 @@ class PartitionLag:
     committed: int
     end: int
     commits: int
-    """How many commits the rules have looked at."""
+    """The number of commits that the rules have examined."""
     committed_at_ms: int
 
     @property
     def lag(self) -> int:
-        """Return how many offsets lie between what is committed and the end of what is stable."""
+        """Return how many offsets lie between the committed offset and the last stable offset."""
         return max(0, self.end - self.committed)
 
 

@@ -159,7 +159,7 @@ def settled(
 
 
 def read_file(path: Path) -> FileGroup:
-    """Return the membership in a TOML or JSON file; ConfigError says what is wrong with it."""
+    """Return the membership in a TOML or JSON file; ConfigError names its fault."""
     try:
         if path.stat().st_size > LIMIT_FILE_BYTES:
             raise ConfigError(f"{path}: larger than {LIMIT_FILE_BYTES} bytes")

@@ -13,17 +13,17 @@ from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import HoldfastError
 
 LIMIT_LAG = 64
-"""A longer tail is not looked at: what is that far behind is behind."""
+"""A longer tail is not looked at: so large a lag is a real one."""
 PEEK_BYTES = 64 << 10
 
 
 def without_records(
     settings: Settings, tails: Iterable[tuple[Place, int, int]], *, timeout_s: float
 ) -> set[tuple[Place, int]]:
-    """Return the place and first offset of those of *tails* (place, first offset, end) in which no committed
-    record lies.
+    """Return the partition and first offset of those of *tails* (partition, first offset, end) in which no
+    committed record lies.
 
-    A tail of which the broker does not tell in time, or not this principal, is not among them.
+    A tail about which the broker does not answer in time, or not to this principal, is not among them.
     """
     short = [tail for tail in tails if 0 < tail[2] - tail[1] <= LIMIT_LAG]
     if not short:

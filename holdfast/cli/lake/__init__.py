@@ -1,1 +1,1 @@
-"""What the commands that read history share: where it lies, what reads it, and how far they have come."""
+"""Shared parts of the commands that read history: its location, its reader, and its progress."""

@@ -1,4 +1,4 @@
-"""Which engine a command takes, and how Spark is started."""
+"""The engine of a command, and the start of Spark."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ConfOption = Annotated[
 
 
 class EngineName(StrEnum):
-    """What `--engine` offers."""
+    """The choices of `--engine`."""
 
     AUTO = "auto"
     LOCAL = "local"
@@ -93,8 +93,8 @@ def assignments(given: list[str] | None) -> dict[str, str]:
 
 
 def takes_spark(*, quick: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return what gives a command the options of Spark: its parameter *spark* gets how to start that, as they
-    and the settings say.
+    """Return a decorator that gives a command the options of Spark: its parameter *spark* gets the start
+    options, from these and the settings.
     """
     options = {"master": MasterOption, "memory": MemoryOption, "conf": ConfOption}
 
@@ -105,7 +105,7 @@ def takes_spark(*, quick: bool = False) -> Callable[[Callable[..., None]], Calla
             spark = spark_options(settings_of(context), master, memory, conf, quick=quick)
             command(context, spark=spark, **told)
 
-        # Typer reads signatures as they are: what is only imported for type checkers must not be named there.
+        # Typer reads signatures as they are: names imported only for type checkers must not occur there.
         hints = get_type_hints(command, localns={"SparkOptions": Any}, include_extras=True)
         kept = [
             each.replace(kind=Parameter.KEYWORD_ONLY, annotation=hints[name])

@@ -1,4 +1,4 @@
-"""How commands name a lake and the topics in it."""
+"""The options by which commands name a lake and the topics in it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def absolute(lake: str) -> str:
 
 
 def names_of(topics: str) -> list[str]:
-    """Return what `--topics` names.
+    """Return the names in `--topics`.
 
     >>> names_of("orders, payments,events.*,")
     ['orders', 'payments', 'events.*']

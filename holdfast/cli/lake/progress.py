@@ -1,4 +1,4 @@
-"""How far a replay, a verification, a bootstrap or an audit is, on every work that takes longer than a
+"""The progress of a replay, a verification, a bootstrap or an audit, for all work that takes longer than a
 moment.
 """
 

@@ -1,5 +1,5 @@
-"""What of a processor's history commands read: the topic, its bronze table, or both as one, and up to
-where.
+"""The part of a processor's history that commands read: the topic, its bronze table, or both as one, and up
+to which point.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class SourceName(StrEnum):
-    """What `--from` offers."""
+    """The choices of `--from`."""
 
     TOPIC = "topic"
     BRONZE = "bronze"
@@ -51,7 +51,7 @@ LakeOption = Annotated[str | None, typer.Option("--lake", help="The lake of --fr
 
 
 def chosen_source(source: SourceName | None, lake: str | None) -> Source:
-    """Return where to read, as `--from` and `--lake` tell."""
+    """Return the source to read, by `--from` and `--lake`."""
     if source is not None:
         return source.value
     return "topic" if lake is None else "history"
@@ -66,9 +66,7 @@ def history_options(
     state_memory_mb: int,
     spark: SparkOptions,
 ) -> ReplayOptions:
-    """Return what to read of a history, and on which engine, as the options tell; what to make of it is for
-    the command to add.
-    """
+    """Return the options for reading a history, with the engine; the command adds its own."""
     from holdfast.pipeline.bronze.extent import parse_until
     from holdfast.pipeline.replay import ReplayOptions
 

@@ -43,8 +43,8 @@ SHOWN_PARTITIONS = 3
 
 
 def rows_of(settings: Settings, processor: Processor[Any, Any]) -> Iterator[tuple[int, str, Any]]:
-    """Yield partition, key and row of all that *processor* makes of its topic as it is now, and tell what
-    could not be read.
+    """Yield partition, key and row of all that *processor* makes of its topic as it is now, and report
+    unknown records.
     """
     from holdfast.pipeline.broker_rows import rows_of
 

@@ -84,8 +84,8 @@ def _explain_segment(path: Path, first: int, limit: int, records: bool, output: 
 
 
 def _show_segment(view: memoryview, first: int, limit: int, records: bool, output: Output) -> None:
-    """Show a segment in two passes: how a transaction ends stands behind it. What lies before a broken header
-    is shown all the same.
+    """Show a segment in two passes: a transaction's end follows it in the log. Batches before a broken head
+    are shown all the same.
     """
     transactions = Transactions()
     found: list[LocatedBatch] = []

@@ -25,7 +25,7 @@ OFFSET_DIGITS = 9
 
 
 class AskedRow(NamedTuple):
-    """What of the command line tells of a row."""
+    """The options that identify a row."""
 
     table: str
     key: str

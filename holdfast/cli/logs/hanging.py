@@ -42,7 +42,9 @@ def _record(lost: LostEnd) -> dict[str, Cell]:
 
 
 async def _find(settings: Settings, topics: list[str] | None, *, end: bool) -> list[LostEnd]:
-    """Return what hangs; with *end* it has been ended where that could be, or BrokerError is raised."""
+    """Return the hanging transactions; with *end* they have been ended where possible, else BrokerError is
+    raised.
+    """
     from holdfast.kafka.requests.raw_log import RawLog
     from holdfast.pipeline.hanging import Hanging
 

@@ -58,7 +58,7 @@ BOOK_FIELDS = (
         "role",
     ),
 )
-"""What every book has in JSON; None where it is unknown."""
+"""The fields of every book in JSON; None where it is unknown."""
 
 TimeoutOption = Annotated[
     float, typer.Option("--timeout", min=0.1, max=600, help="Longest wait for a reply, in seconds.")
@@ -78,7 +78,7 @@ class _ProducerTables:
     timeout_s: float
 
     def of_topic(self, topic: str | None) -> list[Processor[Any, BookRow]]:
-        """Return the books of *topic*, or all; ConfigError when nobody keeps any."""
+        """Return the books of *topic*, or all; ConfigError if there are none."""
         found = [each for each in self.books if topic in (None, *each.topics)]
         if topic is not None and not found:
             kept = ", ".join(sorted(each.topics[0] for each in self.books)) or "none"

@@ -36,11 +36,11 @@ class Application:
     processors: tuple[Processor[Any, Any], ...]
     faust: FaustTopics = NO_FAUST
     is_built_in: bool = False
-    """Whether this is holdfast's own, since no -A names another."""
+    """True if this is holdfast's own, since no -A names another."""
 
     @property
     def read_topics(self) -> list[str]:
-        """Return what the workers of this application read."""
+        """Return the topics that the workers of this application read."""
         return sorted(
             {
                 *self.faust.read,
@@ -64,7 +64,7 @@ class Application:
 def load_application(spec: str | None, settings: Settings) -> Application:
     """Return the application that *spec* names: "module", "module:name", or None for the built-in one.
 
-    What is found may be an app of `create_app`, a list of processors, or a function from settings to one.
+    The module may contain an app of `create_app`, a list of processors, or a function from settings to one.
     Settings that an app was made with count where the command line, the environment and the file say nothing.
     """
     place = BUILT_IN if spec is None else spec
@@ -119,7 +119,7 @@ def load_function(place: str) -> Callable[..., Any]:
 
 
 def merge(settings: Settings, own: Settings) -> Settings:
-    """Return *settings* with the application's *own* in place of defaults.
+    """Return *settings* with the application's *own* instead of defaults.
 
     >>> merge(Settings(web_port=7000), Settings(app="shop", web_port=1)).app, merge(Settings(web_port=7000), Settings(web_port=1)).web_port
     ('shop', 7000)
@@ -148,7 +148,7 @@ def _named(place: str) -> object:
 
 def _import(name: str) -> ModuleType:
     # A script's sys.path lacks the current folder, where `-A shop` looks for shop.py. At the end, since a
-    # folder of some common name beside it (tables, agents) must not hide an installed package.
+    # folder of some common name next to it (tables, agents) must not hide an installed package.
     folder = str(Path.cwd())
     if folder not in sys.path:
         sys.path.append(folder)
@@ -193,7 +193,7 @@ def _call(function: Callable[[Settings], object], settings: Settings, place: str
 
 
 def _reason(error: Exception) -> str:
-    """Return what an exception of the user's code says, and where it was raised."""
+    """Return the message of an exception in the user's code, and where it was raised."""
     files = [
         frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")
     ]

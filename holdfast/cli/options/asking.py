@@ -25,7 +25,7 @@ StaleOk = Annotated[
 
 
 def staleness(text: str | None) -> Staleness | None:
-    """Return what *text* bounds; ConfigError when it is no bound."""
+    """Return the bound that *text* names; ConfigError for an invalid one."""
     try:
         return None if text is None else Staleness.parse(text)
     except ValueError as error:

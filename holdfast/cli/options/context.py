@@ -30,8 +30,8 @@ class Globals:
     _settings: Settings | None = None
 
     def without_file(self) -> str | None:
-        """Return what to say of a broker that does not answer at the default address; None where an address
-        was given.
+        """Return the hint for a broker that does not answer at the default address; None where an address was
+        given.
         """
         read = self._settings
         if read is None or read.origin("kafka.bootstrap.servers") != "default":
@@ -55,7 +55,7 @@ class Globals:
 
 
 def globals_of(context: typer.Context) -> Globals:
-    """Return the options that stood before (or among) the command's own."""
+    """Return the options that were given before (or among) the command's own."""
     found = context.find_root().obj
     assert isinstance(found, Globals)
     return found

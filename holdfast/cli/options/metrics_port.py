@@ -70,7 +70,7 @@ def metrics_on(port: int | None) -> Iterator[CollectorRegistry]:
 
 
 def _application(registry: CollectorRegistry) -> web.Application:
-    """Return what answers every path with all that is registered."""
+    """Return an application that answers every path with all registered metrics."""
     from aiohttp import web
     from prometheus_client.exposition import choose_encoder
 

@@ -39,7 +39,7 @@ Shards = Annotated[
     ),
 ]
 TURN_S = 0.25
-UNASKED = "unasked:"  # telling harvesters needs no database
+UNASKED = "unasked:"  # commands to harvesters need no database
 
 
 def harvest(
@@ -123,8 +123,8 @@ def _harvest(settings: HarvestSettings, metrics: CollectorRegistry) -> None:
 
 
 def _started(harvester: Harvester, stop: StopRequest) -> bool:
-    """Start it in a thread of its own, so that a broker that is silent keeps nobody from stopping it; return
-    whether it has started.
+    """Start it in a thread of its own, so that a silent broker does not keep the user from stopping it;
+    return whether it has started.
     """
     starting = Future[Harvester]()
 

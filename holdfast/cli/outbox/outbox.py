@@ -45,7 +45,7 @@ LIMIT_LISTED = 10_000
 
 
 class LayoutName(StrEnum):
-    """What `--layout` offers."""
+    """The choices of `--layout`."""
 
     HOLDFAST = "holdfast"
     GOHARVEST = "goharvest"
@@ -124,8 +124,8 @@ def _problems(outbox: _Outbox) -> list[str]:
 
 
 def _findings(outbox: _Outbox) -> tuple[list[str], list[str]]:
-    """Return the problems and notes of an outbox whose tables are as they must be: what its server is set
-    to, what stands on its tables, and what a trial of them shows.
+    """Return the problems and notes of an outbox whose tables are as they must be: its server's settings,
+    other objects on its tables, and the result of a trial.
     """
     read = database_url(outbox.url)
     with connected(read) as connection:

@@ -1,4 +1,4 @@
-"""`holdfast pipeline check`: whether the tables of a lake hold what was landed."""
+"""`holdfast pipeline check`: compares the tables of a lake with the landed data."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""`holdfast pipeline derive`: tables that tell of claims, groups, outboxes and producers, by what was landed
-of their logs.
-"""
+"""`holdfast pipeline derive`: tables about claims, groups, outboxes and producers, from their landed logs."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ def land(
 
 
 class _Landing(NamedTuple):
-    """What is landed where, whichever way it is named."""
+    """The topics to land and their lake, whichever way they are named."""
 
     lake: str
     options: LandOptions
@@ -193,7 +193,7 @@ class _Landing(NamedTuple):
 def _log(landed: Landed) -> None:
     from holdfast.pipeline.bronze.lake import describe
 
-    if not sys.stderr.isatty():  # a terminal has a line that tells
+    if not sys.stderr.isatty():  # a terminal has a status line for that
         note(f"landed {landed.topic} up to {describe(landed.end)}")
 
 
@@ -205,8 +205,8 @@ def _trimmed(
     topics: Collection[str],
     options: LandOptions,
 ) -> Iterator[None]:
-    """Delete what the block lands of those of *topics* that are declared with retention landed: meanwhile
-    when it follows, else afterwards.
+    """Delete the landed records of those of *topics* that are declared with retention landed: during the
+    block when it follows, else afterwards.
     """
     from holdfast.pipeline.landed_trimming import LandedTopics, trim_told
 

@@ -1,4 +1,4 @@
-"""How a landing is doing: metrics for Prometheus, and one line for a terminal."""
+"""The progress of a landing: metrics for Prometheus, and one line for a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`holdfast report`: what the derived tables of a lake tell of a time, as one page."""
+"""`holdfast report`: the derived tables of a lake for a period, as one page."""
 
 from __future__ import annotations
 

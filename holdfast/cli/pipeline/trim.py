@@ -1,5 +1,5 @@
-"""`holdfast pipeline trim`: deletes from sources what a lake holds and all tables behind have in their
-state.
+"""`holdfast pipeline trim`: deletes from sources the records that a lake holds and all downstream tables have
+in their state.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def compact(
     if (outputs := _outputs(where, topics, folds, derived)) is None:
         reports = [join(each, where, target_bytes=target_bytes) for each in _topics(where, topics)]
     else:
-        # Their states are left alone: each run writes them anew.
+        # Their states are left alone: each run writes them again.
         reports = [
             optimize_table(f"{folder}/{table}", f"{name} {table}", target_bytes=target_bytes)
             for name, (folder, table) in outputs.items()
@@ -167,7 +167,7 @@ def _paths(lake: str, topics: str | None, folds: str | None, derived: str | None
         f"{name} {table}": f"{folder}/{table}"
         for name, (folder, output) in outputs.items()
         for table in ("state", output)
-        if table == output or is_table(f"{folder}/{table}")  # what is joined of others has no state beside it
+        if table == output or is_table(f"{folder}/{table}")  # a join of other tables has no state of its own
     }
 
 

@@ -23,7 +23,7 @@ NAME_IN_PATHS = "NAME"
 """Stands for the project's name in the paths of templates, as $name does in their text."""
 
 _COMMENTED = re.compile(r"(?P<command>    [a-z].*?) {2,}# (?P<comment>.*)")
-"""A command of a page, and what is said beside it."""
+"""A command of a page, and its comment."""
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 

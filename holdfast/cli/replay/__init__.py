@@ -1,3 +1,3 @@
-"""Commands that fold history again: to tables, as a new version's beginning, or to hold against what is
-live.
+"""Commands that fold history again: to tables, as the first state of a new version, or to compare with the
+live state.
 """

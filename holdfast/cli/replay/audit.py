@@ -24,7 +24,7 @@ app = typer.Typer(cls=CommandGroup, no_args_is_help=True, rich_markup_mode=None,
 
 
 class AuditSource(StrEnum):
-    """What `--from` offers."""
+    """The choices of `--from`."""
 
     TOPIC = "topic"
     BRONZE = "bronze"

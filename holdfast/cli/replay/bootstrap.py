@@ -27,14 +27,14 @@ COLUMNS = ("partition", "outcome", "applied", "records", "refused", "rows", "tim
 
 
 class EmitsName(StrEnum):
-    """What `--emits` offers."""
+    """The choices of `--emits`."""
 
     SUPPRESS = "suppress"
     SEND = "send"
 
 
 class BeginName(StrEnum):
-    """What `--from` offers."""
+    """The choices of `--from`."""
 
     TOPIC = "topic"
     BRONZE = "bronze"
@@ -125,6 +125,6 @@ def bootstrap(
 
 
 def _tell(partition: int, step: BootstrapStep) -> None:
-    """Say what was done for a partition, but for the step that comes with every part of a transaction."""
+    """Print the step of a partition, but for the one that comes with every part of a transaction."""
     if step.value != "appending":
         print(f"partition {partition}: {step.value}", file=sys.stderr, flush=True)

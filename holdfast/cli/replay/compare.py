@@ -91,7 +91,7 @@ def compare(
 
 
 def _show(found: Comparison, output: Output, keys: int, between: str) -> None:
-    """Show what was found *between* two versions, with *keys* of the keys that differ."""
+    """Show the differences *between* two versions, with *keys* of the keys that differ."""
     if output is Output.JSON:
         show_json(found.document())
         return

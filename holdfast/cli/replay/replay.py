@@ -24,7 +24,7 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
 class FormatName(StrEnum):
-    """What `--format` offers."""
+    """The choices of `--format`."""
 
     PARQUET = "parquet"
     DELTA = "delta"

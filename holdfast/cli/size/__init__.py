@@ -1,1 +1,1 @@
-"""What an application needs of machines and brokers, by formulas whose constants are measured."""
+"""An application's needs of machines and brokers, by formulas whose constants are measured."""

@@ -21,7 +21,7 @@ from holdfast.errors import ConfigError
 MEGABYTE = 1_000_000
 DAY_S = 86_400
 LIMIT = 1e15
-"""Of every number of a load: what is made of them stays a number."""
+"""The limit for every number of a load: so that results stay numbers."""
 
 # Workers (bench.sizing).
 BASE_BYTES = 94 * MEGABYTE
@@ -57,7 +57,7 @@ TOLD_BYTES = 2.5
 
 
 class Unit(StrEnum):
-    """In what a figure is told."""
+    """The unit of a figure."""
 
     COUNT = "count"
     CORES = "cores"
@@ -69,11 +69,11 @@ class Unit(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What is known of an application. Rates and *keys* are of the whole application, sizes in bytes.
+    """The load of an application. Rates and *keys* are of the whole application, sizes in bytes.
 
     *record_bytes* and *row_bytes* are of key and value together. *changes* is how many rows a record changes,
     *emits* how many records it sends. *retention_s* is how long the sources are kept, None for forever: then
-    disk of sources is told for a day.
+    disk of sources is given for a day.
     """
 
     partitions: int

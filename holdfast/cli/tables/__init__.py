@@ -1,1 +1,1 @@
-"""Commands on tables: what they hold, what was set aside, versions, and repair."""
+"""Commands on tables: their rows, the quarantine, versions, and repair."""

@@ -38,12 +38,12 @@ from holdfast.pipeline.folds.positions import position_of
 from holdfast.pipeline.replay import ReplayOptions, replay
 
 Applied: TypeAlias = int | Mapping[str, int]
-"""The last offset of the source that counts; of several, by topic."""
+"""The last offset of the source that counts; with several sources, by topic."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MendingStep:
-    """What is to be done to one partition: *changes* None where there is nothing to do."""
+    """The repair of one partition: *changes* None where there is nothing to do."""
 
     partition: int
     findings: ForeignRecords
@@ -72,7 +72,7 @@ class Mender:
         return sorted(set(wanted)) if wanted else list(range(count))
 
     async def look(self, partition: int) -> ForeignRecords:
-        """Return what lies in a partition; ChangelogError while a transaction is open in it."""
+        """Return the findings in a partition; ChangelogError while a transaction is open in it."""
         audit = Audit(self._processor.version, self._positions)
         async with RawLog(self._settings) as raw:
             async for _, batch in raw.batches(self._changelog, partition, 0):
@@ -87,8 +87,8 @@ class Mender:
         return found
 
     def plan_rebuild(self, partition: int, found: ForeignRecords) -> MendingStep:
-        """Return what empties a partition, so that the next worker folds its source from the beginning; one
-        that began with a base is put back to that.
+        """Return the changes that empty a partition, so that the next worker folds its source from the
+        beginning; one that began with a base is put back to that.
         """
         base = self._base(partition)
         if base is None:
@@ -110,8 +110,8 @@ class Mender:
         return read_bases(self._processor, self._settings, [partition]).get(partition)
 
     def plan(self, partition: int, found: ForeignRecords, applied: Applied | None) -> MendingStep:
-        """Return what makes a partition good: the state that the last worker left, or with *applied* the
-        source's up to that offset.
+        """Return the changes that repair a partition: the state that the last worker left, or with *applied*
+        the source's up to that offset.
         """
         if applied is not None:
             marker, state = self._replayed(partition, self._until(partition, applied), found)
@@ -149,8 +149,8 @@ class Mender:
         return self._step(partition, found, mending.puts, marker, how)
 
     def _notes(self, found: ForeignRecords, marker: Position) -> dict[bytes, bytes]:
-        """Return the notes of a state that was replayed up to *marker*: its rows are all of the type of now,
-        and what was refused behind it is folded again.
+        """Return the notes of a state that was replayed up to *marker*: its rows are all of today's type, and
+        records refused after it are folded again.
         """
         notes = found.notes()
         notes.pop(WATERMARKS, None)  # those of the replayed position come with its rows
@@ -242,7 +242,7 @@ class Mender:
         partition: int, found: ForeignRecords, puts: Mapping[bytes, bytes | None], marker: Position, how: str
     ) -> MendingStep:
         if found.marker is not None and goes_back(found.marker, marker):
-            puts = {**puts, APPLIED: None}  # so that nobody takes it for a stray
+            puts = {**puts, APPLIED: None}  # so that no worker takes it for a stray
         changed = sorted(puts.items(), key=lambda put: put[0])
         changes = (
             MergedChanges(marker=marker, records=0, puts=changed)
@@ -254,8 +254,7 @@ class Mender:
     # -- writing
 
     async def write(self, partition: int, *, rebuild: bool, applied: Applied | None) -> MendingStep:
-        """Fence earlier writers, look again, and write what is to be written in one transaction; return what
-        was done."""
+        """Fence earlier writers, look again, and write the changes in one transaction; return the step."""
         async with fenced_writer(self._processor, self._settings, partition) as writer:
             found = await self.look(partition)
             step = await (
@@ -270,8 +269,8 @@ class Mender:
             return step
 
     def _forget_sent(self, partition: int) -> None:
-        """Commit the sources' offsets of a partition without what is noted beside them: up to where tables
-        had sent results. What is folded from the new position on is to be sent.
+        """Commit the sources' offsets of a partition without their notes: those say up to where tables had
+        sent results. Results of the new position on are to be sent.
         """
         settings = self._settings
         group = CommittedOffsets(settings, settings.app, timeout_s=settings.request_timeout_s)
@@ -285,7 +284,7 @@ def _heard_again(found: ForeignRecords) -> dict[bytes, bytes]:
 
 
 def is_folded(note: bytes, lasts: Mapping[str, int]) -> bool:
-    r"""Return whether a note tells of no refusal behind *lasts*, the last offset of each source.
+    r"""Return whether a note records no refusal after *lasts*, the last offset of each source.
 
     >>> [is_folded(note, {"orders": 7}) for note in (b"\x00refused orders 7", b"\x00refused orders 8", BASE)]
     [True, False, True]

@@ -195,8 +195,8 @@ def retry(
 def _choose(
     quarantine: Quarantine, coordinates: Sequence[str] | None, processor: str | None, topic: str | None
 ) -> list[QuarantinedRecord]:
-    """Return the records meant, and with each whatever else was refused at its place: a copy gives all of
-    them another try.
+    """Return the records meant, and with each all others refused at its offset: a copy retries all of
+    them.
     """
     everywhere = quarantine.records(lambda record: True)
     meant = [

@@ -264,7 +264,7 @@ def watch(
 
 
 class _Unseen:
-    """What no row equals."""
+    """A value that equals no row."""
 
 
 @contextmanager
@@ -274,7 +274,7 @@ def _asking(
     application = _application(context)
     of, dot, table = name.partition(".")
     if globals_too and all(each.name != of for each in application.processors):
-        # Below, a name that is none of either is told as one of a processor.
+        # Below, an unknown name is reported as one of a processor.
         for reader in application.processors:
             for read in reader.reads:
                 if read.name == name:

@@ -55,7 +55,7 @@ class OldTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakenPartition:
-    """What a partition is to begin with. *done*: it begins so already."""
+    """The first state of a partition. *done*: it has that already."""
 
     partition: int
     beginning: Beginning
@@ -89,8 +89,8 @@ class FaustTakeover:
         self._processor, self._settings, self._group, self._table = processor, settings, group, table
 
     def plan(self) -> list[TakenPartition]:
-        """Return what each partition is to begin with; ConfigError or ChangelogError where it must not be
-        taken over.
+        """Return the first state of each partition; ConfigError or ChangelogError if it must not be taken
+        over.
         """
         positions = self._positions()
         rows = self._rows(sorted(positions))
@@ -189,7 +189,7 @@ class FaustTakeover:
     # -- rows
 
     def _rows(self, partitions: list[int]) -> dict[int, dict[bytes, bytes]]:
-        """Return what each partition is to hold, as stored."""
+        """Return the first rows of each partition, as stored."""
         out: dict[int, dict[bytes, bytes]] = {each: {} for each in partitions}
         codec, route = RowCodec[Any](self._processor.row), self._processor.route
         for partition, key, row in self._converted(len(partitions), routed=route is not None):

@@ -24,7 +24,7 @@ COLUMNS = ("action", "kind", "name")
 
 
 class Outputs(StrEnum):
-    """What becomes of what folds have emitted."""
+    """The treatment of emitted records."""
 
     KEEP = "keep"
     EMPTY = "empty"

@@ -2,7 +2,7 @@
 cut is ended by another.
 
 From the first step to the last a topic of its own exists, {app}-reset, with which no worker starts and no
-topic is created: else a part of a chain could begin anew behind another that has not.
+topic is created: else a part of a chain could begin again after another that has not.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ FENCE_S, TRANSACTION_S = 60.0, 15.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApplicationResetStep:
-    """One step of a reset: what is done to *name*, and how."""
+    """One step of a reset: the action on *name*, and its details."""
 
     action: str
     kind: str
@@ -53,7 +53,7 @@ class ApplicationReset:
     to the beginning). *empty_outputs* deletes what its folds have emitted.
 
     With *has_agents* the group's offsets stay: Faust's tables and repartition topics do too, so agents that
-    began anew would count all records a second time.
+    began again would count all records a second time.
     """
 
     def __init__(
@@ -73,9 +73,9 @@ class ApplicationReset:
         self.topics: ResetTopics = reset_topics(settings, processors, self._counts)
 
     def check(self) -> None:
-        """Raise TopicError for what speaks against a reset of this application: a source that is missing, or
-        declarations for which the topics cannot be made anew; ModuleNotFoundError without the extra `lake`
-        where tables are to be placed.
+        """Raise TopicError for an obstacle to a reset of this application: a source that is missing, or
+        declarations for which the topics cannot be created again; ModuleNotFoundError without the extra
+        `lake` where first states are to be written.
         """
         if self._to_ms is not None or (self._empty and self.topics.folded_outputs):
             import holdfast.pipeline.bootstrap.beginnings  # noqa: F401  later it would be missed in the midst of a reset
@@ -157,7 +157,7 @@ class ApplicationReset:
         try:
             self.require_stopped()  # one may have started before it could see that
         except GroupError:
-            if settings.reset_topic not in self._counts:  # else it tells of a reset that was cut
+            if settings.reset_topic not in self._counts:  # else it shows a reset that was cut
                 self._admin.delete([settings.reset_topic])
             raise
 
@@ -242,8 +242,8 @@ class ApplicationReset:
                     await writer.write(changes, [], FENCE_S)
 
     def _forget_sent(self) -> None:
-        """Commit the offsets of the sources that are folded again without what is noted beside them: up to
-        where the tables had sent results.
+        """Commit the offsets of the sources that are folded again without their notes, which say up to where
+        the tables had sent results.
         """
         group = CommittedOffsets(
             self._settings, self._settings.app, timeout_s=self._settings.request_timeout_s
@@ -265,9 +265,9 @@ class ApplicationReset:
                 yield processor, later
 
     def _firsts(self, processor: Processor[Any, Any], topic: str) -> dict[int, int]:
-        """Return from which offset each partition of a source is to be folded. What this application emits
-        itself is folded from its beginning: behind what was emptied, which is no loss, since all of it is
-        emitted again.
+        """Return from which offset each partition of a source is to be folded. The application's own output
+        is folded from its beginning: after the deleted part, which is no loss, since all of it is emitted
+        again.
         """
         places = [(topic, at) for at in range(self._counts.get(topic, 0))]
         if topic in self.topics.outputs and self._empty:
@@ -306,8 +306,8 @@ class ApplicationReset:
 
 
 def _why_not_anew(processor: Processor[Any, Any]) -> str | None:
-    """Return what keeps a processor from beginning where nothing of its earlier versions is left, and the
-    cure; None where nothing does.
+    """Return the obstacle to a processor's beginning without any state of its earlier versions, as a remedy;
+    None if there is none.
     """
     if processor.migrate:
         return "leave out migrate="

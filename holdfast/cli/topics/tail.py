@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 WAIT_MS = 100
 IDLE_S = 30.0
-"""How long nothing may come of what is known to be there."""
+"""The time without a record after which known records count as unreadable."""
 
 Decode = Callable[[bytes | None, Headers], Any]
 
@@ -69,7 +69,7 @@ def tail(
 
 
 def decoders(application: Application, topic: str) -> tuple[Decode, Decode]:
-    """Return what decodes keys and values of *topic*: as some processor declares them, else text, else
+    """Return the decoders of keys and values of *topic*: as some processor declares them, else text, else
     hexadecimal.
     """
     found = dict[str, tuple[Serde[Any], Serde[Any]]]()
@@ -113,8 +113,8 @@ def records(application: Application, topic: str, *, back: int | None, follow: b
     """Yield committed records of *topic*, from *back* offsets before the end of each partition, or from the
     beginning.
 
-    With *follow* there is no end. Raises TopicError for a topic that does not exist, BrokerError where
-    nothing comes of what is there.
+    With *follow* there is no end. Raises TopicError for a topic that does not exist, BrokerError if existing
+    records do not come.
     """
     settings = application.settings
     admin = Admin(settings)

@@ -31,7 +31,7 @@ app = typer.Typer(cls=CommandGroup, no_args_is_help=True, rich_markup_mode=None,
 
 LIMIT_ORPHANS = 5
 CONNECT_TIMEOUT_S = 5.0
-"""How long to look for a broker: a person waits, and most often the address is wrong or the broker is not up.
+"""The time for finding a broker: a person waits, and most often the address is wrong or the broker is not up.
 """
 
 
@@ -196,7 +196,7 @@ def _done(action: TopicChange) -> OutputRow:
 
 
 def _insist(findings: list[TopicFinding], named: str | None) -> None:
-    """Tell what is still not right, and fail when state on these topics would be wrong."""
+    """Print the remaining faults, and fail when state on these topics would be wrong."""
     for finding in findings:
         remedy = with_application(finding.remedy, named)
         note(f"{finding.severity}: topic {finding.topic} {finding.message}; {remedy}")

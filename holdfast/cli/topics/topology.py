@@ -16,7 +16,7 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
 class GraphFormat(StrEnum):
-    """How a graph is written for people; `--output json` is for programs."""
+    """The format of a graph for people; `--output json` is for programs."""
 
     TEXT = "text"
     MERMAID = "mermaid"

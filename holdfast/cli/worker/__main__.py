@@ -10,7 +10,7 @@ from typing import NoReturn
 
 
 def main() -> NoReturn:
-    """Run the worker until it is told to end."""
+    """Run the worker until it is asked to end."""
     try:
         from holdfast.cli.worker.process import main as run
 

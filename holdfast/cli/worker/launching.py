@@ -1,4 +1,4 @@
-"""How a worker process is started: its arguments, and the settings of this command line as variables."""
+"""The start of a worker process: its arguments, and the settings of this command line as variables."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LAST_PORT = 65_535
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """One worker process: *name* for people, its command line, and the variables it has beside the caller's
+    """One worker process: *name* for people, its command line, and its variables in addition to the caller's
     own.
     """
 
@@ -45,7 +45,7 @@ def launches(
 ) -> list[Launch]:
     """Return the workers to start. *flags* are the settings of the command line, which *settings* hold too.
 
-    Raises ConfigError where several workers could not tell each other apart.
+    Raises ConfigError if several workers would be indistinguishable.
     """
     own = (
         [{}] if processes == 1 else [_own_settings(settings, index, processes) for index in range(processes)]
@@ -93,7 +93,7 @@ def variables(flags: Mapping[str, object]) -> dict[str, str]:
 
 
 def _own_settings(settings: Settings, index: int, processes: int) -> dict[str, object]:
-    """Return what worker *index* of several has of its own."""
+    """Return the settings that only worker *index* of several workers has."""
     if settings.web_url is not None:
         raise ConfigError(
             f"{settings.place('web_url')} is one URL, and each of {processes} workers needs its own: leave it"

@@ -21,7 +21,7 @@ from holdfast.logs import JsonFormatter
 
 
 def main() -> NoReturn:
-    """Run the worker until it is told to end."""
+    """Run the worker until it is asked to end."""
     place, given, *arguments = sys.argv[1:]
     settings: Settings | None = None
     try:

@@ -23,14 +23,16 @@ from holdfast.errors import WorkersError
 STEADY_S = 30.0
 """A worker that ran for longer did not fail to start."""
 MOST_FAILURES = 5
-"""How often in a row a worker may fail to start before all are ended: what fails so often needs a person."""
+"""The failures in a row to start a worker after which all are ended: so many need a person."""
 WRONG = 2
 """The exit code of a worker whose command line or settings are wrong: another start meets the same."""
 LONGEST_PAUSE_S = 30.0
 LAST_WORDS_S = 5.0
 CHUNK, LONGEST_LINE = 1 << 16, 1 << 20
 LEAVING, REFUSED = "leaving: ", "holdfast: "
-"""How the last line of a worker begins to say why it left: one that ran, and one that did not start."""
+"""Beginnings of the last line of a worker, which says why it left: one that ran, and one that did not
+start.
+"""
 LONGEST_CAUSE = 1_000
 """Characters of a worker's last line in the error that ends all."""
 
@@ -76,9 +78,7 @@ class WorkerProcesses:
         self._told_unheard = False
 
     async def run(self) -> int:
-        """Run until told to end. Returns 0, or the code by which a shell knows the signal of an
-        interruption.
-        """
+        """Run until asked to end. Return 0, or a shell's code for the signal of an interruption."""
         loop, numbers = asyncio.get_running_loop(), list[int]()
 
         def end(number: int) -> None:
@@ -106,7 +106,7 @@ class WorkerProcesses:
                 return
             was_steady = self._clock.monotonic_s() - began_s >= self._steady_s
             failures = 1 if was_steady else failures + 1
-            if code == WRONG:  # of the first life or a later one: what was right then has been changed since
+            if code == WRONG:  # of the first life or a later one: the settings have become wrong since
                 self._give_up(launch, f"cannot start ({_said(code)})")
                 return
             if failures > MOST_FAILURES:
@@ -128,7 +128,7 @@ class WorkerProcesses:
         self._ending.set()
 
     async def _one_life(self, launch: Launch) -> int:
-        """Run one process of a worker until it ends by itself or is told to; return its exit code."""
+        """Run one process of a worker until it ends by itself or is asked to; return its exit code."""
         self._last_lines.pop(launch.name, None)
         bound = (sys.executable, "-I", "-S", parent_death.__file__, str(os.getpid()))
         process = await asyncio.create_subprocess_exec(
@@ -138,7 +138,7 @@ class WorkerProcesses:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=PIPE,
             stderr=STDOUT,
-            # Ctrl-C in a terminal reaches the supervisor alone, which tells them in its way
+            # Ctrl-C in a terminal reaches the supervisor alone, which ends them in its way
             start_new_session=True,
         )
         passing = asyncio.create_task(self._pass_on(process, launch.name))
@@ -181,7 +181,7 @@ class WorkerProcesses:
             self._write(name, head, [begun])
 
     def _say(self, text: str) -> None:
-        with suppress(OSError):  # nobody reads stderr any more
+        with suppress(OSError):  # stderr has no reader any more
             self._tell(text)
 
     def _unheard(self, error: OSError) -> None:
@@ -196,8 +196,8 @@ class WorkerProcesses:
             sys.stdout.buffer.write(b"".join(head + line + b"\n" for line in lines))
             sys.stdout.buffer.flush()
         except OSError as error:
-            # Nobody reads them any more, or the disk is full. Workers that nobody hears go on: were their
-            # output not read, they would wait for that for ever.
+            # There is no reader any more, or the disk is full. Workers without a reader continue: if their
+            # output was not read, they would wait for that for ever.
             self._unheard(error)
         self._last_lines[name] = next(filter(bytes.strip, reversed(lines)), self._last_lines.get(name, b""))
 

@@ -1,4 +1,4 @@
-"""`holdfast -A shop worker`: runs one worker in place of this process, or several below a supervisor."""
+"""`holdfast -A shop worker`: runs one worker instead of this process, or several below a supervisor."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
 class LogLevel(StrEnum):
-    """What `--loglevel` offers: the levels of Faust's workers."""
+    """The choices of `--loglevel`: the levels of Faust's workers."""
 
     DEBUG = "debug"
     INFO = "info"

@@ -1,8 +1,8 @@
-"""A claim consumer in a balanced group: the engine, and beside it a thread that reads and writes the group's
+"""A claim consumer in a balanced group: the engine, and a second thread that reads and writes the group's
 announcements on `holdfast.groups`.
 
 The group says what this member should hold; the claims say what it holds. Nothing in here gives or takes a
-partition: it aims the member, and announces to the group what is held.
+partition: it aims the member, and announces the owned partitions to the group.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 PATTERN_MARK = "^"
 LOOK_S = 0.1
-"""How often to see what is held."""
+"""The interval at which the owned partitions are compared with the announced ones."""
 COUNTS_INTERVALS = 0.25
 COUNTS_LIMIT_S = 15.0
 COUNTED_A_SECOND = 200.0
@@ -38,7 +38,7 @@ COUNTED_A_SECOND = 200.0
 too, and there may be many members.
 """
 COUNT_WITHIN_S = 3.0
-"""How long one count may take; less than `close` waits for it."""
+"""The limit for one count; less than `close` waits for it."""
 JOIN_S = 10.0
 
 
@@ -121,8 +121,8 @@ class GroupParticipant:
         self._thread.start()
 
     def leave(self, *, release: bool) -> None:
-        """End the thread; with *release* it says farewell, so that others aim for what is about to be
-        released.
+        """End the thread; with *release* it announces its leave, so that others aim for the partitions that
+        are about to be released.
         """
         if not self._leaving.is_set():
             self._release = release
@@ -180,7 +180,7 @@ class GroupParticipant:
         self._aim(engine, now_s)
 
     def _count(self, timeout_s: float) -> dict[str, int]:
-        """Return how many partitions there are of what is claimed; a lane has as many as its topic."""
+        """Return the partition counts of the claimed names; a lane has as many as its topic."""
         found = self._announcements.counts(
             self._names.sources(self.balancer.settings.topics), self._pattern, timeout_s
         )
@@ -188,7 +188,7 @@ class GroupParticipant:
 
     def _recount(self, now_s: float) -> list[bytes]:
         """Count partitions now and then, in another thread: a broker may take seconds to answer, and this
-        member must go on to announce itself.
+        member must continue to announce itself.
         """
         if self._counting is not None and self._counting.done():
             try:
@@ -205,7 +205,7 @@ class GroupParticipant:
         return self.balancer.counts(self._counts, now_s)
 
     def _aim(self, engine: ClaimEngine, now_s: float) -> None:
-        """Aim the member anew where its part of the target has changed."""
+        """Aim the member again if its part of the target has changed."""
         aim = frozenset((topic, partition) for topic, partition in self.balancer.aim(now_s))
         topics = self.balancer.topics() or self._topics
         if (aim != self._aimed or topics != self._topics) and engine.aim(aim, topics):
@@ -213,7 +213,7 @@ class GroupParticipant:
 
 
 def pattern_of(topics: tuple[str, ...]) -> str | None:
-    """Return the pattern that stands for *topics*, None when they are names; ConfigError for a pattern beside
+    """Return the pattern that means *topics*, None when they are names; ConfigError for a pattern among
     others, or one that is not a regular expression.
 
     >>> pattern_of(("^orders-.*",)), pattern_of(("orders", "invoices"))

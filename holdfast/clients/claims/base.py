@@ -1,6 +1,4 @@
-"""What every form of claim consumer has in common: the hand that gives out messages, commits, and what can
-be asked.
-"""
+"""The base of every form of claim consumer: handing out messages, commits, and status queries."""
 
 from __future__ import annotations
 
@@ -25,11 +23,11 @@ class ConsumerBase:
     # -- handing out
 
     def _next_message(self) -> ClaimedMessage | None:
-        """Return the next message, None when there is none that may be handed out now.
+        """Return the next message, None when no message may be handed out now.
 
-        The gate is asked last, of a message that is chosen and made, and what its caller does next is to
-        return: a process that was frozen, or an event loop that stood still, hands out nothing once the claim
-        may be over (PROTOCOL.md#the-lease).
+        The gate is checked last, for a message that is chosen and made, and the caller returns at once: a
+        process that was frozen, or an event loop that was blocked, hands out nothing once the claim may be
+        over (PROTOCOL.md#the-lease).
         """
         engine, delivery = self._engine, self._delivery
         while True:
@@ -52,9 +50,7 @@ class ConsumerBase:
             delivery.set_aside(handout)
 
     def _next_batch(self) -> ClaimedBatch | None:
-        """Return the next batch, what is left of one that was begun message by message first; None when
-        there is none now.
-        """
+        """Return the next batch, first the rest of one begun message by message; None without one."""
         handout, self._handout = self._handout, None
         if handout is not None:
             self._delivery.set_aside(handout)
@@ -107,7 +103,7 @@ class ConsumerBase:
 
     @property
     def lag(self) -> int:
-        """Return how many messages the claims held are behind the end of their logs, as last looked up."""
+        """Return the lag of the claims held, in messages, by the ends of their logs as last looked up."""
         return self._engine.ask(lambda member: member.lag)
 
     @property
@@ -117,7 +113,7 @@ class ConsumerBase:
 
     @property
     def recent_events(self) -> tuple[Notify, ...]:
-        """Return what happened lately, oldest first, at most LIMIT_EVENTS: claims won, lost, released and
+        """Return the latest events, oldest first, at most LIMIT_EVENTS: claims won, lost, released and
         why.
         """
         return self._engine.events.seen()
@@ -137,11 +133,11 @@ class ConsumerBase:
 
     @property
     def instance(self) -> str:
-        """Return what tells this process from others under the same client id."""
+        """Return the id that distinguishes this process from others under the same client id."""
         return self._engine.member_settings.instance_id
 
     def counters(self) -> dict[str, Any]:
-        """Return numbers for a metrics page: what is queued, what could not be decoded or read, which
-        commits to Kafka were refused.
+        """Return numbers for a metrics page: queued messages, records that could not be decoded or read, and
+        refused commits to Kafka.
         """
         return self._engine.counters()

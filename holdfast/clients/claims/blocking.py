@@ -95,8 +95,8 @@ class BlockingClaimConsumer(ConsumerBase):
         """Hand out nothing more; with *release* give all claims back, else leave them to a restart within the
         time they stay live.
 
-        At most once with *release*, a thread that iterates gets what is committed before its iteration ends,
-        within *drain_s*.
+        At most once with *release*, a thread that iterates gets the committed messages before its iteration
+        ends, within *drain_s*.
         """
         require_wait(timeout_s, none=True)
         within_s = timeout_s or self._options.stop_within_s(self._engine.member_settings)

@@ -40,13 +40,13 @@ class ClaimConsumer(ConsumerBase):
     """Consumes the partitions that this instance holds. Use it in `async with`; every await ends by a
     deadline, but waiting for messages.
 
-    Leaving the block gives all claims back, after what is in flight was committed or *drain_s* is over; say
-    `terminate(release=False)` before that to keep them for a restart of the same client. At most once, what
-    the log has committed is still handed out to a task that goes on to iterate, as long; what nobody takes
-    goes to the next owner. A process that is killed loses at most *at_most_once_messages* of each partition,
-    and an event (`undelivered`) says what was lost with a claim. An error ends the iteration:
-    InstanceConflictError when a newer process runs under the same client id, ClockSkewError, TopicError,
-    BrokerError.
+    Leaving the block gives all claims back, after messages in flight were committed or *drain_s* is over;
+    call `terminate(release=False)` before that to keep them for a restart of the same client. At most once,
+    messages that the log has committed are still handed out to a task that continues to iterate, as long;
+    those not taken go to the next owner. A process that is killed loses at most *at_most_once_messages* of
+    each partition, and an event (`undelivered`) names the messages that were lost with a claim. An error ends
+    the iteration: InstanceConflictError when a newer process runs under the same client id, ClockSkewError,
+    TopicError, BrokerError.
     """
 
     def __init__(
@@ -108,9 +108,9 @@ class ClaimConsumer(ConsumerBase):
         """Hand out nothing more; with *release* give all claims back, else leave them to a restart within the
         time they stay live.
 
-        At most once with *release*, iteration ends when what is committed has been handed out, or *drain_s*
-        is over. Raises BrokerError when the log does not take it in time; then the claims run out by
-        themselves.
+        At most once with *release*, iteration ends when the committed messages have been handed out, or
+        *drain_s* is over. Raises BrokerError when the log does not take it in time; then the claims run out
+        by themselves.
         """
         require_wait(timeout_s, none=True)
         try:
@@ -188,7 +188,7 @@ class ClaimConsumer(ConsumerBase):
         await self._arrival.wait()
 
     def _wake(self) -> None:
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with suppress(RuntimeError):  # the loop is closed: no task waits any more
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(self._arrival.set)
 

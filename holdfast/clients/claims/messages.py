@@ -1,4 +1,4 @@
-"""What a claim consumer hands out: messages one by one, or batches of one partition."""
+"""The messages of a claim consumer: one by one, or in batches of one partition."""
 
 from __future__ import annotations
 
@@ -70,7 +70,9 @@ class ClaimedMessage:
 
     @property
     def token(self) -> DeliveryToken:
-        """Return what names this message to `commit` later, when the message itself need not be kept."""
+        """Return the token that names this message to `commit` later, when the message itself need not be
+        kept.
+        """
         lease = self._lease
         return DeliveryToken(lease.topic, lease.partition, self.offset, lease.epoch)
 
@@ -85,7 +87,7 @@ class ClaimedMessage:
         """Return a span of OpenTelemetry to handle the message in, as a part of the trace that it carries:
         `with message.span(): ...`.
 
-        It does nothing where it carries none that is sampled, or this process does not use OpenTelemetry.
+        It does nothing if the message carries no sampled trace, or this process does not use OpenTelemetry.
         """
         return _span_of(self.topic, self.partition, [self.record])
 

@@ -27,23 +27,24 @@ class EngineSettings:
     """Until all claims are given back; 0 for what a member takes at most, and STOP_SLACK_S."""
     flush_timeout_s: float = 30.0
     send_timeout_s: float = 0.0
-    """How long a frame may be under way; 0 for the heartbeat interval."""
+    """The limit on a frame under way; 0 for the heartbeat interval."""
     poll_s: float = 0.02
     """The longest sleep of the coordinating thread."""
     follow_wait_ms: int = 20
-    """How long the broker may hold back frames to send them together: the price of a step of the protocol,
-    and the relief of a broker with many members."""
+    """The broker may hold back frames so long to send them together. A longer wait slows each protocol step
+    but sends a large group's broker fewer requests.
+    """
     health_lookup_intervals: float = 0.4
-    """How often the ends of the claimed logs are asked for, in heartbeat intervals."""
+    """The interval at which the ends of the claimed logs are asked for, in heartbeat intervals."""
     partitions_lookup_s: float = 10.0
-    """How often partitions are counted, give or take a half: on a topic with a thousand of them the answer
-    is large.
+    """The interval at which partitions are counted, give or take a half: on a topic with a thousand of them
+    the answer is large.
     """
     lanes: int = 0
     """Into how many lanes each partition is split, the same in the whole group; 0 for whole partitions."""
     compression: str = "none"
     resets_topic: str = RESETS_TOPIC
-    """Where resets of the group are decided."""
+    """The topic on which resets of the group are decided."""
 
     def __post_init__(self) -> None:
         if self.lanes:
@@ -87,7 +88,7 @@ class EngineSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupSettings:
-    """How a consumer with `balanced=True` takes part in its group."""
+    """The settings of a consumer with `balanced=True` for its group."""
 
     groups_topic: str = GROUPS_TOPIC
     assignors: tuple[str, ...] | str = (AssignorName.COOPERATIVE_STICKY,)

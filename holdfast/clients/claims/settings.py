@@ -1,4 +1,4 @@
-"""How a claim consumer is set up: one flat list of named settings, each with a default."""
+"""The settings of a claim consumer: one flat list of names, each with a default."""
 
 from __future__ import annotations
 
@@ -133,13 +133,13 @@ def _built(
 
 
 def _of_wrong_type(given: Mapping[str, Any]) -> str | None:
-    """Return what is wrong with the first value that has not the type of its setting.
+    """Return the fault of the first value that has not the type of its setting.
 
     >>> _of_wrong_type({"group": "billing", "heartbeat_interval_s": "3"})
     "heartbeat_interval_s cannot be '3': Expected `float`, got `str`"
     """
     for name, value in given.items():
-        if name in ("delivery", "auto_offset_reset"):  # told by their choices
+        if name in ("delivery", "auto_offset_reset"):  # their enumerations refuse them
             continue
         try:
             msgspec.convert(value, _TYPES[name])
@@ -165,7 +165,7 @@ def check_group_name(settings: Settings, group: str) -> None:
 
 
 def _claimed(topics: tuple[str, ...], engine: EngineSettings, member: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return what is claimed: the topics, or the lanes of each."""
+    """Return the claimed names: the topics, or the lanes of each."""
     for topic in topics:
         if lane_named(topic) is not None:
             raise ConfigError(

@@ -1,1 +1,1 @@
-"""What an administrator does with groups: look, pause, resume, set offsets."""
+"""Administration of groups: look, pause, resume, set offsets."""

@@ -1,4 +1,4 @@
-"""What an administrator does with groups: look at them, pause and resume them, set their offsets.
+"""Administration of groups: look at them, pause and resume them, set their offsets.
 
 Claim groups, kept in the coordination topic, and the broker's own groups alike. No worker is needed: the
 topic is folded here.
@@ -44,13 +44,13 @@ from holdfast.errors import ConfigError, GroupError
 
 CLIENT_ID = "holdfast-admin"
 RESET_DEADLINE_S = 900.0
-"""How long a reset waits for members by default; the Go library's own limit."""
+"""The time that a reset waits for members by default; the Go library's own limit."""
 LIMIT_PAUSE_S = 30 * 86_400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResetPlan:
-    """What a reset would do as things stand.
+    """The effect that a reset would have at present.
 
     For a claim group everything is computed again once no member can move its offset.
     """
@@ -97,12 +97,12 @@ class GroupAdmin:
     def list(self) -> tuple[GroupDescription, ...]:
         """Return all groups by name.
 
-        A claim group also commits to the broker; that shadow is left out as long as nobody is in it.
+        A claim group also commits to the broker; that shadow is left out while it has no members.
         """
         return self.survey().groups
 
     def survey(self) -> GroupSurvey:
-        """Return what `list` does, with who holds what."""
+        """Return the groups as `list` does, with the owner of each partition."""
         view = self._look()
         found = [] if view is None else _claim_groups(view)
         shadows = {group.group for group in found}
@@ -142,7 +142,7 @@ class GroupAdmin:
             MemberDescription(
                 group=group,
                 consumer_id=f"{client}-{instance}",
-                host=None,  # no frame tells it
+                host=None,  # frames do not name it
                 client_id=client,
                 assignment=tuple(places),
                 obeys_pause=view.obeys(client, instance),
@@ -163,7 +163,7 @@ class GroupAdmin:
         )
 
     def places(self, group: str, kind: GroupKind | None = None) -> tuple[Place, ...]:
-        """Return the partitions of which `describe` tells, in order, without asking where these end."""
+        """Return the partitions that `describe` lists, in order, without asking where these end."""
         if self._kind(group, kind) is GroupKind.CLAIM:
             claims = self._opened().claims(group)
             return tuple(sorted({(data_topic(key.topic), key.partition) for key in claims}))
@@ -188,7 +188,7 @@ class GroupAdmin:
         """Lift the pause of a claim group and settle resets that did not end; return how many partitions
         those held.
 
-        A reset whose administrator is still heard of is in the way (GroupError), unless *force* ends it.
+        A reset whose administrator is still alive is in the way (GroupError), unless *force* ends it.
         """
         view = self._claim_view(group, "resumed")
         freed = self.settle(group, force=force)
@@ -235,7 +235,7 @@ class GroupAdmin:
     def plan_reset(
         self, group: str, aim: Aim, scope: Scope | None = None, kind: GroupKind | None = None
     ) -> ResetPlan:
-        """Return what a reset would do as things stand; changes nothing.
+        """Return the effect that a reset would have at present; changes nothing.
 
         GroupError when nothing is meant by *scope*.
         """
@@ -271,10 +271,10 @@ class GroupAdmin:
         tell: Callable[[ResetProgress], None] = lambda progress: None,
         is_stopping: Callable[[], bool] = lambda: False,
     ) -> tuple[Move, ...]:
-        """Carry *plan* out and return what was moved: all of it, or GroupError and nothing.
+        """Carry *plan* out and return the moves: all of them, or GroupError and nothing.
 
-        A claim group is paused for it and goes on afterwards; *deadline_s* is how long to wait for its
-        members. Once *is_stopping*, a reset that is not decided is given up, and one that is goes on to its
+        A claim group is paused for it and resumes afterwards; *deadline_s* is how long to wait for its
+        members. Once *is_stopping*, a reset that is not decided is given up, and one that is continues to its
         end. The broker's groups must be empty, as Kafka's own tool demands.
         """
         if plan.kind is GroupKind.CONSUMER:
@@ -384,7 +384,8 @@ class GroupAdmin:
 
     def _claim_offsets(self, group: str, scope: Scope) -> dict[ClaimKey, int | None]:
         """Return the partitions meant, with their offsets as the log has them: those of the group's topics
-        that nobody ever claimed too, and of a topic worked on in lanes all lanes."""
+        that were never claimed too, and of a topic worked on in lanes all lanes.
+        """
         claims = self._opened().claims(group)
         topics = claimed_ways({key.topic for key in claims})
         keys = [ClaimKey(group, *place) for place in self._offsets.places(group, scope, topics)]

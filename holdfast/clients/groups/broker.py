@@ -113,7 +113,7 @@ class BrokerGroups:
     def describe_all(self, groups: Sequence[str]) -> dict[str, GroupWithMembers]:
         """Return those of *groups* that the broker has, with their members.
 
-        Those of a silent coordinator are in state NO_ANSWER, and name it; BrokerError where nobody answers.
+        Those of a silent coordinator are in state NO_ANSWER, and name it; BrokerError if no broker answers.
         """
         found: dict[str, GroupWithMembers] = {}
         answers, silent = self._asked(
@@ -210,8 +210,8 @@ class BrokerGroups:
         groups: Sequence[str],
         question: Callable[[AdminClient, list[str]], Mapping[str, Future[Any]]],
     ) -> tuple[dict[str, Any], dict[str, str | None]]:
-        """Return what the coordinators of *groups* answer, without the groups that do not exist; and which
-        are silent, of which groups. BrokerError where all are.
+        """Return the coordinators' answers by group, without the groups that do not exist; and the silent
+        coordinators by group. BrokerError if all are silent.
         """
         answers = self._admin.ask(question, groups, self._timeout_s)
         found: dict[str, Any] = {}

@@ -1,5 +1,5 @@
-"""How far a claim group is, partition by partition, as `holdfast groups describe` tells it: lanes under
-the partition they are part of.
+"""The positions of a claim group, partition by partition, as `holdfast groups describe` shows them: lanes
+under the partition that they are part of.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def positions(
     """Return a line for each partition that has a claim, in order, and after the line of one worked on in
     lanes, one for each lane.
 
-    A lane's offset counts all messages of its partition, so it is the partition that has a lag: behind its
+    A lane's offset counts all messages of its partition, so it is the partition that has a lag: that of its
     slowest lane, None while one of them is unknown. Where a group went over from whole partitions to lanes,
     or to another number of them, the claims of before have their lines and no lag.
 

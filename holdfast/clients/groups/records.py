@@ -13,7 +13,7 @@ from holdfast.core.kafka.topic_partition import Place
 
 
 class GroupKind(StrEnum):
-    """Who keeps a group: the coordination topic, or the broker's group coordinator."""
+    """The keeper of a group: the coordination topic, or the broker's group coordinator."""
 
     CLAIM = "claim"
     CONSUMER = "consumer"
@@ -36,8 +36,8 @@ class ShownState(StrEnum):
 class GroupDescription:
     """One group.
 
-    *members* are those that hold something; *partitions* what they hold of how many are known. All are 0 in
-    state NO_ANSWER, where nobody knows.
+    *members* are those that own a partition; *partitions* the number that they own among the known ones. All
+    are 0 in state NO_ANSWER, where they are unknown.
     """
 
     group: str
@@ -55,11 +55,11 @@ class GroupDescription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupSurvey:
-    """All groups by name, and who holds what in each: *owners* has by kind and name of a group the
-    `consumer_id` of each place that is held.
+    """All groups by name, and the owners in each: *owners* has, by kind and name of a group, the
+    `consumer_id` of each owned topic partition.
 
-    A lane is a place of its own: its topic has the lane's name. *unlisted* says which brokers did not list
-    the groups that they coordinate; empty where all have.
+    A lane counts as a topic partition of its own: its topic has the lane's name. *unlisted* says which
+    brokers did not list the groups that they coordinate; empty if all have.
     """
 
     groups: tuple[GroupDescription, ...]
@@ -69,8 +69,8 @@ class GroupSurvey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """How far a group is in one partition, and who holds it; None is unknown or nobody. *log_end_offset*
-    None: no such partition.
+    """A group's position in one partition, and its owner; None is unknown or unowned. *log_end_offset* None:
+    no such partition.
 
     *lane* is None for a partition worked on as a whole. One worked on in lanes has a line `all-of-8`, with
     the lowest offset and the lag, and a line for each lane that was ever claimed, `3-of-8`, with its owner.
@@ -93,7 +93,9 @@ class Position:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberDescription:
-    """One member and what it holds. *obeys_pause* None: a member of a broker's group, which nobody pauses."""
+    """One member and its partitions. *obeys_pause* None: a member of a broker's group, which cannot be
+    paused.
+    """
 
     group: str
     consumer_id: str
@@ -105,7 +107,7 @@ class MemberDescription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """Where a group is sent in one partition; *current_offset* None where none is known."""
+    """The new offset of a group in one partition; *current_offset* is None if unknown."""
 
     group: str
     topic: str
@@ -115,7 +117,7 @@ class Move:
 
 
 class ResetStep(StrEnum):
-    """How far a reset of a claim group is.
+    """The progress of a reset of a claim group.
 
     Up to CLAIMED it can fail, and then every partition keeps its offset; from DECIDED on it is done.
     """

@@ -38,14 +38,12 @@ LIMIT_FRAMES = 500
 HEARTBEAT_INTERVALS = 0.25
 """Share of the interval after which the administrator renews what it holds."""
 PAUSE_MARGIN_INTERVALS = 2.0
-"""How much longer than the reset may take its pause lasts, in intervals: nobody claims before it has
-ended.
-"""
+"""The pause lasts so many intervals longer than the reset may take: no member claims before it has ended."""
 LOOK_S = 0.2
 
 
 class Knowledge(NamedTuple):
-    """What the reset must know besides the coordination topic.
+    """The information that a reset needs besides the coordination topic.
 
     Both are asked with the partitions of the reset.
     """
@@ -55,7 +53,7 @@ class Knowledge(NamedTuple):
     commit: Callable[[Mapping[ClaimKey, int], Mapping[str, int | None]], None]
     """Writes new offsets, of the topics with these marks, to `__consumer_offsets` as well."""
     marks: Callable[[Collection[str]], Mapping[str, int | None]]
-    """Which topics of these names there are (PROTOCOL.md#topics-that-are-made-again)."""
+    """The topics that have these names (PROTOCOL.md#topics-that-are-made-again)."""
 
 
 class ClaimReset:
@@ -97,7 +95,7 @@ class ClaimReset:
         self._starts: Mapping[ClaimKey, Spot] = {}
 
     def run(self) -> list[Move]:
-        """Return what was moved."""
+        """Carry out the reset; return the moves."""
         self._resets.ensure()
         rows = self._view.claims(self._group)
         # The start of a partition without a known offset; asked now, while nothing waits for the answer.
@@ -182,7 +180,7 @@ class ClaimReset:
             )
 
     def _renew(self, rows: Mapping[ClaimKey, Claim], *, due: bool = False) -> None:
-        """Keep what is held, at the old offsets, so that nobody takes this reset for dead."""
+        """Renew the held claims, at the old offsets, so that members do not take this reset for dead."""
         now_s = self._clock.monotonic_s()
         if not due and now_s - self._renewed_at_s < HEARTBEAT_INTERVALS * self._interval_s:
             return
@@ -204,7 +202,7 @@ class ClaimReset:
 
     def _commit(self) -> ResetCommit:
         """Return the decision: old offsets as members left them, new ones as they are found now."""
-        self._view.insist_on_obedience()  # one that does not obey may have come meanwhile
+        self._view.insist_on_obedience()  # a disobedient member may have come since
         rows = self._view.claims(self._group)
         old = {key: self._old(rows[key], key) for key in self._keys}
         marks = self._marks()
@@ -242,7 +240,7 @@ class ClaimReset:
         }
 
     def _give_up(self, error: BaseException) -> None:
-        """Nothing is decided: give everything back where it was, and let the group go on."""
+        """Nothing is decided: give every claim back at its old offset, and let the group continue."""
         try:
             self._view.refresh()
             rows = {
@@ -270,7 +268,7 @@ class ClaimReset:
     # -- the decision, and after it
 
     def _decide(self, commit: ResetCommit) -> Decision:
-        """Return what counts.
+        """Return the decision that counts.
 
         When it is unknown whether the commit was written, an abort is: the first of both is the decision.
         """

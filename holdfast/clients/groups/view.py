@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 POLL_S = 0.05
 LIMIT_NAMES = 20
 LONGEST_SILENCE_S = STALE_AFTER_S
-"""How long a Go member may be silent and alive."""
+"""The longest silence of a live Go member."""
 
 
 class GroupView:
@@ -104,7 +104,7 @@ class GroupView:
                 )
 
     def take(self, timeout_s: float) -> bool:
-        """Fold what came, waiting up to *timeout_s* for it; tell whether anything did."""
+        """Fold the records that came, waiting up to *timeout_s*; return whether there were any."""
         records = self._log.poll(timeout_s)
         for record in records:
             self._fold(record)
@@ -155,11 +155,11 @@ class GroupView:
         return claims | {partition for partition, rows in self._rows.items() if PAUSE_PREFIX + group in rows}
 
     def live(self, claim: Claim) -> bool:
-        """Return whether *claim* has an owner that is heard of."""
+        """Return whether *claim* has a live owner."""
         return claim.heartbeat_at_s is not None and self.now_s - claim.heartbeat_at_s < self.stale_after_s
 
     def silent(self, claim: Claim) -> bool:
-        """Return whether *claim* has an owner that is not heard of any more."""
+        """Return whether *claim* has an owner that has become silent."""
         return claim.heartbeat_at_s is not None and not self.live(claim)
 
     def disobedient(self) -> dict[tuple[str, str], list[ClaimKey]]:
@@ -167,8 +167,8 @@ class GroupView:
         with what they hold.
 
         All groups count: a Go member reads the whole topic and stumbles over a ReleaseGroup of any
-        (PROTOCOL.md#pauses). It may be heard of as seldom as the Go library's own interval allows, whatever
-        ours is.
+        (PROTOCOL.md#pauses). It may send heartbeats as seldom as the Go library's own interval allows,
+        whatever ours is.
         """
         found: dict[tuple[str, str], list[ClaimKey]] = {}
         for key, claim in self.claims().items():
@@ -238,7 +238,7 @@ class GroupView:
 
 
 def _held(keys: Sequence[ClaimKey]) -> str:
-    """Return what is held, short.
+    """Return the claims in words, short.
 
     >>> _held([ClaimKey("g", "orders", 0), ClaimKey("g", "orders", 2), ClaimKey("h", "clicks", 0)])
     'g: orders/0,2; h: clicks/0'

@@ -1,1 +1,1 @@
-"""Record batches of logs, told in the words of a report."""
+"""Record batches of logs, described for a report."""

@@ -24,7 +24,7 @@ from holdfast.core.producers.stamps import read_stamp
 from holdfast.errors import DecodeError, WireError
 
 Cell = str | int | float | bool | None | Sequence["Cell"] | Mapping[str, "Cell"]
-"""What stands in a report."""
+"""A value in a report."""
 
 COLUMNS = (
     *("offset", "last_offset", "time", "records", "bytes", "compression"),
@@ -34,7 +34,7 @@ FIELDS = (
     *(*COLUMNS, "position", "leader_epoch", "coordinator_epoch", "crc32c", "log_append_time"),
     *("base_time", "transactional", "control", "error"),
 )
-"""What every batch has in JSON; None where it does not apply."""
+"""The fields of every batch in JSON; None where one does not apply."""
 
 UNREADABLE = "unreadable"
 SHOWN_BYTES = 200
@@ -44,8 +44,8 @@ SHOWN_BYTES = 200
 class LocatedBatch:
     """One batch and where it begins in its file; None for one that was fetched.
 
-    *batch* is None where its records are not wanted, and where they cannot be read: then *error* tells why,
-    and *header* is what it claims.
+    *batch* is None if its records are not wanted, and if they cannot be read: then *error* says why, and
+    *header* is as it claims to be.
     """
 
     position: int | None
@@ -55,7 +55,7 @@ class LocatedBatch:
 
 
 class Transactions:
-    """How the transactions of a log end: markers by producer, in the order of the log."""
+    """The ends of a log's transactions: markers by producer, in the order of the log."""
 
     def __init__(self) -> None:
         self._markers: dict[int, list[tuple[int, ControlType]]] = {}
@@ -109,7 +109,7 @@ def codec_of(header: BatchHeader) -> str:
 
 
 def kind_of(seen: LocatedBatch) -> tuple[str, int | None]:
-    """Return what a batch is, and the coordinator's epoch for a marker: data, transactional, commit, abort or
+    """Return a batch's kind, and the coordinator's epoch for a marker: data, transactional, commit, abort or
     another control record.
     """
     if seen.error is not None:
@@ -123,7 +123,7 @@ def kind_of(seen: LocatedBatch) -> tuple[str, int | None]:
 
 
 def batch_cells(seen: LocatedBatch, transactions: Transactions) -> dict[str, Cell]:
-    """Return one batch as a line of the result; of one that cannot be read what its header claims."""
+    """Return one batch as a line of the result; for an unreadable one, its header's claims."""
     header = seen.header
     kind, coordinator_epoch = kind_of(seen)
     ending: str | None = None
@@ -203,7 +203,7 @@ def record_cells(header: BatchHeader, record: Record) -> dict[str, Cell]:
 
 
 def broker_cells(topic: str, record: Record) -> dict[str, Cell]:
-    """Return what a record of one of the broker's own logs says; nothing for others."""
+    """Return the content of a record of one of the broker's own logs; empty for other topics."""
     if topic not in (TRANSACTION_TOPIC, OFFSETS_TOPIC):
         return {}
     try:

@@ -88,7 +88,7 @@ async def fetch_explanation(
 
 
 async def _batch_line(log: RawLog, topic: str, partition: int, held: BatchAt) -> tuple[dict[str, Cell], bool]:
-    """Return what a batch says, and whether it is a control batch."""
+    """Return a batch as a line, and whether it is a control batch."""
     header = held.header
     if header is None:
         return _fragment(held.data), False
@@ -106,7 +106,7 @@ async def _batch_line(log: RawLog, topic: str, partition: int, held: BatchAt) ->
 
 
 def _fragment(data: memoryview) -> dict[str, Cell]:
-    """Return what is known of a batch without a header of its format."""
+    """Return the readable fields of a batch without a header of its format."""
     version = data[16] if len(data) > 16 else None
     return {
         "kind": UNREADABLE,
@@ -118,7 +118,9 @@ def _fragment(data: memoryview) -> dict[str, Cell]:
 async def _find_end(
     log: RawLog, topic: str, partition: int, header: BatchHeader, transactions: Transactions
 ) -> str:
-    """Look for the marker behind a batch; return why it is not known whether there is one, else nothing."""
+    """Look for the marker that follows a batch; return why it is not known whether there is one, else an
+    empty text.
+    """
     ahead = 0
     try:
         async for following, data in log.raw_batches(topic, partition, header.last_offset + 1):
@@ -130,14 +132,14 @@ async def _find_end(
             if ahead >= LIMIT_AHEAD:
                 return f"not ended within {LIMIT_AHEAD} batches"
     except TopicError:
-        return ""  # nothing is behind it yet
+        return ""  # no batch follows it yet
     except WireError as error:
         return f"unknown: {ahead + 1} batches on, {error}"
     return ""
 
 
 def _committed(line: dict[str, Cell], offset: int, last_stable: int, *, control: bool, readable: bool) -> str:
-    """Return what readers of committed records make of an offset."""
+    """Return the effect of an offset on readers of committed records."""
     ending = line.get("transaction")
     if control and readable:
         return "pass over it"

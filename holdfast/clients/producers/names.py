@@ -37,8 +37,8 @@ POLL_S = 0.1
 
 
 class NameHolder:
-    """One process's hold on one producer's name. `register` takes it over; `holds` tells at any time whether
-    somebody else has since.
+    """One process's hold on one producer's name. `register` takes it over; `holds` says at any time whether
+    another process has since.
 
     Every call ends within *timeout_s*. A command is sent again under the same request id while no answer
     comes, which changes nothing when only the answer was slow.
@@ -133,7 +133,7 @@ class NameHolder:
     def check(self) -> None:
         """Raise FencedError if the answers that have come so far say that another process holds the name.
 
-        Does not wait.
+        The call does not wait.
         """
         while (answer := self._poll(0)) is not None:
             self._newest = max(self._newest, answer.epoch)

@@ -67,9 +67,9 @@ class SequencedProducer:
     Each epoch counts from 0 in every partition, and says so. A record whose delivery failed is kept and sent
     again by `flush` under the same stamp, so that one which did arrive is found to be a duplicate. A caller
     that has numbers of its own, the same after a restart, gives them (`sequence`): then what it sends again
-    after a restart is found too, since such numbers go on through epochs.
+    after a restart is found too, since such numbers continue through epochs.
 
-    May be used by several threads. All waits end within *timeout_s*; at most *limit_unsure* records wait for
+    Several threads may use it. All waits end within *timeout_s*; at most *limit_unsure* records wait for
     their acknowledgement.
     """
 

@@ -1,4 +1,4 @@
-"""What the quarantine gets of a refused record."""
+"""The quarantine's copy of a refused record."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from holdfast.core.kafka.topic_partition import Place
 from holdfast.kafka.fetching.records import FetchedRecord
 
 QUARANTINE_COPY_BYTES = (4 << 20) - (64 << 10), 900_000, 0
-"""How much of each record to copy to the quarantine, the next when the topic refuses that: what a topic made
-by holdfast takes, what Kafka takes by default, and only where the record is and why it was refused."""
+"""The parts of a record's size that are copied to the quarantine, the next when the topic refuses one: what a
+topic made by holdfast takes, what Kafka takes by default, and only the record's position and why it was
+refused.
+"""
 
 
 def topic_id_of(cluster_id: str, topic_id: str) -> str:

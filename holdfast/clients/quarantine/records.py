@@ -1,11 +1,11 @@
 """The quarantine: records that could not be decoded or folded, why, and how they get another chance.
 
 The quarantine topic holds one record for each refusal, written in the transaction of its batch. A retry adds
-a note to it: the same key, no value, and the header `holdfast-retried-to`. So the topic tells by itself what
-is still open.
+a note to it: the same key, no value, and the header `holdfast-retried-to`. So the topic alone shows the
+records that are still open.
 
 A batch that could not be read and was skipped is noted there too, once for each processor, at the stage
-`fetch`: nobody can try it again.
+`fetch`: it cannot be retried.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class SkippedBatch:
     """The header of a skipped batch: its *last* offset, how it is packed, its size as it lies
     there, and "id/epoch" of its producer.
 
-    *records_count* is what it claims, -1 where it tells nothing.
+    *records_count* is its claim, -1 without one.
     """
 
     last: int
@@ -233,8 +233,8 @@ class Quarantine:
 
     Every call reads it as of its beginning and ends within *timeout_s* of its last progress. With *tail* it
     reads only about so many offsets, the last ones of each partition alike; `left_out` then says how many
-    before them the last call did not read. A note of a retry lies behind its record in the same partition, so
-    no record that is read lacks its note.
+    before them the last call did not read. A note of a retry follows its record in the same partition, so no
+    record that is read lacks its note.
     """
 
     def __init__(
@@ -252,8 +252,8 @@ class Quarantine:
     def records(
         self, wanted: Callable[[QuarantinedRecord], bool], *, values: bool = False, limit: int = LIMIT_LISTED
     ) -> list[QuarantinedRecord]:
-        """Return what was set aside, oldest first, the newest *limit* of it; without *values* those are
-        left out to save memory.
+        """Return the quarantined records, oldest first, the newest *limit* of them; without *values* those
+        are left out to save memory.
         """
         found: dict[str, QuarantinedRecord] = {}
         retried: dict[str, str] = {}
@@ -276,8 +276,8 @@ class Quarantine:
         ]
 
     def ends(self) -> dict[int, int]:
-        """Return the next offset of each partition, so that nobody reads it again while nothing was written
-        to it.
+        """Return the next offset of each partition, so that a caller need not read it again while nothing was
+        written to it.
         """
         config = self._settings.consumer(
             **reader_options(self._group, committed=True, wait_ms=10, lost="error")
@@ -331,13 +331,13 @@ class Quarantine:
     def retry(
         self, records: Iterable[QuarantinedRecord], *, made_again: bool = False
     ) -> Iterator[tuple[QuarantinedRecord, str]]:
-        """Send each record to its partition again and yield it with the copy's place, once the copy is in the
-        log and noted.
+        """Send each record to its partition again and yield it with the copy's position, once the copy is in
+        the log and noted.
 
         QuarantineError, and nothing is sent, when one of them is a batch that was skipped, or of a topic that
         was deleted and made again since; *made_again* sends those to the topic that has the name now.
 
-        Records that several processors refused at one place are sent once. If this ends between copy and
+        Records that several processors refused at one offset are sent once. If this ends between copy and
         note, the record looks open although it was sent: it is sent at least once.
 
         The copy is not transactional: readers of a coordination topic may be too old to know control records.
@@ -469,7 +469,7 @@ class Quarantine:
 
 
 def _is_same(record: QuarantinedRecord, message: Message) -> bool:
-    """Return whether what lies at the record's offset is what was set aside, as far as that was kept."""
+    """Return whether the record at this offset is the quarantined one, as far as that was kept."""
     (kind, at_ms), key = message.timestamp(), message.key() or b""
     return (
         (kind == TIMESTAMP_NOT_AVAILABLE or at_ms == record.appended_ms)

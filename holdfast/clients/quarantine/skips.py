@@ -1,6 +1,6 @@
-"""Asking for a batch of a source to be skipped that cannot be read, and what was skipped so far.
+"""Requests to skip a batch of a source that cannot be read, and the skips so far.
 
-The command writes a request to `{app}-skips`. Only a worker that stands before the batch can make the skip.
+The command writes a request to `{app}-skips`. Only a worker that is stuck at the batch can make the skip.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ TIMEOUT_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class SkipPlan:
-    """What would be skipped.
+    """A proposed skip.
 
-    *before* are the records of the batch that can be read, *asked* an earlier wish that no worker has met
-    yet. *ids* tell which topic it is.
+    *before* are the records of the batch that can be read, *asked* an earlier request that no worker has met
+    yet. *ids* identify the topic.
     """
 
     batch: Unreadable
@@ -48,7 +48,7 @@ class SkipPlan:
 class AllowancePlan:
     """A record that would be quarantined, of *processors* that are declared with `on_error="stop"`.
 
-    *asked* is an earlier wish of an operator. *ids* tell which topic it is.
+    *asked* is an earlier request of an operator. *ids* identify the topic.
     """
 
     topic: str
@@ -91,15 +91,15 @@ class SkipRequests:
         return read_skips(self._settings, timeout_s=self._timeout_s, clock=self._clock)
 
     async def allowance(self, topic: str, partition: int, offset: int, skips: Skips) -> AllowancePlan | None:
-        """Return who may quarantine a record, which can be read; None where no processor stops before one of
-        *topic*, or it cannot be read.
+        """Return the processors that may quarantine a record, which can be read; None if no processor stops
+        at one of *topic*, or the record cannot be read.
         """
         stopping = tuple(self._stopping.get(topic, ()))
         if not stopping:
             return None
         # Before the records: of a topic that is made again in between, the skip is void.
         ids = self._ids(topic)
-        # What stands in a topic of choices is a tick, which may not be written yet.
+        # A record in a topic of choices is a tick, which may not be written yet.
         if topic in self._sources:
             found = await self._batch_at(topic, partition, offset)
             if found.unreadable is not None or not found.records:
@@ -115,7 +115,7 @@ class SkipRequests:
             return await batch_at(log, topic, partition, offset, limit_bytes=limit_bytes, committed=True)
 
     async def plan(self, topic: str, partition: int, offset: int, skips: Skips) -> SkipPlan:
-        """Return what a worker cannot read from *offset* on; SkipError when it can, or the skip was made
+        """Return the batch that a worker cannot read at *offset*; SkipError when it can, or the skip was made
         already.
         """
         if topic not in self._sources:
@@ -178,7 +178,7 @@ class SkipRequests:
         return skip
 
     def ask(self, plan: SkipPlan, *, by: str) -> Skip:
-        """Write down that what *plan* tells is to be skipped, and return it once it is in the log."""
+        """Write the request to skip the batch of *plan*, and return it once it is in the log."""
         batch = plan.batch
         skip = Skip(
             topic=batch.topic,

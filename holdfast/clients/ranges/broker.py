@@ -1,4 +1,4 @@
-"""What members ask a broker about their topics, and how its refusals are told."""
+"""Members' questions to a broker about their topics, and its refusals as errors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class TopicGoneError(TopicError):
 
 
 class RangeBroker:
-    """Asks with the clients of others, each time for at most *timeout_s* seconds."""
+    """Asks with its callers' clients, each time for at most *timeout_s* seconds."""
 
     def __init__(self, settings: Settings, *, timeout_s: float, clock: Clock) -> None:
         self.settings, self.timeout_s, self.clock = settings, timeout_s, clock
@@ -37,7 +37,7 @@ class RangeBroker:
     def partitions(self, consumer: Consumer, topic: str, cure: str) -> int:
         """Return how many partitions a topic has; TopicError with *cure* where there is no such topic.
 
-        Ask with the client that reads it: a client knows the partitions that it was told of last.
+        Ask with the client that reads it: a client knows the partitions of its last metadata.
         """
         try:
             listed = consumer.list_topics(topic, timeout=self.timeout_s).topics[topic]

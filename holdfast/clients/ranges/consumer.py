@@ -48,11 +48,11 @@ JOIN_S = 10.0
 
 @dataclass(slots=True)
 class _Mine:
-    """A block of this member, as it stands. Nothing of it is handed out at *until_s* or later.
+    """A block of this member in its present state. None of its messages is handed out at *until_s* or later.
 
     *begun*: its delivery by this member is counted in *deliveries*; offsets before *given* were in every
     delivery. *mark* is that of the topic whose offsets these are. *handed_s* is since when the user has it in
-    hand, None while nobody has.
+    hand, None while it is not handed out.
     """
 
     partition: int
@@ -102,7 +102,7 @@ class RangeConsumer:
     """Takes blocks of a topic's partitions. Use it in `async with`; `done` each block before the next is
     asked for.
 
-    At most one block of each partition waits for messages; beside it, whatever was left behind by others is
+    At most one block of each partition waits for messages; in addition, blocks that other members left are
     taken as it gets free. *lease_s* is how long a silent member keeps a block, the same in the whole group.
     Messages that were handed out *maximum_deliveries* times and got nowhere go to *dead_letters*. A block in
     hand is kept from a thread, also while its handler holds up the event loop, for no longer than
@@ -283,7 +283,7 @@ class RangeConsumer:
         return mine.mark in (0, mark) or mark == 0
 
     def _may_keep(self, mine: _Mine) -> bool:
-        """Return whether a block is still kept for its handler; tell of one that takes too long."""
+        """Return whether a block is still kept for its handler; log one that takes too long."""
         if mine.handed_s is None or not self._handler_timeout_s:
             return True
         age_s = self._clock.monotonic_s() - mine.handed_s
@@ -305,7 +305,7 @@ class RangeConsumer:
                 },
             )
             mine.warned = True
-        if late:  # its lease runs out by itself, and until then nobody else works on it
+        if late:  # its lease runs out by itself, and until then no other member works on it
             mine.until_s = min(mine.until_s, self._clock.monotonic_s())
             self._mine.pop((mine.partition, mine.start), None)
         return not late
@@ -335,7 +335,7 @@ class RangeConsumer:
         return min(held, key=lambda mine: mine.start, default=None)
 
     def _begin(self, mine: _Mine) -> RangeBlock | None:
-        """Return what there is of a block, its delivery counted; None when it was put aside or has no
+        """Return the messages of a block, its delivery counted; None when it was put aside or has no
         messages.
         """
         worn = mine.deliveries >= self._limit and not mine.begun

@@ -1,4 +1,4 @@
-"""What one partition of the ranges' log has told: the rows whose records lie there, and how much of it they
+"""The state of one partition of the ranges' log: the rows whose records are in it, and how much of it they
 need.
 """
 
@@ -17,13 +17,13 @@ class RangeHome:
         self.forget()
 
     def add(self, key: str, partition: int) -> None:
-        """Have the row of *partition* here, whose records have *key*: what was read before is to be read
-        again.
+        """Have the row of *partition* here, whose records have *key*: the log is to be read again from its
+        beginning.
         """
         self._keys[key], self._key_of[partition] = partition, key
 
     def forget(self) -> None:
-        """Begin as who has read nothing."""
+        """Reset to the state before anything was read."""
         self.rows: dict[int, RangeRow] = {}
         self.horizon = Horizon()
         self.next = -1
@@ -44,8 +44,8 @@ class RangeHome:
         return True
 
     def has_missed(self, begin: int, end: int) -> bool:
-        """Return whether the log, which lies from *begin* to before *end* now, has lost what was not read, or
-        is another one than was read.
+        """Return whether the log, from *begin* to before *end* now, has lost unread records, or is another
+        one than was read.
         """
         return 0 <= self.next < begin or end < self.next
 
@@ -58,5 +58,7 @@ class RangeHome:
         return self.horizon.lacks(self._key_of[partition], begin)
 
     def base(self, partition: int) -> Base:
-        """Return the record that writes a row anew, for everybody if it directly follows the row's last."""
+        """Return the record that writes a row again, for every reader if it directly follows the row's
+        last.
+        """
         return Base(self.horizon.last(self._key_of[partition]), self.rows[partition].row)

@@ -44,13 +44,13 @@ quiet: Any = Quiet(logger)
 BASE_EVERY = 200
 """Wishes that count between two records at which reading can begin."""
 TRIM_RECORDS = 1_000
-"""Records at the beginning that nobody needs any more and that are worth a request to delete them."""
+"""Unneeded records at the beginning that are worth a request to delete them."""
 IDENTIFY_EVERY_S = 1.0
-"""How often the topic's id is looked up: so long may messages of one that was made again be handed out from
-the old offset on, which all come again.
+"""The interval at which the topic's id is looked up: so long may messages of a recreated topic be handed out
+from the old offset on, which all come again.
 """
 COUNT_EVERY_S = 30.0
-"""How often partitions are looked for that were added."""
+"""The interval at which added partitions are looked for."""
 READ_RECORDS = 1_000
 
 
@@ -90,7 +90,7 @@ class RangeLog:
         return sorted(self._home_of)
 
     def row(self, partition: int) -> Ranges | None:
-        """Return how a partition stands, None until `catch_up` where the log was shortened meanwhile."""
+        """Return a partition's state, None until `catch_up` if the log was shortened since."""
         found = self._homes[self._home_of[partition]].rows.get(partition)
         return None if found is None else found.row
 
@@ -105,8 +105,9 @@ class RangeLog:
         return 0 if row is None else row.low
 
     def open(self) -> None:
-        """Connect, read all wishes there are, and begin the rows that nobody has begun."""
-        # An open transaction of a stranger must not hide wishes: nobody writes transactionally there by rule.
+        """Connect, read all requests there are, and begin the rows that no member has begun."""
+        # A stranger's open transaction must not hide requests: by rule no member writes transactionally
+        # there.
         wishes = impatient(
             self._settings.consumer(**reader_options(self._group, committed=False, wait_ms=20))
         )
@@ -166,7 +167,7 @@ class RangeLog:
     # -- wishes
 
     def now_ms(self) -> int:
-        """Return what time it is in the log, estimated from below."""
+        """Return the log's time, estimated from below."""
         return int(self._clock.monotonic_s() * 1_000) + (self._log_lead_ms or 0)
 
     def catch_up(self) -> None:
@@ -179,7 +180,7 @@ class RangeLog:
         for number, home in self._homes.items():
             begins[number], end = self._home_bounds(number)
             ends[self._ranges_topic, number] = end
-            # Nobody else tells it where nothing is left behind the hole.
+            # Nothing else shows it if no record follows the hole.
             if home.has_missed(begins[number], end):
                 self._lose(number, begins[number], end)
         self._read_to(ends)
@@ -194,7 +195,7 @@ class RangeLog:
         self._tell_topic()
 
     def _wish_base(self, partition: int, base: Base) -> bool:
-        """Write a row anew, and after it which topic it is about; return whether it counted."""
+        """Write a row again, and after it the topic that it is about; return whether it counted."""
         mark = self.mark(partition)
         counted = self.wish(partition, base)
         if mark:
@@ -210,8 +211,8 @@ class RangeLog:
             self._identified_s = self._clock.monotonic_s()
 
     def _tell_topic(self) -> None:
-        """Have each row know which topic it is about; where it was deleted and made again, the row begins
-        anew.
+        """Have each row know the topic that it is about; if that was deleted and made again, the row begins
+        again.
         """
         mark = self._mark
         if mark is None:
@@ -258,7 +259,7 @@ class RangeLog:
                 if not self._lost:
                     return
         except HoldfastError:
-            # What was read with the record that it came of is not folded.
+            # The records read together with the one that raised are not folded.
             for number, home in self._homes.items():
                 home.forget()
                 self._lost.add(number)
@@ -302,12 +303,12 @@ class RangeLog:
             self._ask_who_is_right(number, key)
 
     def _is_torn(self, number: int, offset: int) -> bool:
-        """Return whether the record at *offset* does not follow what was read: then all is read anew."""
+        """Return whether the record at *offset* does not follow the last one read: then all is read again."""
         home = self._homes[number]
         if home.next in (-1, offset):
             return False
         begin, end = self._home_bounds(number)
-        if begin <= home.next < offset:  # a batch that nobody can read: all pass it alike
+        if begin <= home.next < offset:  # an unreadable batch: all pass it alike
             return False
         self._lose(number, begin, end)
         return True
@@ -321,7 +322,7 @@ class RangeLog:
             self._lose(number, begin, end)
 
     def _lose(self, number: int, begin: int, end: int) -> None:
-        """Forget the rows of a home: what is left of the log begins them, as for a new member."""
+        """Forget the rows of a home: the rest of the log begins them, as for a new member."""
         home = self._homes[number]
         logger.info(
             "%(topic)s/%(partition)d holds offsets %(begin)d to %(last)d, and this member had read up to "
@@ -348,7 +349,7 @@ class RangeLog:
             self._lose(number, *self._home_bounds(number))
         self._read_to({(self._ranges_topic, number): offset + 1})
         row = home.rows.get(partition)
-        # Its record may have been deleted before it was read: then what it led to tells.
+        # Its record may have been deleted before it was read: then the state that it led to decides.
         counted = self._counted or (self._forgot and row is not None and shows(row.row, wish))
         if (
             counted
@@ -382,8 +383,8 @@ class RangeLog:
         return offset
 
     def _trim(self, number: int) -> None:
-        """Have the broker delete the beginning of a log that nobody needs any more, best effort: it is
-        asked again after the next Base.
+        """Have the broker delete the beginning of a log that is no longer needed, best effort: it is asked
+        again after the next Base.
         """
         assert self._reader is not None
         home, read = self._homes[number], self._reader.next[self._ranges_topic, number]

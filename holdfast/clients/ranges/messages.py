@@ -40,9 +40,9 @@ class RangeMessages:
         self._unreadable: dict[int, Unreadable] = {}
         """Of each partition the batch that was last met and cannot be read."""
         self.noted = 0
-        """How many such batches the dead letters have a note of."""
+        """The number of such batches that the dead letters have a note of."""
         self._short: set[int] = set()
-        """Partitions that end before what is done of them, and were reported."""
+        """Partitions that end before the finished offset, and were reported."""
 
     def open(self, producer: Producer) -> None:
         """Connect; TopicError when there is no topic for dead letters."""
@@ -126,11 +126,11 @@ class RangeMessages:
                     if self.partitions() <= partition:
                         raise
                 except TopicError:
-                    raise error from None  # it is gone, which its caller tells
+                    raise error from None  # the topic is gone, which the error's caller reports
             self._consumer.poll(POLL_S)
 
     def _compare(self, partition: int, low: int, end: int) -> None:
-        """Report once that a log ends before what is done of it: it is not the log that the row is about."""
+        """Report once that a log ends before the finished offset: it is not the log that the row is about."""
         if low <= end:
             self._short.discard(partition)
         elif partition not in self._short:
@@ -169,7 +169,7 @@ class RangeMessages:
     def fetch(self, partition: int, start: int, end: int, limit: int) -> tuple[list[Message], int]:
         """Return messages from *start* to before *end*, at most *limit*, and the offset that they reach to.
 
-        What cannot be read is passed once the dead letters have a note of it: it can be handed out to nobody.
+        An unreadable batch is passed once the dead letters have a note of it: it cannot be handed out.
         """
         consumer, watcher, clock = self._consumer, self._watcher, self._broker.clock
         assert consumer is not None
@@ -208,7 +208,7 @@ class RangeMessages:
     def _stands(self, found: Unreadable) -> None:
         self._unreadable[found.partition] = found
         logger.error(
-            "%(found)s; it goes to %(dead_letters)s as a note of where it lies, other messages go on",
+            "%(found)s; it goes to %(dead_letters)s as a note of where it lies, other messages continue",
             {
                 "found": found,
                 "dead_letters": self._dead_letters,

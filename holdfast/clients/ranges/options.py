@@ -1,4 +1,4 @@
-"""What a range consumer is given, checked before anything of it is made."""
+"""The arguments of a range consumer, checked before any of them is used."""
 
 from __future__ import annotations
 

@@ -30,28 +30,29 @@ NOWHERE = -1
 _WEAKEST_FIRST: tuple[Role, ...] = ("earlier", "standby", "active")
 
 AtLeast: TypeAlias = tuple[int, AtOffset] | Mapping[int, AtOffset]
-"""A (source partition, offset) to be reflected in the answer, or several by partition: what a producer was
-told when it had written. Of a table of several sources, the offset is one by topic: `(3, {"orders": 17})`.
+"""A (source partition, offset) to be reflected in the answer, or several by partition: as returned to a
+producer when it had written. Of a table of several sources, the offset is one by topic: `(3, {"orders":
+17})`.
 """
 
 Bound: TypeAlias = Staleness | timedelta | int
-"""How stale a standby's answer may be: a time, or a number of source offsets."""
+"""The allowed staleness of a standby's answer: a time, or a number of source offsets."""
 
 
 class Answer(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     """A row and the offset it reflects: everything in source *partition* up to *as_of_offset*, perhaps more.
 
-    *value* is None when there is no such row. When every partition was asked and none has it, *partition* and
-    *as_of_offset* are NOWHERE (-1), and *positions* tells by partition how far each was. So it is for a
-    global table, where *role* is "copy", *positions* are those of the copy in the partitions of its topic,
-    and *as_of_offset* is how many offsets these are in all, less one. *stream_ms* is the highest append time
-    the answer reflects (the lowest of those, when several partitions were asked), -1 for none. Of a table of
-    several sources, *as_of* tells the offset of each, and *as_of_offset* how many offsets these are in all,
-    less one. *partial* tells that records of a source were deleted before this version of the table began,
+    *value* is None when there is no such row. When every partition was asked in vain, *partition* and
+    *as_of_offset* are NOWHERE (-1), and *positions* has each partition's offset. So it is for a global table,
+    where *role* is "copy", *positions* are those of the copy in the partitions of its topic, and
+    *as_of_offset* is how many offsets these are in all, less one. *stream_ms* is the highest append time the
+    answer reflects (the lowest of those, when several partitions were asked), -1 for none. Of a table of
+    several sources, *as_of* has the offset of each, and *as_of_offset* is how many offsets these are in all,
+    less one. *partial* is True if records of a source were deleted before this version of the table began,
     and are not reflected (of several partitions, in one of them). *version* is the processor's; 0 for a
-    global table. *role* "earlier" is what a version has left that nobody folds any more: it does not move.
-    *routed* tells that there is no row where the table's route looks for it, the only partition that was
-    asked: a producer that places records otherwise may have put it in another, which a scan shows.
+    global table. *role* "earlier" is the rest of a version that is no longer folded: it does not change.
+    *routed* is True if there is no row in the partition of the table's route, the only one that was asked: a
+    producer that partitions records otherwise may have put it in another, which a scan shows.
     """
 
     key: str
@@ -68,7 +69,7 @@ class Answer(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
 
 
 class ReadTerms:
-    """What the caller asks of every answer of one call."""
+    """The conditions that the caller sets for every answer of one call."""
 
     __slots__ = ("at_least", "deadline_s", "staleness")
 
@@ -142,7 +143,7 @@ def _not_below_0(offset: AtOffset | None) -> AtOffset | None:
 
 
 def answering(decode: Callable[[bytes], Any], reply: Reply) -> Callable[[str, bytes | None], Answer[Any]]:
-    """Return what makes an answer of each row of *reply*."""
+    """Return a function that makes an answer of each row of *reply*."""
     positions = MappingProxyType({reply.partition: reply.as_of_offset})
 
     def answer(key: str, value: bytes | None) -> Answer[Any]:
@@ -165,7 +166,7 @@ def answering(decode: Callable[[bytes], Any], reply: Reply) -> Callable[[str, by
 def answering_of_copy(
     decode: Callable[[bytes], Any], reply: GlobalReply
 ) -> Callable[[str, bytes | None], Answer[Any]]:
-    """Return what makes an answer of each row of a copy's *reply*."""
+    """Return a function that makes an answer of each row of a copy's *reply*."""
     positions = MappingProxyType(dict(enumerate(reply.position)))
     counted = sum(offset + 1 for offset in reply.position) - 1
 

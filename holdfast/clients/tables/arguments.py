@@ -1,5 +1,5 @@
-"""What a table client is asked with: an argument that cannot be is told before anybody is asked, where it
-would else pass for a worker or a broker that does not answer.
+"""Checks of a table client's arguments: an invalid one is refused before any request, which would otherwise
+look like a worker or a broker that does not answer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LAST_PARTITION = 2**31 - 1
 
 
 def check_timeout(timeout_s: Any) -> None:
-    """Refuse what is no number of seconds."""
+    """Refuse anything but a number of seconds."""
     if not is_seconds(timeout_s):
         raise QueryError(f"timeout_s is {timeout_s!r:.100}: write a number of seconds")
 
@@ -49,7 +49,7 @@ def check_page(prefix: Any, page_rows: Any) -> None:
 
 
 def check_page_rows(page_rows: Any) -> None:
-    """Refuse what is no number of rows."""
+    """Refuse anything but a number of rows."""
     if not _is_whole(page_rows) or page_rows < 1:
         raise QueryError(f"page_rows is {page_rows!r:.100}: write a whole number of rows, 1 or more")
 

@@ -235,5 +235,5 @@ async def _next(rows: AsyncIterator[T], count: int) -> list[T]:
 
 
 async def _page(pages: AsyncIterator[list[T]]) -> list[T] | None:
-    """Take one page, None behind the last."""
+    """Take one page, None after the last."""
     return await anext(pages, None)

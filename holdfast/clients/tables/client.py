@@ -99,11 +99,11 @@ class TableClient:
     key. A table is a processor, or by name: "totals", and "totals.sessions" for its named table.
 
     A `Global` that one of *processors* reads is a table too, by itself or by its name. Any worker answers
-    from its copy, and the answer's *positions* tell how far that was; *at_least* takes offsets of the
+    from its copy, and the answer's *positions* show how far that was; *at_least* takes offsets of the
     global's topic.
 
     *earlier* are earlier versions of some of *processors*. While a table moves from one version to the next,
-    each question is then asked of the version that is current, or of the one that is served; the answer tells
+    each question is then asked of the version that is current, or of the one that is served; the answer has
     its *version*, and its row is of that version's type.
 
     Every call ends by its *timeout_s*. Until then it is tried again while partitions move, restore or their
@@ -357,9 +357,9 @@ class TableClient:
 
         Only those that start at or after *since_ms* and before *until_ms*, if given; sessions and sliding
         windows too count by their start. The rest is as for `scan`: *timeout_s* is for each page. The
-        partition of a *key* is found by the table's route, and all are asked where that does not tell.
-        Without a key, workers look at all windows that the table keeps. NoSuchTableError for a table without
-        windows, QueryError for a range in which no window can start.
+        partition of a *key* is found by the table's route, and all are asked where there is no route. Without
+        a key, workers look at all windows that the table keeps. NoSuchTableError for a table without windows,
+        QueryError for a range in which no window can start.
         """
         pages = self.window_pages(
             table,

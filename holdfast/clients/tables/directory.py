@@ -1,5 +1,5 @@
-"""Which worker holds which partition of which table, as the workers themselves announce it on the
-application's workers topic.
+"""The worker of each partition of each table, as the workers themselves announce it on the application's
+workers topic.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ LIMIT_PARTITIONS = 100_000
 
 
 class Workers:
-    """What the workers claim to hold, at one moment. Claims are by table name and version; other versions are
-    other tables.
+    """The workers' claims to partitions, at one moment. Claims are by table name and version; other versions
+    are other tables.
 
     >>> old = WorkerClaims(url="http://a", generation=1, started_ms=0, at_ms=0, tables={"t": TableClaims(version=1, partitions=2, active=[0, 1])})
     >>> new = WorkerClaims(url="http://b", generation=2, started_ms=0, at_ms=0, tables={"t": TableClaims(version=1, partitions=2, active=[1])})
@@ -78,7 +78,7 @@ class Workers:
         self._switches = {switch.table: switch for switch in switches}
         self._building: set[tuple[str, str, int, int]] = set()
         self._waiting: set[tuple[str, str, int, int]] = set()
-        # Ascending, so that what is written last into the maps is the newest claim.
+        # Ascending, so that the last write into the maps is the newest claim.
         self._by_age = sorted(claims, key=lambda worker: (worker.generation, worker.at_ms, worker.url))
         self._standbys: dict[tuple[str, int, int], list[str]] = {}
         self._partitions: dict[tuple[str, int], int] = {}
@@ -109,7 +109,7 @@ class Workers:
         return self._by_age
 
     def switch(self, table: str) -> Switch | None:
-        """Return the record that says which version of the table is current; None where none was written."""
+        """Return the record of the table's current version; None if it was never written."""
         return self._switches.get(table)
 
     def owning(self, table: str, version: int, partition: int) -> tuple[str, bool] | None:
@@ -120,9 +120,9 @@ class Workers:
         return None if url is None else (url, (url, table, version, partition) in self._building)
 
     def stage(self, table: str, version: int, partition: int) -> str | None:
-        """Return how far the owner of a partition is with a version that is not read yet: it is "building"
-        it, or that is "waiting" for partitions of its writers that old workers have; None for one that is
-        read, or that nobody owns.
+        """Return the progress of the owner of a partition with a version that is not read yet: it is
+        "building" it, or that is "waiting" for partitions of its writers that old workers have; None for one
+        that is read, or that has no owner.
         """
         place = (self.owner(table, version, partition) or "", table, version, partition)
         if place not in self._building:
@@ -159,7 +159,7 @@ class Workers:
         return self._standbys.get((table, version, partition), [])
 
     def is_partial(self, table: str, version: int, partition: int) -> bool:
-        """Return whether a worker that has the partition says that it began behind a hole in a source."""
+        """Return whether a worker that has the partition says that it began after a hole in a source."""
         return (table, version, partition) in self._partial
 
     def partitions(self, table: str, version: int) -> int:
@@ -172,7 +172,7 @@ class Workers:
 
 
 def read_claims(url: str, value: bytes) -> WorkerClaims:
-    """Return what a worker's record says, the key of which is *url*; raises ValueError for one that no
+    """Return the claims in a worker's record, the key of which is *url*; ValueError for a record that no
     worker writes.
     """
     if len(value) > LIMIT_RECORD_BYTES:
@@ -199,7 +199,7 @@ def read_claims(url: str, value: bytes) -> WorkerClaims:
 
 
 def check_origin(url: str) -> None:
-    """Refuse what is not the origin of a worker: http or https, host and port, nothing else.
+    """Refuse any URL but the origin of a worker: http or https, host and port, nothing else.
 
     >>> check_origin("http://[::1]:6066")
     >>> for url in ("http://a/b", "http://u:p@a:1", "file:///etc/passwd", "http://a:99999", "http://a b:1", "http://a\\r\\nb"):
@@ -226,15 +226,15 @@ _UNFIT = re.compile(r"[^\x21-\x7e]|[\\\"<>^`{|}]")
 
 
 class Directory(Protocol):
-    """Where a TableClient learns who holds what."""
+    """The source from which a TableClient learns the owners of partitions."""
 
     @property
     def workers(self) -> Workers:
-        """Return what was read last; empty at first."""
+        """Return the claims as last read; empty at first."""
         ...
 
     async def refresh(self, timeout_s: float) -> None:
-        """Bring `workers` abreast of what was announced before this call.
+        """Update `workers` with all announcements from before this call.
 
         Raises BrokerError when that takes longer.
         """
@@ -244,9 +244,9 @@ class Directory(Protocol):
 
 
 class WorkersTopic:
-    """The directory in Kafka: reads the workers topic from its beginning, once, then only what is new. A look
-    that takes too long, or that nobody waits for any more, keeps its place, and the next goes on from there:
-    so several short looks read a long topic.
+    """The directory in Kafka: reads the workers topic from its beginning, once, then only new records. A look
+    that takes too long, or whose callers have given up, keeps its position, and the next continues from
+    there: so several short looks read a long topic.
 
     All of Kafka happens in one thread of its own, so that a broker that does not answer never holds up the
     event loop. Where the topic ends is asked for on a connection of its own: a broker answers the requests of
@@ -266,9 +266,9 @@ class WorkersTopic:
         self._claims: dict[str, WorkerClaims] = {}
         self._switches: dict[str, Switch] = {}
         self._news = False
-        """Whether something was read that `workers` does not show yet."""
+        """True if records were read that `workers` does not show yet."""
         self.ignored = 0
-        """How many records of the topic were none that a worker writes."""
+        """The number of the topic's records that no worker writes."""
         self.workers = Workers()
 
     async def refresh(self, timeout_s: float) -> None:
@@ -278,14 +278,14 @@ class WorkersTopic:
         await asyncio.get_running_loop().run_in_executor(self._thread, self._read, deadline_s)
 
     async def close(self) -> None:
-        """End the look that is under way and let go of the broker; one that is silent keeps nobody for
-        longer than CLOSE_S.
+        """End the look that is under way and close the connections; a silent broker delays this by CLOSE_S at
+        most.
         """
         if self._closing.is_set():
             return
         self._closing.set()
         closed = self._thread.submit(self._close)
-        ended = self._thread.submit(closed.result)  # which can be given up, and the other goes on
+        ended = self._thread.submit(closed.result)  # this wait can be given up, and the closing continues
         self._thread.shutdown(wait=False)
         with suppress(TimeoutError):
             await asyncio.wait_for(asyncio.wrap_future(ended), CLOSE_S)
@@ -298,7 +298,7 @@ class WorkersTopic:
             reader.close()
 
     def _read(self, deadline_s: float) -> None:
-        """Bring `workers` abreast: here, for whoever asked for it may be gone by the time it is read."""
+        """Update `workers`: here, since the caller may be gone by the time the records are read."""
         try:
             topic_id, end = self._told(deadline_s)
             if self._reader is not None and (
@@ -357,7 +357,7 @@ class WorkersTopic:
                 ended = ended or self._asked_end(left_s)
                 return str(told.topic_id), int(self._result(ended, deadline_s).offset)
             except KafkaException as error:
-                # A topic just created, or whose leader just changed. The client fetches metadata anew and
+                # A topic just created, or whose leader just changed. The client fetches metadata again and
                 # finds it in a moment.
                 if code_of(error) not in LEADER_MOVES:
                     raise
@@ -442,7 +442,7 @@ class FixedDirectory:
         self.workers = Workers(claims, switches)
 
     def announce(self, claims: Mapping[str, WorkerClaims], switches: Iterable[Switch] = ()) -> None:
-        """Replace what is known, keyed by URL as on the topic."""
+        """Replace the known claims, keyed by URL as on the topic."""
         self.workers = Workers(claims.values(), switches)
 
     async def refresh(self, timeout_s: float) -> None:

@@ -1,9 +1,8 @@
-"""What workers serve, told as digests: a partition's whole state at one offset, and the rows behind it as
-they are stored.
+"""The workers' state as digests: a partition's whole state at one offset, and its rows as they are stored.
 
 For scripts and the command line: every call waits. A state stays pinned at its worker while the inspector is
 open, so that a difference found after a long replay can still be looked at; the worker lets it go a minute
-after it heard of it last.
+after its last request.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""How one question about one partition gets its answer: who is asked, when again, and which error is told
-in the end.
+"""Finds the answer to one question about one partition: the workers to ask, the retries, and the error that
+is raised in the end.
 """
 
 from __future__ import annotations
@@ -48,20 +48,20 @@ LIMIT_CONNECTIONS = 256
 LIMIT_CONNECTIONS_PER_WORKER = 64
 KEEPALIVE_S = 30.0  # below the server's, so that it is seldom the server that closes an idle connection
 ATTEMPT_S, LIMIT_ATTEMPT_S = 2.0, 64.0
-"""How long a worker may take for an answer at first, and at most: each round in which one was silent doubles
-it for this question, or a worker that is slower would never be heard.
+"""The time for a worker to answer at first, and at most: each round in which one was silent doubles it for
+this question, or a slower worker could never answer.
 """
 REFRESH_S, LIMIT_REFRESH_S = 2.0, 64.0
-"""How long one look at the directory may take, and at most until it was read once: each failure doubles it,
-or a broker whose every answer takes longer would never be heard. Who knows workers asks them again soon
+"""The time for one look at the directory, and at most until it was read once: each failure doubles it, or a
+broker whose every answer takes longer could never answer. A client that knows workers asks them again soon
 instead.
 """
 ASKED_LAST_S = 10.0
 CURRENT_S = 1.0
-"""How long a client that knows several versions of a table goes by what it last read of which is current."""
+"""A client that knows several versions of a table uses the current one as last read for so long."""
 LIMIT_FAILED = 1_000
 LIMIT_READ_BYTES = 2 * LIMIT_REPLY_BYTES
-"""What is read of a reply at most.
+"""The most bytes of a reply that are read.
 
 Workers stop at `LIMIT_REPLY_BYTES` of rows; keys, and the form that holds them, are not more than that again.
 """
@@ -77,9 +77,9 @@ class _Setback(Exception):
     """An attempt that brought no answer, and what to make of it.
 
     *at_once*: ask again without more ado, the worker is the right one. *final*: asking again cannot help.
-    *cut*: it was short because the deadline is near, so its silence says less than what stood in the way
-    before. *silent*: a worker took all of its time, and may need more. *busy*: a worker is there and says
-    that it cannot answer yet, so that older claims than its own are not worth a question.
+    *cut*: it was short because the deadline is near, so its silence says less than the obstacle before.
+    *silent*: a worker took all of its time, and may need more. *busy*: a worker is there and says that it
+    cannot answer yet, so that older claims than its own are not worth a question.
     """
 
     def __init__(
@@ -106,8 +106,8 @@ class _Setback(Exception):
 
 
 def _telling(before: _Setback, met: _Setback) -> _Setback:
-    """Return which of two in one round says more: of a worker that is there and silent, not of an older claim
-    that nobody stands behind.
+    """Return which of two in one round says more: the one about a worker that is there and silent, not about
+    an older claim without a worker.
     """
     speaks = met.silent or met.busy or met.at_once or met.moved_to is not None
     return before if before.silent and not speaks else met
@@ -120,7 +120,7 @@ class _TooLong(Exception):
 async def _read(response: aiohttp.ClientResponse) -> bytes:
     """Return the whole body, or raise _TooLong before more than `LIMIT_READ_BYTES` of it are held.
 
-    What is left unread ends its connection.
+    An unread rest ends its connection.
     """
     if (response.content_length or 0) > LIMIT_READ_BYTES:
         raise _TooLong
@@ -138,8 +138,7 @@ class QueryRouter:
     """Asks workers over pooled connections, and asks the directory when they are not where they were.
 
     Every question is a read, so it can be asked again. It is, until its deadline: a worker that moves,
-    restores, restarts or hangs costs time but is no error. At the deadline the error tells what stood in the
-    way last.
+    restores, restarts or hangs costs time but is no error. At the deadline the error names the last obstacle.
     """
 
     def __init__(self, settings: Settings, directory: Directory, clock: Clock) -> None:
@@ -251,11 +250,11 @@ class QueryRouter:
         return by_version[self._directory.workers.answering(name, [*by_version])]
 
     async def _refresh(self, seen: int, deadline_s: float) -> BrokerError | None:
-        """Bring the directory abreast, unless somebody did since *seen* was read; return why it could not
-        be.
+        """Update the directory, unless another caller did since *seen* was read; return why it could not be.
 
-        A look is everybody's, and takes the time it needs: it goes on when a caller's time is over, or is
-        cancelled. Were it cut with each, many hasty callers would together keep a slow broker from answering.
+        A look is shared, and takes the time it needs: it continues when a caller's time is over, or is
+        cancelled. If each caller could cut it, many hasty ones would together keep a slow broker from
+        answering.
         """
         self._opened()
         if self._refreshed != seen:
@@ -334,7 +333,7 @@ class QueryRouter:
     async def _round(
         self, question: AnyQuestion, decode: Callable[[bytes], A], deadline_s: float, given_s: float
     ) -> A | _Setback:
-        """Ask the owner, then where it says the partition went, then those that may stand in for it."""
+        """Ask the owner, then the worker to which it says the partition went, then its substitutes."""
         setback = _Setback(
             NotReadyError(
                 f"no worker of {self._settings.app} claims {question}: none is running, or a rebalance is"
@@ -365,8 +364,8 @@ class QueryRouter:
             if setback.moved_to is not None and not redirected:
                 redirected = True
                 urls.insert(0, setback.moved_to)
-        # Who cannot be helped by asking again may be no worker at all: only where nobody else is known that
-        # is the last word.
+        # A worker that a retry cannot help may be no worker at all: only if no other is known, that is the
+        # last word.
         told = final if final is not None and all_final else setback
         told.silent = silent
         return told
@@ -457,7 +456,7 @@ class QueryRouter:
             )
         return reply
 
-    # -- what stood in the way
+    # -- obstacles
 
     def _unreachable(self, url: str, question: AnyQuestion, error: aiohttp.ClientError) -> _Setback:
         cause: BaseException | None = error

@@ -1,4 +1,4 @@
-"""What is asked of workers: one request about one partition of a table, or about a global table."""
+"""Questions to workers: one request about one partition of a table, or about a global table."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Question:
 
     @property
     def terms(self) -> list[str]:
-        """Return what its URL states."""
+        """Return the terms in its URL."""
         stale = [] if self.staleness is None else [f"stale-ok={self.staleness}"]
         return [f"version={self.processor.version}", *stale]
 
@@ -57,8 +57,8 @@ class Question:
         return urls[:1] + [url for url in self._standbys(workers) if url not in urls] + urls[1:]
 
     def besides(self, urls: list[str], workers: Workers) -> list[str]:
-        """Return which of *urls* are still worth a question when a worker has said that it cannot answer yet:
-        those that may stand in for it.
+        """Return the workers of *urls* that are still worth a question when one has said that it cannot
+        answer yet: the substitutes.
         """
         standbys = self._standbys(workers)
         return [url for url in urls if url in standbys]
@@ -99,7 +99,7 @@ class GlobalQuestion:
 
     @property
     def terms(self) -> list[str]:
-        """Return what its URL states: nothing."""
+        """Return the terms in its URL: none."""
         return []
 
     @property

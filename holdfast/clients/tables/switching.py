@@ -1,4 +1,4 @@
-"""Which version of a table is current, from any process: reads it, and makes another one current."""
+"""The current version of a table, from any process: reads it, and makes another one current."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class TableSwitch:
         self._settings, self.table, self._timeout_s, self._clock = settings, table, timeout_s, clock
 
     def read(self) -> Workers:
-        """Return what the workers topic says; BrokerError when that cannot be read."""
+        """Return the content of the workers topic; BrokerError when that cannot be read."""
         return asyncio.run(self._read())
 
     async def _read(self) -> Workers:
@@ -43,7 +43,7 @@ class TableSwitch:
 
     def back(self) -> Switch:
         """Make the version current that was so before the last switch, and return the record; QueryError
-        where none was written.
+        without an earlier one.
         """
         workers = self.read()
         last = workers.switch(self.table)
@@ -81,7 +81,7 @@ class TableSwitch:
 
 
 def unserved(workers: Workers, table: str, version: int) -> list[str]:
-    """Return what of a table in a version is not served, in words; nothing when all of it is.
+    """Return the parts of a table in a version that are not served, in words; empty when all of it is.
 
     >>> unserved(Workers(), "totals", 2)
     ['no worker serves it']

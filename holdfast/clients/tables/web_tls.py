@@ -1,5 +1,5 @@
-"""TLS between those who ask tables and the workers that answer, from the `web_tls_*` settings; both sides
-share them.
+"""TLS between clients that query tables and the workers that answer, from the `web_tls_*` settings; both
+sides share them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class WorkerToken:
     plain http alike, and over https to the host that this process itself advertises.
 
     A verified certificate alone is not enough: anybody can have one for a host of their own, and any URL may
-    stand in a worker's record. Where the settings name certificates the fleet speaks TLS, and the token never
+    occur in a worker's record. Where the settings name certificates the fleet speaks TLS, and the token never
     goes without it.
     """
 

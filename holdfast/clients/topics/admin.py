@@ -97,7 +97,7 @@ class Admin:
 
         def look(metadata: Any, wait_s: float) -> ClusterTopics:
             wanted = sorted(metadata.topics if asked is None else asked & metadata.topics.keys())
-            # Any broker can tell, so ask the one that has just answered: it is alive.
+            # Any broker can answer, so ask the one that has just answered: it is alive.
             configs = self._configs(wanted, metadata.orig_broker_id, wait_s)
             topics = {
                 name: _topic(metadata.topics[name], configs[name]) for name in wanted if name in configs
@@ -144,8 +144,8 @@ class Admin:
         return {place: (int(begin[place].offset), int(end[place].offset)) for place in begin}
 
     def stable_offsets(self, partitions: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
-        """Return the last stable offset of each partition: where its first open transaction begins, its
-        end when none is open.
+        """Return the last stable offset of each partition: where its first open transaction begins, else its
+        end.
         """
         found = self._offsets(partitions, _LAST, isolation=IsolationLevel.READ_COMMITTED)
         return {place: int(answer.offset) for place, answer in found.items()}
@@ -188,8 +188,8 @@ class Admin:
         return int(found.timestamp) if found.offset >= 0 else None
 
     def allowed(self, names: Iterable[str]) -> dict[str, frozenset[Operation]]:
-        """Return what this principal may do with each of these topics; those that it may not see, or that do
-        not exist, and all of them on a cluster without ACLs, are left out.
+        """Return this principal's rights on each of these topics; those that it may not see, or that do not
+        exist, and all of them on a cluster without ACLs, are left out.
         """
         asked = sorted(names)
 
@@ -233,7 +233,9 @@ class Admin:
         return self._persist(ask)
 
     def delete_before(self, offsets: Mapping[tuple[str, int], int]) -> None:
-        """Delete what lies before these offsets of partitions; what is gone already is no error."""
+        """Delete the records before these offsets of partitions; a call with nothing to delete is no
+        error.
+        """
         wanted = [
             TopicPartition(topic, partition, offset) for (topic, partition), offset in sorted(offsets.items())
         ]
@@ -247,11 +249,11 @@ class Admin:
     # Parts
 
     def _persist(self, step: Callable[[Any, float], T]) -> T:
-        """Return what *step* gives for fresh metadata; while brokers come and go it is tried again until the
-        deadline.
+        """Return the result of *step* for fresh metadata; while brokers come and go it is tried again until
+        the deadline.
 
-        An attempt is much shorter than the deadline: librdkafka sends to the controller it last heard of, and
-        waits for that one in vain when it has died meanwhile.
+        An attempt is much shorter than the deadline: librdkafka sends to the controller of its last metadata,
+        and waits for that one in vain when it has died since.
         """
         deadline_s = self._clock.monotonic_s() + self._timeout_s
         while True:
@@ -322,8 +324,8 @@ class Admin:
         known: bool = True,
         isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
     ) -> dict[tuple[str, int], ListOffsetsResultInfo]:
-        """Return what leaders tell of their partitions; with *known*, those that do not know an offset yet
-        are asked again.
+        """Return the leaders' answers for their partitions; with *known*, those that do not know an offset
+        yet are asked again.
         """
         wanted = {TopicPartition(topic, partition): spec for topic, partition in partitions}
 

@@ -35,13 +35,12 @@ def create_topics(
     claims: bool = False,
     admin: Admin | None = None,
 ) -> list[TopicChange]:
-    """Create the topics of an application that are missing, wait until they can be used, and return what was
-    done.
+    """Create the topics of an application that are missing, wait until they can be used, and return the
+    changes.
 
-    With *claims* the coordination topic is one of them. With *alter* holdfast's own topics beside them are
-    set right as well, those that this principal may see.
-    Schemas that folds write with are registered first: SchemaError where one does not fit, Later where their
-    registry does not answer.
+    With *claims* the coordination topic is one of them. With *alter* holdfast's other topics are set right as
+    well, those that this principal may see. Schemas that folds write with are registered first: SchemaError
+    where one does not fit, Later where their registry does not answer.
     """
     admin = admin or Admin(settings)
     require_no_reset(settings, admin)
@@ -72,7 +71,7 @@ def plan_topics(
     claims: bool = False,
     admin: Admin,
 ) -> list[TopicChange]:
-    """Return what `create_topics` would do."""
+    """Return the changes that `create_topics` would make."""
     cluster = admin.cluster([*topic_names(settings, processors), settings.coordination_topic])
     specs = specs_for(settings, processors, cluster, partitions=partitions, claims=claims)
     actions = plan(specs, cluster, alter=alter)
@@ -100,7 +99,7 @@ def kept_counts(
 
 def orphans(settings: Settings, processors: Processors, *, admin: Admin) -> list[str]:
     """Return the changelogs that are named as if they were of a table of this application, and of which it
-    declares no processor: a table that was renamed or given up leaves its own behind.
+    declares no processor: a table that was renamed or given up leaves its own changelog.
     """
     named = re.compile(rf"{re.escape(settings.app)}-(.+)\.v[0-9]+-changelog")
     declared = {processor.name for processor in processors}
@@ -130,8 +129,8 @@ def _beside(settings: Settings, processors: Processors, admin: Admin) -> Cluster
 def check_topics(
     settings: Settings, processors: Processors, *, beside: bool = False, admin: Admin | None = None
 ) -> list[TopicFinding]:
-    """Return what is wrong with the topics of an application, errors first; with *beside* also of
-    holdfast's own beside them.
+    """Return the faults of the topics of an application, errors first; with *beside* also of holdfast's other
+    topics.
     """
     admin = admin or Admin(settings)
     cluster = admin.cluster(topic_names(settings, processors))

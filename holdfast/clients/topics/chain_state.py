@@ -1,5 +1,5 @@
-"""Whether the state of an application fits its chains: what each changelog ends with tells which version of a
-source it was folded from.
+"""Checks that the state of an application fits its chains: the end of each changelog shows which version of
+its source it was folded from.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from holdfast.kafka.reading.log_bounds import log_bounds
 from holdfast.kafka.reading.log_reader import LogReader
 
 TAIL_RECORDS = 64
-"""How far before a changelog's end its last position is looked for at first: each commit takes two offsets.
+"""The distance from a changelog's end at which its last position is looked for at first: each commit takes
+two offsets.
 """
 WIDER = 64
 READ_RECORDS = 1_000
@@ -33,7 +34,7 @@ READ_RECORDS = 1_000
 def chain_findings(
     settings: Settings, processors: Processors, cluster: ClusterTopics, admin: Admin
 ) -> list[TopicFinding]:
-    """Return what is wrong with the state of those that read internal topics; asks nothing where none do."""
+    """Return the faults in the state of readers of internal topics; asks nothing where there are none."""
     readers = [
         each
         for each in processors
@@ -87,7 +88,7 @@ def _has_state(
     name: str, found: Mapping[Place, bytes | None], changelogs: Mapping[str, Processor[Any, Any]]
 ) -> bool:
     """Return whether a reader has folded something in its present version, so that it must leave that
-    behind.
+    version.
     """
     return any(
         value is not None and changelogs[changelog].name == name for (changelog, _), value in found.items()
@@ -160,5 +161,5 @@ def last_positions(
 
 
 def _to_the_ends(reader: LogReader, idle_s: float) -> Iterator[Message]:
-    """Yield what is between the reader's places and the ends of their logs."""
+    """Yield the messages between the reader's positions and the ends of their logs."""
     return reader.until(lambda: reader.ended.keys() == reader.next.keys(), idle_s=idle_s)

@@ -1,4 +1,4 @@
-"""What is wrong with the topics that exist, and how each is mended. Pure."""
+"""Finds the faults of existing topics, and the remedy of each. Pure."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from holdfast.core.engine.declared.retention import configured_ms, is_shorter, s
 
 
 def check(specs: Sequence[TopicSpec], cluster: ClusterTopics) -> list[TopicFinding]:
-    """Return what is wrong with the topics of an application, errors first."""
+    """Return the faults of the topics of an application, errors first."""
     findings = [finding for spec in specs for finding in _check_one(spec, cluster)]
     return sorted(findings, key=lambda finding: finding.severity is not Severity.ERROR)
 
 
 def check_processors(settings: Settings, processors: Processors) -> list[TopicFinding]:
-    """Return what is wrong with how processors are wired to topics, whatever the cluster looks like."""
+    """Return the faults in the wiring of processors to topics, whatever the cluster looks like."""
     findings = []
     taken = {
         settings.quarantine_topic,

@@ -27,13 +27,13 @@ logger = logging.getLogger(__name__)
 
 _POLL_S = 0.02
 UNKNOWN: Mapping[str, int | None] = MappingProxyType({})
-"""Marks of topics where nobody asked for them."""
+"""Marks of topics that were not asked for."""
 
 
 class CommittedOffsets:
     """Committed offsets of *group*.
 
-    Each call is a connection of its own and ends within *timeout_s*; nobody joins the group.
+    Each call is a connection of its own and ends within *timeout_s*; it does not join the group.
     """
 
     def __init__(
@@ -44,8 +44,8 @@ class CommittedOffsets:
     def committed(
         self, places: Iterable[tuple[str, int]], marks: Mapping[str, int | None] = UNKNOWN
     ) -> dict[tuple[str, int], int]:
-        """Return what is committed of *places*; those where nothing is are left out, and those whose offset
-        is known to be of another topic than the one with its mark in *marks*.
+        """Return the committed offsets of *places*, without those that have none, and those whose offset is
+        known to be of another topic than the one with its mark in *marks*.
         """
         wanted = [TopicPartition(topic, partition) for topic, partition in places]
         if not wanted:
@@ -102,7 +102,7 @@ class CommittedOffsets:
         outcome: list[tuple[KafkaError | None, list[TopicPartition]]],
         until_s: float,
     ) -> KafkaError | None:
-        """Ask for *places* to be committed, whose answer comes to *outcome*; return what was wrong."""
+        """Ask for *places* to be committed, whose answer comes to *outcome*; return the error."""
         try:
             consumer.commit(offsets=places, asynchronous=True)
             while not outcome:

@@ -1,5 +1,5 @@
-"""Where earlier versions of a table stand in its sources: up to there they have emitted what it would
-emit.
+"""The positions of earlier versions of a table in its sources: up to there they have emitted everything that
+it would emit.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The least that each role must be allowed on a cluster with ACLs. docs/SECURITY.md shows them; a test runs
 each role with exactly these.
 
-What is refused then: everything else. A worker's principal cannot make topics, a reader's cannot write, a
-claim client's cannot touch tables.
+Everything else is refused then. A worker's principal cannot make topics, a reader's cannot write, a claim
+client's cannot touch tables.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ NO_FAUST = FaustTopics()
 
 
 def worker_grants(settings: Settings, processors: Processors, faust: FaustTopics = NO_FAUST) -> list[Grant]:
-    """Return what a worker of these processors needs, and of the agents of *faust*. Its topics must exist: an
-    administrator makes them; Faust makes its own. What agents send to by name is not known here.
+    """Return the grants of a worker of these processors, and of the agents of *faust*. Its topics must exist:
+    an administrator makes them; Faust makes its own. What agents send to by name is not known here.
     """
     out: list[Grant] = [*_faust_grants(faust)]
     for processor in processors:
@@ -93,14 +93,14 @@ def _faust_grants(faust: FaustTopics) -> Iterator[Grant]:
 
 
 def reader_grants(settings: Settings) -> list[Grant]:
-    """Return what a process that asks tables (TableClient) needs; the web port has its own token or
+    """Return the grants of a process that queries tables (TableClient); the web port has its own token or
     certificate.
     """
     return topic_grants(settings.workers_topic, "finds the workers", READ)
 
 
 def replayer_grants(settings: Settings, processors: Processors) -> list[Grant]:
-    """Return what `holdfast replay`, `verify` and `pipeline land` need; `verify --store` asks workers by
+    """Return the grants of `holdfast replay`, `verify` and `pipeline land`; `verify --store` asks workers by
     their web port too.
     """
     out: list[Grant] = []
@@ -128,7 +128,7 @@ def claim_client_grants(
     balanced: bool = False,
     resets_topic: str = RESETS_TOPIC,
 ) -> list[Grant]:
-    """Return what a member of a claim group needs; *topics* are those that it consumes."""
+    """Return the grants of a member of a claim group; *topics* are those that it consumes."""
     out = topic_grants(settings.coordination_topic, "claims and heartbeats", READ, WRITE)
     for topic in topics:
         out += topic_grants(topic, "consumes it", READ)
@@ -140,7 +140,7 @@ def claim_client_grants(
 
 
 def resetter_grants(settings: Settings, processors: Processors) -> list[Grant]:
-    """Return what `holdfast reset` needs."""
+    """Return the grants of `holdfast reset`."""
     anew, internal = "is made anew, in all versions", set[str]()
     out = topic_grants(
         settings.reset_topic, "tells workers that a reset is under way", CREATE, DELETE, DESCRIBE_CONFIGS
@@ -186,7 +186,8 @@ def administrator_grants(
     *,
     resets_topic: str = RESETS_TOPIC,
 ) -> list[Grant]:
-    """Return what `holdfast topics create | check`, `holdfast groups` and `holdfast quarantine skip` need.
+    """Return the grants of `holdfast topics create | check`, `holdfast groups` and `holdfast quarantine
+    skip`.
 
     *groups* are Kafka's consumer groups, and claim groups that consumed before they claimed, each with its
     topics.

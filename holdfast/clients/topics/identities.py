@@ -1,5 +1,5 @@
-"""Which topic of its name a topic is, told by its mark: what an offset must be kept with, since a topic that
-was deleted and made again has others (PROTOCOL.md#topics-that-are-made-again).
+"""The identity of a topic among those that had its name, as a mark: an offset must be kept with it, since a
+topic that was deleted and made again has others (PROTOCOL.md#topics-that-are-made-again).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _NOTED = re.compile(r"holdfast topic ([1-9][0-9]{0,9})(;?)")
 
 
 def metadata_of(mark: int | None) -> str:
-    """Return what is committed to Kafka beside an offset: which topic it is of.
+    """Return the metadata to commit to Kafka with an offset: the topic that it is of.
 
     >>> metadata_of(1_234), metadata_of(None)
     ('holdfast topic 1234;', '')

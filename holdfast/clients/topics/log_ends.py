@@ -1,4 +1,4 @@
-"""Where logs begin and end, as far as groups and their resets need to know."""
+"""The first and end offsets of logs, as far as groups and their resets need to know."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from holdfast.errors import TopicError
 
 
 class GroupOffsets:
-    """Asks the broker anew at each call."""
+    """Offsets of a group's partitions. Each call asks the broker again."""
 
     def __init__(self, settings: Settings, *, timeout_s: float, clock: Clock = system_clock) -> None:
         self._settings, self._timeout_s, self._clock = settings, timeout_s, clock
         self._admin = Admin(settings, timeout_s=timeout_s, clock=clock)
 
     def spots(self, current: Mapping[ClaimKey, int | None], at_ms: int | None) -> dict[ClaimKey, Spot]:
-        """Return what is known of each partition, given its offset (None: unknown); with *at_ms* also its
+        """Return the offsets of each partition, given its current one (None: unknown); with *at_ms* also its
         first offset of that time.
 
         One whose offset is unknown begins where the broker's committed offset is, if there is one.
@@ -36,7 +36,7 @@ class GroupOffsets:
         times = {} if at_ms is None else self._admin.offsets_at(wanted, at_ms)
         untold: dict[str, list[Place]] = {}
         for key, offset in current.items():
-            if offset is None:  # a lane begins where its partition stands
+            if offset is None:  # a lane begins at its partition's offset
                 untold.setdefault(key.group_id, []).append(places[key])
         committed = {
             group: self._book(group).committed(sorted(set(each)), marks) for group, each in untold.items()

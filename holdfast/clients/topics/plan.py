@@ -1,4 +1,4 @@
-"""What has to be created or altered so that every topic is as it must be. Pure.
+"""The changes by which every topic becomes as it must be. Pure.
 
 `holdfast.clients.topics.admin` carries it out.
 """
@@ -41,22 +41,22 @@ ALTERABLE = {
     TopicRole.BETWEEN: (*_OURS, "retention.ms", "max.message.bytes"),
     TopicRole.BESIDE: ("compression.type",),
 }
-"""What `plan(..., alter=True)` sets right on existing topics.
+"""The configuration that `plan(..., alter=True)` sets right on existing topics.
 
 Never what could delete a record that someone else wrote.
 """
 
 
 def alterable(spec: TopicSpec) -> tuple[str, ...]:
-    """Return what `plan(..., alter=True)` may set of an existing topic; a declared retention is only ever
-    made longer.
+    """Return the configuration that `plan(..., alter=True)` may set of an existing topic; a declared
+    retention is only ever made longer.
     """
     return (*ALTERABLE[spec.role], *(() if spec.kept_ms is None else ("retention.ms", "retention.bytes")))
 
 
 def plan(specs: Sequence[TopicSpec], cluster: ClusterTopics, *, alter: bool = False) -> list[TopicChange]:
-    """Return what to do so that every topic exists, in order; with *alter* also so that existing ones are
-    laid out right.
+    """Return the changes by which every topic exists, in order; with *alter* also those by which existing
+    ones are laid out right.
 
     Nothing is planned that cannot be taken back: partition counts and replicas of existing topics stay. A
     topic without a partition count is a TopicError.

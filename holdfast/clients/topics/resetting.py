@@ -1,4 +1,4 @@
-"""What of an application a reset takes away, and what it leaves. Pure."""
+"""The topics of an application that a reset deletes, and those that it leaves. Pure."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from holdfast.core.engine.declared.streams import Internal
 class ResetTopics:
     """The topics of an application by what a reset does to them.
 
-    *deleted* are holdfast's own that exist, in all versions, with their roles; *outputs* are what folds emit
-    to beside these, *folded_outputs* those of them that the application folds itself, *global_outputs* into a
-    global table; *left* is what no reset touches.
+    *deleted* are holdfast's own that exist, in all versions, with their roles; *outputs* are the other topics
+    that folds emit to, *folded_outputs* those of them that the application folds itself, *global_outputs*
+    into a global table; *left* are the topics that no reset touches.
     """
 
     deleted: tuple[tuple[str, TopicRole], ...]
@@ -33,7 +33,7 @@ class ResetTopics:
 
 
 def reset_topics(settings: Settings, processors: Processors, existing: Iterable[str]) -> ResetTopics:
-    """Return what becomes of the topics of an application of which *existing* are on the cluster."""
+    """Return a reset's effect on the topics of an application, of which *existing* are on the cluster."""
     there = sorted(existing)
     patterns = [*_patterns(settings, processors)]
     deleted = tuple(
@@ -79,7 +79,7 @@ def _patterns(settings: Settings, processors: Processors) -> Iterator[tuple[re.P
 
 
 def under_way(settings: Settings) -> TopicFinding:
-    """Return what is wrong while the topic of a reset exists: it was begun, and has not come to its end."""
+    """Return the fault while the topic of a reset exists: it was begun, and has not come to its end."""
     return TopicFinding(
         severity=Severity.ERROR,
         topic=settings.reset_topic,

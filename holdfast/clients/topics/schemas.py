@@ -19,7 +19,7 @@ from holdfast.schemas.registry import NotRegisteredError, SchemaRegistry
 from holdfast.schemas.serde import SchemaSerde
 
 LIMIT_WRAPPED = 3
-"""How often a decoder may be wrapped and its serde still be found."""
+"""The most wrappings of a decoder in which its serde is still found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +31,8 @@ class TopicSchema:
 
 
 def written(processors: Processors) -> list[TopicSchema]:
-    """Return what the folds of *processors* write with a schema, once for each subject; raises SchemaError
-    where two differ on one.
+    """Return the schemas with which the folds of *processors* write, once for each subject; SchemaError if
+    two differ on one.
     """
     found: dict[str, TopicSchema] = {}
     for processor in processors:
@@ -51,7 +51,7 @@ def written(processors: Processors) -> list[TopicSchema]:
 
 
 def read(processors: Processors) -> list[TopicSchema]:
-    """Return what *processors* read with a schema, once for each of their topics and types."""
+    """Return the schemas with which *processors* read, once for each of their topics and types."""
     found = {
         (each.topic, each.serde.subject, repr(each.serde)): each
         for processor in processors
@@ -113,7 +113,7 @@ def register_schemas(settings: SchemaRegistrySettings, processors: Processors) -
 
 
 def _is_registered(asked: SchemaRegistry, each: TopicSchema) -> bool:
-    """Tell whether a schema is registered; raises SchemaError for one that its subject does not take.
+    """Return whether a schema is registered; raises SchemaError for one that its subject does not take.
 
     Where a file that it imports is not registered, nothing can be compared before it is: the registry does so
     as it registers.
@@ -138,8 +138,8 @@ def _is_registered(asked: SchemaRegistry, each: TopicSchema) -> bool:
 
 
 def schema_findings(settings: SchemaRegistrySettings, processors: Processors) -> list[TopicFinding]:
-    """Return what is wrong with the schemas of topics. A registry that does not answer is a warning: folds
-    wait for it.
+    """Return the faults of the schemas of topics. A registry that does not answer is a warning: folds wait
+    for it.
     """
     try:
         wanted = written(processors)

@@ -1,4 +1,4 @@
-"""Which topics an application needs, and how each must be configured. Pure."""
+"""The topics that an application needs, and the configuration of each. Pure."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ DAY_MS = 24 * HOUR_MS
 DEFAULT_MESSAGE_BYTES = 1_048_588
 """Kafka's own limit of a record batch (`max.message.bytes`)."""
 BATCH_BYTES = 1024
-"""What a record batch of one record takes besides its key, value and headers, and to spare."""
+"""The size of a record batch of one record besides its key, value and headers, and to spare."""
 EMIT_BYTES = LIMIT_BYTES + BATCH_BYTES
 ROW_BYTES = LIMIT_BYTES + LIMIT_KEY_BYTES + BATCH_BYTES
-"""What a topic must take so that no emit, and no row, that the fold's own limit allows is refused there."""
+"""The least limit of a topic by which no emit, and no row, that the fold's own limit allows is refused."""
 
 
 UNPACKED = {"compression.type": "uncompressed"}
-"""Of every topic that is holdfast's own. A broker unpacks what comes compressed and refuses what is then
-larger than max.message.bytes: so nobody can put a batch there that its readers cannot unpack."""
+"""For every topic that is holdfast's own. A broker unpacks compressed batches and refuses those that are then
+larger than max.message.bytes: so a client cannot put a batch there that its readers cannot unpack.
+"""
 _LOG = {"cleanup.policy": "delete", "message.timestamp.type": "LogAppendTime"}
-# Built anew from a log that has lost its beginning, a registry would give out epochs that others have had,
-# and ranges begin again.
+# Rebuilt from a log that has lost its beginning, a registry would give out epochs that others have had, and
+# ranges begin again.
 _FOREVER = _LOG | {"retention.ms": "-1"}
 _CHANGELOG = UNPACKED | {
     "cleanup.policy": "compact",
@@ -41,9 +42,9 @@ _CHANGELOG = UNPACKED | {
     "delete.retention.ms": str(DAY_MS),
 }
 _LATEST = _CHANGELOG
-"""Of what is worth its last record for each key: who serves what, and what is skipped."""
+"""For topics of which only the last record of each key counts: the workers' claims, and the skips."""
 _CHOICES = _FOREVER | UNPACKED
-"""Choices are a part of the sources' history: without one of them nobody can fold the sources again."""
+"""Choices are a part of the sources' history: without one of them the sources cannot be folded again."""
 _BASE = _FOREVER | UNPACKED
 _ROOM = {"max.message.bytes": str(DEFAULT_MESSAGE_BYTES)}  # whatever the brokers' own limit is
 _QUARANTINE = (
@@ -86,7 +87,7 @@ def beside_names(settings: Settings) -> list[str]:
 
 
 def specs_beside(settings: Settings, cluster: ClusterTopics) -> list[TopicSpec]:
-    """Return how those of `beside_names` in *cluster* must be; nobody makes them here."""
+    """Return the specs of those of `beside_names` in *cluster*; they are not created here."""
     return [
         TopicSpec(
             name=name,
@@ -216,7 +217,7 @@ class _Plan:
         return known or _spec(self._settings, name, TopicRole.EMIT, count, _LOG | _ROOM)
 
     def add_own(self) -> None:
-        """Add the topics in which the application's workers keep what is no table's."""
+        """Add the topics of the application's workers that belong to no table."""
         settings = self._settings
         folded = (TopicRole.SOURCE, TopicRole.COORDINATION, TopicRole.BETWEEN)
         widest = max((each.partitions or 0 for each in self.specs.values() if each.role in folded), default=0)
@@ -238,7 +239,7 @@ class _Plan:
         self.specs.setdefault(name, _source(self._settings, name, self._count(name)))
 
     def keep_as_declared(self) -> None:
-        """Have sources keep what is declared, or all of it."""
+        """Set the sources' retention to the declared one, or to all."""
         settings, declared = self._settings, retentions(self._processors)
         for name, kept_ms in declared.items():
             self.specs[name] = _kept(self.specs[name], kept_ms)
@@ -278,8 +279,8 @@ def _kept(spec: TopicSpec, kept_ms: int) -> TopicSpec:
 def _between(
     settings: Settings, processors: Processors, cluster: ClusterTopics, partitions: int | None
 ) -> dict[str, TopicSpec]:
-    """Return how internal topics must be. They are kept until they are trimmed, for without them no table
-    behind them can be folded again.
+    """Return the specs of internal topics. They are kept until they are trimmed, for without them no table
+    downstream of them can be folded again.
 
     One that exists keeps its partition count. A new one gets as many partitions as its (first) writer's
     source or, if its records are under other keys, as the topics that it is folded together with.
@@ -291,8 +292,8 @@ def _between(
                 writers.setdefault(str(topic), each)
 
     def folded_with(name: str, seen: frozenset[str]) -> set[str]:
-        """Return what a topic is folded together with, or what steps make of it that leave records in their
-        partition.
+        """Return the topics that a topic is folded together with, itself or as the output of steps that leave
+        records in their partition.
         """
         found: set[str] = set()
         for each in processors:

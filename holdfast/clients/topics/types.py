@@ -1,4 +1,4 @@
-"""A topic as it must be, as it is, and as it is to be changed; and what is wrong with one."""
+"""A topic as it must be, as it is, and as it is to be changed; and its faults."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from holdfast.core.engine.declared.processor import Processor
 
 
 class TopicRole(StrEnum):
-    """What a topic is to the application."""
+    """The purpose of a topic in the application."""
 
     SOURCE = "source"
     COORDINATION = "coordination"
     CHANGELOG = "changelog"
     CHOICES = "choices"
     BASE = "base"
-    """What a table began with, of a version that migrates an earlier one."""
+    """The first rows of a table, of a version that migrates an earlier one."""
     GLOBAL = "global"
     """Folded whole by each worker into a global table."""
     EMIT = "emit"
@@ -45,7 +45,7 @@ PURPOSES = {
     TopicRole.SKIPS: "offsets that folds leave out",
     TopicRole.BESIDE: "holdfast's own, of clients and outboxes",
 }
-"""What a topic of each role is for, in a few words."""
+"""The purpose of a topic of each role, in a few words."""
 
 
 class Severity(StrEnum):
@@ -57,7 +57,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicSpec:
-    """How one topic must be.
+    """The required state of one topic.
 
     *partitions* None: the count is not declared, and the topic that would give it does not exist.
     """
@@ -68,14 +68,14 @@ class TopicSpec:
     replication_factor: int
     role: TopicRole
     takes_bytes: int = 0
-    """How large a record batch it must take at least."""
+    """The size of the largest record batch that it must take at least."""
     source: str | None = None
     """The topic whose partitions it follows: of a changelog or of choices, and of a topic that a fold emits
     to in place.
     """
     kept_ms: int | None = None
-    """How long its records are declared to be kept; FOREVER_MS for ever, LANDED_MS until they are landed,
-    None where no declaration tells.
+    """The declared retention of its records; FOREVER_MS for ever, LANDED_MS until they are landed, None
+    without a declaration.
     """
     beside: Mapping[str, str] = field(default_factory=dict)
     """Topics that must have as many partitions, since a processor folds both, and the names of the
@@ -110,7 +110,7 @@ class TopicState:
 
     @property
     def internal(self) -> bool:
-        """Tell whether Kafka keeps this topic for itself."""
+        """Return whether Kafka keeps this topic for itself."""
         return self.name in (
             "__consumer_offsets",
             "__transaction_state",
@@ -180,9 +180,9 @@ class TopicFinding:
     message: str
     remedy: str
     chain: bool = False
-    """Whether it is versions that do not fit each other."""
+    """True if versions do not fit each other."""
     limited: bool = False
-    """Whether it is that a topic keeps its records for a time, as its owner may well mean it."""
+    """True if a topic keeps its records for a time, as its owner may well mean it."""
 
     @classmethod
     def error(cls, topic: str, message: str, remedy: str) -> Self:
@@ -202,8 +202,8 @@ Processors = Sequence[Processor[Any, Any]]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaustTopics:
     """The topics of an application's ordinary agents: those that they *read*, those that Faust *keeps* for
-    itself, what the names of those *begin* with that it derives when agents run, and the one whose owner is
-    the *leader*, which nobody writes to.
+    itself, the prefixes (*begin*) of the names that it derives when agents run, and the one whose owner is
+    the *leader*, which receives no records.
     """
 
     read: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Settings of the application as a whole: its name, its topics, and what its workers keep beside tables."""
+"""Settings of the application as a whole: its name, its topics, and its workers' data besides tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the sections of the settings share: how a setting is declared, checked and named in an error."""
+"""The base of the settings' sections: a setting's declaration, its check and its name in an error."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ class Section:
     """
 
     origins: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
-    """Where values came from, by setting name or "kafka.<property>"; filled by `load_settings`."""
+    """The origin of each value, by setting name or "kafka.<property>"; filled by `load_settings`."""
 
     def problems(self) -> Iterator[str]:
-        """Yield what is wrong with values that are each within their range."""
+        """Yield the faults of values that are each within their range."""
         yield from ()
 
     def place(self, *names: str) -> str:
@@ -93,9 +93,7 @@ def _types(section: type[Section]) -> Mapping[str, Any]:
 
 
 def section_problems(section: type[Section], settings: Section) -> Iterator[str]:
-    """Yield what is wrong with the settings that *section* declares: their ranges, then how they fit
-    together.
-    """
+    """Yield the faults of the settings that *section* declares: their ranges, then their combinations."""
     declared = (each for each in fields(section) if each.metadata.get("low") is not None)
     ranges = [
         problem
@@ -135,10 +133,10 @@ def refuse(problems: Sequence[str]) -> None:
 
 
 def names_in(text: str) -> tuple[str, ...]:
-    """Return the names of a list with commas, without blanks and empty places."""
+    """Return the names of a list with commas, without blanks and empty entries."""
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def is_topic(name: str) -> bool:
-    """Tell whether Kafka takes *name* for a topic."""
+    """Return whether Kafka takes *name* for a topic."""
     return _TOPIC.fullmatch(name) is not None and name not in (".", "..")

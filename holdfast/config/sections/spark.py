@@ -30,11 +30,11 @@ class SparkSettings(Section):
 
 
 _SECRET = re.compile("secret|password|token|access[.]?key|credential", re.IGNORECASE)
-"""What Spark itself redacts, and the keys of object stores."""
+"""The properties that Spark itself redacts, and the keys of object stores."""
 
 
 def is_spark_secret(name: str) -> bool:
-    """Tell whether the value of a property of Spark must never be printed.
+    """Return whether the value of a property of Spark must never be printed.
 
     >>> is_spark_secret("spark.hadoop.fs.s3a.access.key"), is_spark_secret("spark.executor.memory")
     (True, False)

@@ -50,7 +50,7 @@ class WebSettings(Section):
 
     @property
     def web_is_open(self) -> bool:
-        """Return whether whoever reaches the web port may ask, which is this machine alone."""
+        """Return whether the web port answers without authentication, which it does only for this machine."""
         return is_loopback(self.web_bind) and self.web_token is None and self.web_tls_ca is None
 
     def problems(self) -> Iterator[str]:
@@ -103,7 +103,7 @@ class HostList:
     """Hosts and networks, read from a list with commas: a host is in it by its name, or by its address.
 
     Names are compared as they are written, and not looked up. `*.NAME` stands for all names below NAME.
-    Raises ValueError for what is neither.
+    Raises ValueError for any other text.
 
     >>> hosts = HostList("Localhost, 10.0.0.0/8, ::1, *.workers.internal")
     >>> [each in hosts for each in ("LOCALHOST", "10.1.2.3", "::1", "shop-0.workers.internal", "a.b.workers.internal")]
@@ -135,7 +135,7 @@ class HostList:
 
 
 def is_origin(url: str) -> bool:
-    """Tell whether *url* is scheme, host and port alone."""
+    """Return whether *url* is scheme, host and port alone."""
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -150,7 +150,7 @@ def _is_wildcard(host: str) -> bool:
 
 
 def token_problem(token: str | None) -> str | None:
-    """Return what is wrong with a token that is set, None when nothing is.
+    """Return the fault of a token that is set, None if it has none.
 
     >>> token_problem(None), token_problem("s3cret"), token_problem("a b")
     (None, None, 'must be visible ASCII without spaces: it travels in a header')
@@ -161,7 +161,7 @@ def token_problem(token: str | None) -> str | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether only this machine can reach *host*; a name other than localhost could be anything.
+    """Return whether only this machine can reach *host*; a name other than localhost could be anything.
 
     >>> [is_loopback(host) for host in ("127.0.0.1", "127.9.9.9", "::1", "localhost", "0.0.0.0", "::", "", "example.org")]
     [True, True, True, True, False, False, False, False]

@@ -1,1 +1,1 @@
-"""What people do in the console, and the topic that says who did it."""
+"""The acts of people in the console, and the topic that records them."""

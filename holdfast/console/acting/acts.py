@@ -1,4 +1,4 @@
-"""What people may do in the console, each act noted in the audit topic before it is done, and after."""
+"""The acts that people may do in the console, each noted in the audit topic before it is done, and after."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from holdfast.errors import ConfigError, HoldfastError, QuarantineError
 
 QUARANTINE_S = 8.0
 RESET_S = 45.0
-"""How long a reset waits for the members of a group to give back what they hold."""
+"""The time for which a reset waits for the members of a group to give back their partitions."""
 ACT_S = 60.0
-"""How long an act is waited for."""
+"""The time for which an act is waited for."""
 THREADS = 2
 MOST_MINUTES = 30 * 24 * 60
 
@@ -33,14 +33,14 @@ Form = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class ActOutcome:
-    """What came of an act, in words; *failed* is why it did not, or is not known to have."""
+    """The outcome of an act, in words; *failed* is why it did not succeed, or is not known to have."""
 
     told: str
     failed: bool
 
 
 class Acts:
-    """Does what a form asks for. Without an audit topic nobody acts."""
+    """Carries out forms. Without an audit topic no act is allowed."""
 
     def __init__(self, desk: ConsoleDesk, clock: Clock = system_clock) -> None:
         topic = desk.settings.console_audit_topic

@@ -1,3 +1,3 @@
-"""Questions that take long, asked in processes of their own: whoever looks at another page does not wait, and
-one that takes too long is ended.
+"""Questions that take long, asked in processes of their own: other pages do not wait for them, and one that
+takes too long is ended.
 """

@@ -1,5 +1,5 @@
-"""The process that answers one question: it reads a call from its standard input, and writes what came of it.
-It ends with whoever asked.
+"""The process that answers one question: it reads a call from its standard input, and writes the result. It
+ends with its parent.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from holdfast.errors import HoldfastError
 
 LENGTH_BYTES = 8
 NICER = 5
-"""By so much the process steps back behind the console and the workers of its machine. By 10 it had too
-little of two busy cores to answer within half a minute.
+"""The niceness of the process relative to the console and the workers of its machine. At 10 it had too little
+of two busy cores to answer within half a minute.
 """
 
 
 def framed(content: bytes) -> bytes:
-    """Return *content* behind its length."""
+    """Return *content* with its length before it."""
     return len(content).to_bytes(LENGTH_BYTES, "big") + content
 
 
@@ -58,7 +58,7 @@ def _reply(work: Callable[[], Any]) -> bytes:
 
 
 def _end_with(source: BinaryIO) -> None:
-    """End this process when whoever asked is gone, and its end of the pipe with it."""
+    """End this process when its parent is gone, and the parent's end of the pipe with it."""
     source.read(1)
     os._exit(1)
 

@@ -45,7 +45,7 @@ class ChildCalls:
         self._running: Process | None = None
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Return what *work* returns. ChildError when that fails, takes too long or too much memory,
+        """Return the result of *work*. ChildError when that fails, takes too long or too much memory,
         BrokerError when too many wait already.
         """
         if self._waiting >= LIMIT_WAITING:
@@ -99,12 +99,12 @@ class ChildCalls:
         return value  # type: ignore[no-any-return]
 
     async def close(self) -> None:
-        """End the process that runs; whoever waits is told that the console ends."""
+        """End the process that runs; waiting callers get the error that the console ends."""
         self._closed = True
         if self._running is not None:
             _kill(self._running)
         async with self._one:
-            pass  # it has ended, and whoever waited has been told
+            pass  # it has ended, and its caller has the error
 
 
 async def _answer(child: Process, work: bytes) -> bytes:
@@ -122,7 +122,7 @@ async def _answer(child: Process, work: bytes) -> bytes:
 
 async def _kill_once_grown(child: Process, limit_bytes: int) -> None:
     """Return once a process has taken more memory, and was killed for it; never where the machine does not
-    tell.
+    show its memory.
     """
     while True:
         if (held_bytes(child.pid) or 0) > limit_bytes:
@@ -132,8 +132,8 @@ async def _kill_once_grown(child: Process, limit_bytes: int) -> None:
 
 
 def held_bytes(pid: int) -> int | None:
-    """Return how much memory a process holds for itself alone, files and what it shares left out; None where
-    Linux does not tell.
+    """Return how much memory a process holds for itself alone, without files and shared memory; None where
+    Linux does not show it.
     """
     try:
         _, resident, shared, *_ = Path(f"/proc/{pid}/statm").read_text().split()
@@ -156,11 +156,11 @@ def _kill(child: Process) -> None:
     try:
         child.kill()
     except ProcessLookupError:
-        pass  # it has ended by itself meanwhile
+        pass  # it has ended by itself since
 
 
 async def _end(child: Process) -> None:
-    """End a process, and read what is left in its pipes, so that these end too."""
+    """End a process, and read the rest of its pipes, so that these end too."""
     if child.returncode is None:
         _kill(child)
     try:

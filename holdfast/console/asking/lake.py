@@ -1,5 +1,5 @@
-"""What a lake holds of topics, and what is wrong with it. Asked in a process of its own: it reads the history
-of tables.
+"""The content of a lake by topic, and its faults. Asked in a process of its own: it reads the history of
+tables.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LIMIT_TOPICS = 100
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LakePartitionLine:
     """One partition of a bronze table: its rows are of offsets from *begin* to before *end*; *topic_end* is
-    where the topic ends, None where Kafka did not tell.
+    the end of the topic, None if Kafka did not answer.
     """
 
     partition: int
@@ -39,8 +39,8 @@ class LakePartitionLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LakeTopicLine:
-    """A topic's bronze table; *trouble* is why it could not be read, and *faults* is what is wrong with it,
-    cheaply checked, the first LIMIT_FAULTS of *faults_count*.
+    """A topic's bronze table; *trouble* is why it could not be read, and *faults* are its faults by a cheap
+    check, the first LIMIT_FAULTS of *faults_count*.
     """
 
     topic: str
@@ -117,7 +117,7 @@ def _landed(settings: Settings, lake: str, topic: str) -> LakeTopicLine:
 
 
 def _ends(settings: Settings, topic: str) -> Mapping[int, int]:
-    """Return where a topic ends, nothing where Kafka does not tell."""
+    """Return the ends of a topic's partitions, nothing if Kafka does not answer."""
     from holdfast.pipeline.topic import TopicLog
 
     try:

@@ -39,8 +39,8 @@ class TransactionLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HangingLine:
-    """A transaction that nobody will end, from *offset* of a partition on; *decided* is what its coordinator
-    decided, None where that is not known.
+    """A transaction whose end is lost, from *offset* of a partition on; *decided* is its coordinator's
+    decision, None if unknown.
     """
 
     topic: str
@@ -55,8 +55,8 @@ class HangingLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransactionsAnswer:
-    """The first LIMIT_IDS ids that contain what was asked for, those with an ongoing transaction first, of
-    *total*; and what hangs.
+    """The first LIMIT_IDS of *total* ids that contain the text asked for, those with an ongoing transaction
+    first; and the hanging transactions.
     """
 
     ids: Sequence[TransactionLine]

@@ -1,5 +1,5 @@
 """Why a row is as it is: the records that made it so. Asked in a process of its own, since its partition is
-folded anew.
+folded again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class LoadedApplication(Protocol):
 
     @property
     def settings(self) -> Settings:
-        """Return what it runs under."""
+        """Return the application's settings."""
 
     @property
     def processors(self) -> Sequence[Processor[Any, Any]]:
@@ -36,8 +36,8 @@ Load = Callable[[], LoadedApplication]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhyQuestion:
-    """Which row: *table* is a named table of *processor*, "" for its own. *at* is a time or an offset, as
-    `--until` takes them. *lake* None: of the topic alone.
+    """The row to explain: *table* is a named table of *processor*, "" for its own. *at* is a time or an
+    offset, as `--until` takes them. *lake* None: of the topic alone.
     """
 
     processor: str
@@ -80,7 +80,7 @@ class WhyAnswer:
 
 
 def answer_why(load: Load, question: WhyQuestion) -> WhyAnswer:
-    """Return what made the row so. Raises whatever `row_as_of` does."""
+    """Return the records that made the row so. Raises any error of `row_as_of`."""
     from holdfast.pipeline.bronze.extent import parse_until
     from holdfast.pipeline.histories.as_of import AsOfOptions, row_as_of
     from holdfast.pipeline.replay import ReplayOptions

@@ -53,7 +53,7 @@ def _groups(desk: ConsoleDesk) -> GroupDesk:
 
 
 async def build_reset(desk: ConsoleDesk, query: Query) -> dict[str, Any]:
-    """Show what a reset would do as things stand; nothing is changed by looking."""
+    """Show the effect that a reset would have at present; a look changes nothing."""
     name, kind, groups = query.get("name", ""), kind_of(query), _groups(desk)
     context: dict[str, Any] = {
         "title": f"Reset group {name}",

@@ -1,4 +1,4 @@
-"""What of the topics is landed in the lake, and what is wrong there."""
+"""The landed part of the topics in the lake, and the faults there."""
 
 from __future__ import annotations
 

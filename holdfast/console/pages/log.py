@@ -45,7 +45,7 @@ async def build(desk: ConsoleDesk, query: Query) -> dict[str, Any]:
 
 
 def _parts(found: Mapping[str, Cell]) -> Iterator[tuple[str, list[tuple[str, str]]]]:
-    """Yield what is known in parts, each a title with lines: the offset itself, its record, its batch.
+    """Yield the known facts in parts, each a title with lines: the offset itself, its record, its batch.
 
     >>> [*_parts({"asked": 3, "record": {"key": "a", "headers": []}, "batch": None})]
     [('Offset', [('asked', '3')]), ('Record', [('key', 'a'), ('headers', '[]')])]

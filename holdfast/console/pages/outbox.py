@@ -1,4 +1,4 @@
-"""The outbox of a service: what waits, who leads, how long rows wait, what was set aside."""
+"""The outbox of a service: its waiting rows, its leaders, how long rows wait, the quarantined rows."""
 
 from __future__ import annotations
 

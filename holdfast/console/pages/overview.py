@@ -1,4 +1,4 @@
-"""What is not well, and how much goes on."""
+"""The application's faults, and its throughput."""
 
 from __future__ import annotations
 

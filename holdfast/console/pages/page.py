@@ -1,4 +1,4 @@
-"""What a page is."""
+"""The definition of a page."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Build = Callable[[ConsoleDesk, Query], Coroutine[Any, Any, dict[str, Any]]]
 class ConsolePage:
     """A page: where it is, which entry of the menu it belongs to, its template, and what fills that.
 
-    The template's block `live` is sent anew, at most each *every_s* seconds, to browsers that ask for it,
+    The template's block `live` is sent again, at most each *every_s* seconds, to browsers that ask for it,
     unless the page is not *live*.
     """
 
@@ -29,5 +29,5 @@ class ConsolePage:
 
 
 async def nothing(desk: ConsoleDesk, query: Query) -> dict[str, Any]:
-    """Return what a template needs that shows the picture alone."""
+    """Return the context of a template that shows the picture alone."""
     return {}

@@ -25,7 +25,7 @@ async def build_list(desk: ConsoleDesk, query: Query) -> dict[str, Any]:
     try:
         found, left_out = await _records(desk, query, lambda each: processor in ("", each.processor))
     except TopicError:
-        pass  # no worker has run yet, or none that could refuse anything
+        pass  # no worker has run yet, or only workers that refuse nothing
     except HoldfastError as error:
         trouble = str(error)
     shown = [each for each in reversed(found) if not still_open or each.retried_to is None]
@@ -61,8 +61,8 @@ async def build_view(desk: ConsoleDesk, query: Query) -> dict[str, Any]:
 async def _records(
     desk: ConsoleDesk, query: Query, wanted: Any, *, values: bool = False
 ) -> tuple[list[QuarantinedRecord], int]:
-    """Return what is *wanted* of the end of the quarantine, and how many offsets before that were not
-    read.
+    """Return the records that *wanted* selects at the end of the quarantine, and how many offsets before that
+    were not read.
     """
     quarantine = Quarantine(desk.settings, timeout_s=TIMEOUT_S, tail=depth_of(query))
     limit = LIMIT_VIEWED if values else LIMIT_RECORDS

@@ -42,7 +42,7 @@ class AnswerLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableReading:
-    """The outcome of a question: lines, whether there are more, or what was in the way."""
+    """The outcome of a question: lines, whether there are more, or the error."""
 
     lines: tuple[AnswerLine, ...] = ()
     more: bool = False
@@ -83,7 +83,7 @@ def _windowed(desk: ConsoleDesk, table: TableLine) -> bool:
 
 
 async def read(desk: ConsoleDesk, query: Query) -> TableReading | None:
-    """Return what the tables answer to the question of the URL, None where it asks none."""
+    """Return the tables' answer to the question of the URL, None where it asks none."""
     verb = query.get("verb")
     if verb is None:
         return None
@@ -157,8 +157,8 @@ def _line(answer: Answer[Any], indent: int = 0) -> AnswerLine:
 
 
 def _explained(desk: ConsoleDesk, query: Query, line: AnswerLine, answer: Answer[Any]) -> AnswerLine:
-    """Return *line* with the address of the page that tells why its row is so, where the application declares
-    what made it.
+    """Return *line* with the address of the page that explains its row, if the application declares the
+    processor that made it.
     """
     processor = next((each for each in desk.processors if each.name == query.get("name")), None)
     if processor is None or answer.version != processor.version or answer.partition < 0:

@@ -16,8 +16,8 @@ class Flow:
     """An arrow with what flows along it: records a second, and records that wait before its head; None where
     it is not known.
 
-    Of a global table the copy counts that is furthest behind. Nothing waits to be emitted: it is committed
-    with what was folded.
+    Of a global table the copy with the largest lag counts. Emitted records never wait: they are committed
+    with the fold.
     """
 
     edge: DrawnEdge

@@ -1,4 +1,4 @@
-"""What transactional ids have come to, and transactions that nobody will end."""
+"""The states of transactional ids, and transactions whose end is lost."""
 
 from __future__ import annotations
 

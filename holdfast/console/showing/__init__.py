@@ -1,1 +1,3 @@
-"""How pages look: templates and assets, numbers and times in words, long lists, the drawing of the graph."""
+"""The appearance of pages: templates and assets, numbers and times in words, long lists, the drawing of the
+graph.
+"""

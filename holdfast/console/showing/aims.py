@@ -1,4 +1,4 @@
-"""Where a group is to be sent, as forms and URLs write it."""
+"""The targets of resets, as forms and URLs write them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def kind_of(query: Mapping[str, str]) -> GroupKind:
 
 
 def aim_of(query: Mapping[str, str], clock: Clock = system_clock) -> Aim:
-    """Return where a group is to be sent; RequestDenied for what is none.
+    """Return the target of a reset; RequestDenied for an invalid one.
 
     >>> aim_of({"where": "shift-by", "value": "-3"}), aim_of({"where": "to-datetime", "value": "1970-01-02"}).value
     (Aim(where=<Where.SHIFT: 'shift-by'>, value=-3), 86400000)
@@ -54,8 +54,8 @@ def aim_of(query: Mapping[str, str], clock: Clock = system_clock) -> Aim:
 
 
 def exact_aim(form: Mapping[str, str]) -> Aim:
-    """Return the aim that a previewed form carries: a time in ms, not in words, so that it means what was
-    shown.
+    """Return the aim that a previewed form carries: a time in ms, not in words, so that it means the same as
+    the preview.
 
     >>> exact_aim({"where": "to-datetime", "value": "86400000"})
     Aim(where=<Where.DATETIME: 'to-datetime'>, value=86400000)

@@ -1,4 +1,4 @@
-"""How far back a long log is read for a page, and what the page says of the rest."""
+"""The depth to which a page reads a long log, and its remark on the rest."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 from holdfast.console.showing.paging import number
 
 DEPTHS = (5_000, 50_000, 500_000)
-"""How many offsets are read, from the end back: as many as a person asks for."""
+"""The numbers of offsets that a page reads, from the end back: the visitor chooses one."""
 
 
 def depth_of(query: Mapping[str, str]) -> int:
@@ -22,8 +22,8 @@ def depth_of(query: Mapping[str, str]) -> int:
 
 
 def deeper(query: Mapping[str, str], path: str, left_out: int) -> dict[str, Any]:
-    """Return what a page says of the *left_out* offsets that it did not read, with the link that reads more,
-    None where no page does.
+    """Return the page's remark on the *left_out* offsets that it did not read, with the link that
+    reads more, None without a deeper page.
     """
     depth = depth_of(query)
     more = next((each for each in DEPTHS if each > depth), None)

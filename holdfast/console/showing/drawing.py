@@ -1,6 +1,4 @@
-"""Where the topics and processors of an application stand in a drawing: each to the right of what feeds
-it.
-"""
+"""The positions of an application's topics and processors in a drawing: each to the right of its sources."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ BOX_WIDTH, BOX_HEIGHT = 190, 44
 COLUMN_WIDTH, LINE_HEIGHT, MARGIN = 330, 78, 12
 LIMIT_NAME = 22
 LABEL_GAP = 10
-"""What stands beside the head of an arrow stands so far from it."""
+"""The distance of a label from the head of its arrow."""
 LABEL_PULL = 0.352
 """So much of the height of an arrow's tail it has, as the curve has at six tenths of its way: labels of
 arrows to one box lie apart.
@@ -70,7 +68,7 @@ Box = tuple[str, int | None]
 
 
 def draw(graph: TopologyGraph) -> GraphDrawing:
-    """Return where everything stands. In a circle one arrow leads back to the left."""
+    """Return the positions of all boxes and arrows. In a circle one arrow leads back to the left."""
     edges = [*_edges(graph.nodes)]
     columns = _columns(graph.nodes)
     boxes = {box: _box(box, column, line) for column, line, box in _places(columns, edges)}
@@ -91,14 +89,14 @@ def _edges(nodes: Sequence[GraphNode]) -> Iterator[tuple[str, Box, Box]]:
 
 
 def _columns(nodes: Sequence[GraphNode]) -> dict[Box, int]:
-    """Return each box's column: one more than the rightmost of what feeds it, as far as that stands already.
+    """Return each box's column: one more than the rightmost of its sources that has a column already.
 
     >>> node = GraphNode(name="t", version=1, sources=("a",), table="t", emits=("b",), timers=False)
     >>> _columns([node])
     {('a', None): 0, ('t', 1): 1, ('b', None): 2}
     """
     columns: dict[Box, int] = {}
-    for node in nodes:  # each behind those that feed it
+    for node in nodes:  # each after its sources
         fed = [columns.setdefault((topic, None), 0) for topic in (*node.sources, *node.reads)]
         own = columns[node.name, node.version] = max(fed, default=-1) + 1
         for topic in node.emits:

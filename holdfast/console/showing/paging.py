@@ -45,7 +45,7 @@ def page_number(query: Mapping[str, str]) -> int:
 
 
 def paged(lines: Sequence[T], path: str, query: Mapping[str, str]) -> ListPage[T]:
-    """Return the page of *lines* that the URL asks for, the last one if it asks for one behind that."""
+    """Return the page of *lines* that the URL asks for, the last one if that is beyond it."""
     asked = min(page_number(query), _numbers(len(lines)))
     first = (asked - 1) * PAGE_LINES
     return page_of(lines[first : first + PAGE_LINES], len(lines), path, {**query, "page": str(asked)})
@@ -73,7 +73,7 @@ def _numbers(total: int) -> int:
 
 
 def number(query: Mapping[str, str], name: str) -> int | None:
-    """Return a number from 0 of the URL, None where it is not given; RequestDenied for what is none."""
+    """Return a number from 0 of the URL, None where it is not given; RequestDenied for an invalid one."""
     text = query.get(name, "").strip()
     if not text:
         return None

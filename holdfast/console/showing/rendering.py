@@ -21,8 +21,8 @@ ASSETS = {
     "uPlot.min.css": "text/css",
     "icon.svg": "image/svg+xml",
 }
-"""What the pages load, all of it from the console itself, with its types. None of it keeps a page from being
-painted.
+"""The assets that pages load, all of it from the console itself, with their types. None of it keeps a page
+from being painted.
 """
 
 
@@ -34,7 +34,7 @@ def asset(name: str) -> bytes:
 
 @cache
 def style() -> Markup:
-    """Return what pages look like, to stand in each: a page is painted once it has come, and waits for no
+    """Return the style of pages, to be embedded in each: a page is painted once it has come, and waits for no
     second answer.
     """
     css = asset("console.css").decode()
@@ -50,12 +50,12 @@ def style_hash() -> str:
 
 @cache
 def asset_url(name: str) -> str:
-    """Return where an asset lies: another place for other content, so that browsers may keep it for ever."""
+    """Return an asset's URL: another one for other content, so that browsers may keep it for ever."""
     return f"/assets/{name}?{hashlib.sha256(asset(name)).hexdigest()[:12]}"
 
 
 def count(value: float | None) -> str:
-    """Return a number with its thousands apart, a dash for what is not known.
+    """Return a number with its thousands apart, a dash if unknown.
 
     >>> count(1234567), count(12.5), count(None)
     ('1,234,567', '12.5', '–')
@@ -78,7 +78,7 @@ def duration(ms: float | None) -> str:
 
 
 def moment(at_ms: int | None) -> str:
-    """Return a time in UTC, in ms where calendars do not reach, a dash for what is not known.
+    """Return a time in UTC, in ms where calendars do not reach, a dash if unknown.
 
     >>> moment(1_700_000_000_250), moment(10**15 - 1), moment(None)
     ('2023-11-14 22:13:20.250', '999999999999999', '–')
@@ -124,7 +124,7 @@ def slug(state: str) -> str:
 
 
 def commands(text: str) -> Markup:
-    """Return text, escaped, with what stands between backticks as code.
+    """Return text, escaped, with the parts between backticks as code.
 
     >>> str(commands("`holdfast outbox flush` <now>"))
     '<code>holdfast outbox flush</code> &lt;now&gt;'
@@ -157,7 +157,7 @@ def _environment() -> Environment:
 
 
 def prepare() -> None:
-    """Read all templates and assets, so that nobody waits for that."""
+    """Read all templates and assets, so that no request waits for that."""
     for name in _environment().list_templates():
         _environment().get_template(name)
     for name in ASSETS:

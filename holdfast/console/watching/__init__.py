@@ -1,3 +1,1 @@
-"""What is known of the application: what workers, groups and logs tell, put together, and what is not well in
-it.
-"""
+"""The state of the application: the combined reports of workers, groups and logs, and the faults in it."""

@@ -1,5 +1,5 @@
-"""What lies beside the workers, outbox, quarantine and lake, as of the last look at it: each has a pace of
-its own, and nobody waits for another.
+"""The state of the outbox, quarantine and lake, as of the last look at each: each has a pace of its own, and
+does not wait for another.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ T = TypeVar("T")
 
 
 class BesideLook(Generic[T]):
-    """Keeps what *work* found last, for *every_s*; *judge* says what of that is not well.
+    """Keeps the last result of *work*, for *every_s*; *judge* yields the faults in it.
 
     `found` is None until a look has succeeded. `trouble` is why the last one failed, which is a finding of
-    *urgency*; what was found before stays.
+    *urgency*; the result before stays.
     """
 
     def __init__(
@@ -48,8 +48,8 @@ class BesideLook(Generic[T]):
         return self._looked_s is not None
 
     async def fresh(self) -> None:
-        """Look, unless somebody has within the time that a look holds for; who comes meanwhile waits for the
-        same look.
+        """Look, unless the last look is recent enough; callers that come during a look wait for the same
+        one.
         """
         async with self._one:
             now_s = self._clock.monotonic_s()
@@ -71,7 +71,7 @@ class BesideLook(Generic[T]):
         self._looked_s = self._clock.monotonic_s()
 
     def findings(self) -> list[HealthFinding]:
-        """Return what is not well, as of the last look."""
+        """Return the faults, as of the last look."""
         told = [] if self.found is None else [*self._judge(self.found)]
         if self.trouble is not None:
             told.append(

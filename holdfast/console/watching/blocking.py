@@ -16,7 +16,7 @@ WAIT_S = 10.0
 
 
 class StillRunningError(BrokerError):
-    """A call took too long to be waited for. It goes on, and what comes of it is not known."""
+    """A call took too long to be waited for. It continues, and its result will not be known."""
 
 
 class BlockingCalls:
@@ -32,8 +32,8 @@ class BlockingCalls:
         self._waiting = 0
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Return what *work* returns; BrokerError when too many wait already, StillRunningError when it takes
-        too long.
+        """Return the result of *work*; BrokerError when too many wait already, StillRunningError when it
+        takes too long.
         """
         if self._waiting >= LIMIT_WAITING:
             raise BrokerError(
@@ -53,7 +53,7 @@ class BlockingCalls:
     def _done(self, asked: asyncio.Future[Any]) -> None:
         self._waiting -= 1
         if not asked.cancelled():
-            asked.exception()  # told to whoever waited; nobody may by now
+            asked.exception()  # the caller has the error; it may have left by now
 
     async def close(self, last: Callable[[], None] = lambda: None) -> None:
         """Do *last* after the calls that run or wait, and end the threads."""

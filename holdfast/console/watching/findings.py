@@ -1,4 +1,4 @@
-"""What is not well in a picture of the application, the worst first, each with what to do."""
+"""The faults in a picture of the application, the worst first, each with its remedy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WAIT_FOR_ORIGIN = (
 
 
 class Urgency(StrEnum):
-    """How bad a finding is: CRITICAL is data that cannot be read or does not go on."""
+    """The severity of a finding: CRITICAL is data that cannot be read or does not move."""
 
     CRITICAL = "critical"
     WARNING = "warning"
@@ -77,7 +77,7 @@ _PARTITIONS = {
 def findings(
     picture: Picture, groups: Iterable[GroupDescription] = (), beside: Iterable[HealthFinding] = ()
 ) -> list[HealthFinding]:
-    """Return what is not well, the worst first, with what was found *beside* the workers."""
+    """Return the faults, the worst first, including the findings *beside* those of the workers."""
     order = list(Urgency)
     found = [*_of_all(picture), *_of_workers(picture), *_of_tables(picture), *_of_groups(groups), *beside]
     return sorted(found, key=lambda each: order.index(each.urgency))
@@ -121,7 +121,7 @@ def _of_tables(picture: Picture) -> Iterator[HealthFinding]:
         for state, (urgency, verb, cure) in _PARTITIONS.items():
             numbers = [each.partition for each in table.partitions if each.state is state]
             if numbers:
-                # Nobody has to read a version that is not the current one.
+                # No client has to read a version that is not the current one.
                 mild = urgency if table.current else Urgency.NOTE
                 what = f"{_partitions(table, numbers)} {verb}"
                 yield HealthFinding(urgency=mild, what=what, cure=cure, page=f"{page}&state=attention")

@@ -1,4 +1,4 @@
-"""What is shown of groups: asked in one thread of their own, since Kafka's clients block."""
+"""The state of groups: asked in one thread of their own, since Kafka's clients block."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class GroupDesk:
         self.trouble: str | None = None
 
     async def look(self) -> None:
-        """Bring `groups` abreast; a failure is kept as `trouble`, and what was known stays."""
+        """Update `groups`; a failure is kept as `trouble`, and the groups from before stay."""
         try:
             survey = await self.ask(lambda admin: admin.survey())
             if not survey.unlisted:  # a group that was not listed has not lost its owners
@@ -57,7 +57,7 @@ class GroupDesk:
         return await self.ask(read)
 
     async def ask(self, work: Callable[[GroupAdmin], T]) -> T:
-        """Return what *work* makes of the groups as they are now; raises BrokerError when Kafka does not
+        """Return the result of *work* on the groups as they are now; raises BrokerError when Kafka does not
         answer in time.
         """
         return await self._calls.run(lambda: self._work(work))
@@ -70,7 +70,7 @@ class GroupDesk:
         except (GroupError, ConfigError):
             raise
         except HoldfastError:
-            self._close()  # what was read may have a hole, or its topic is gone
+            self._close()  # the reading may have a hole, or its topic is gone
             raise
 
     def _close(self) -> None:

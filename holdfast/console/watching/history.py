@@ -1,4 +1,4 @@
-"""What is remembered of earlier pictures: rates for the charts, and which partitions have long not moved."""
+"""The memory of earlier pictures: rates for the charts, and the partitions that have long not moved."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ KEPT_POINTS = 600
 STALLED_S = 30.0
 
 EdgeId = tuple[str, str, int, str]
-"""What flows along an arrow of the topology: "folds", "reads" or "emits", a processor, its version, a topic.
-Whoever reads a global table has the same copy, so there the processor is "", its version 0.
+"""The flow along an arrow of the topology: "folds", "reads" or "emits", a processor, its version, a topic.
+Every reader of a global table has the same copy, so there the processor is "", its version 0.
 """
 FlowId = tuple[EdgeId, int, str]
 """An arrow, a partition, and the worker that counts; "" where offsets of the log count."""
@@ -42,7 +42,7 @@ class History:
 
     def __init__(self) -> None:
         self.points: tuple[ChartPoint, ...] = ()
-        """The last KEPT_POINTS; replaced and never changed, since looks learn beside those who read them."""
+        """The last KEPT_POINTS; replaced and never changed, since pages read them in other threads."""
         self._before: Positions = {}
         self._before_s = 0.0
         self._moved_s: dict[PartitionId, float] = {}

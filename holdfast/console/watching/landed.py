@@ -1,4 +1,4 @@
-"""What is not well with the lake, of what was found there."""
+"""The faults of the lake, from the content found there."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from holdfast.console.watching.findings import HealthFinding, Urgency
 
 
 def judge_landed(found: Sequence[LakeTopicLine]) -> Iterator[HealthFinding]:
-    """Yield a finding for each topic whose table has faults, or cannot be read. How far landing is behind
-    says nothing: it comes in batches.
+    """Yield a finding for each topic whose table has faults, or cannot be read. The lag of landing says
+    nothing: it comes in batches.
     """
     for each in found:
         page = "/lake/view?" + urlencode({"topic": each.topic})

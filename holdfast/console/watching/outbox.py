@@ -1,5 +1,5 @@
-"""The outbox of a service at one moment: what waits, who leads, what was set aside, and how long rows wait
-until they are committed.
+"""The outbox of a service at one moment: its waiting rows, its leaders, the quarantined rows, and how long
+rows wait until they are committed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LONG_MS = 60_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardWaits:
-    """How long rows of a shard waited from their creation to the progress record that their transaction
+    """The times that rows of a shard waited from their creation to the progress record that their transaction
     commits, in ms; *last_ms* is the last such record.
     """
 
@@ -157,7 +157,7 @@ def _created(headers: object) -> list[tuple[int, int]]:
     try:
         return read_created(tuple(headers))  # type: ignore[arg-type]
     except DecodeError:
-        return []  # a stranger's record is no row's time; harvesters say what is wrong with it
+        return []  # a stranger's record is no row's time; harvesters report its fault
 
 
 def _waits(shard: int, ordered: Sequence[tuple[int, int]], last_ms: int) -> ShardWaits:
@@ -173,7 +173,7 @@ def _waits(shard: int, ordered: Sequence[tuple[int, int]], last_ms: int) -> Shar
 
 
 def judge_outbox(found: OutboxPicture) -> Iterator[HealthFinding]:
-    """Yield what is not well with an outbox."""
+    """Yield the faults of an outbox."""
     if found.oldest_age_ms is not None and found.oldest_age_ms >= LONG_MS:
         yield HealthFinding(
             urgency=Urgency.CRITICAL,

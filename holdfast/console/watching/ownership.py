@@ -1,4 +1,4 @@
-"""Who held which partition of a group when, as far as the console has seen it."""
+"""The owners of a group's partitions over time, as far as the console has seen them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GroupId = tuple[GroupKind, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnerChange:
-    """A partition that went from one member to another; None is nobody. *at_ms* is when it was seen, up to
+    """A partition that went from one member to another; None is unowned. *at_ms* is when it was seen, up to
     two looks after it happened.
     """
 
@@ -61,7 +61,7 @@ class OwnershipHistory:
                 self._changes[group].extend(_changes(before, held, at_ms))
 
     def changes(self, group: GroupId) -> list[OwnerChange]:
-        """Return what is remembered of a group, the newest first."""
+        """Return the remembered changes of a group, the newest first."""
         return [*reversed(self._changes.get(group, ()))]
 
     def since_ms(self, group: GroupId) -> int | None:

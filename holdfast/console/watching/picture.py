@@ -1,4 +1,4 @@
-"""The application as a whole at one moment: what workers have announced, and what each tells of itself, put
+"""The application as a whole at one moment: the workers' announcements, and each worker's own report, put
 together.
 """
 
@@ -24,7 +24,7 @@ from holdfast.core.engine.query_wire import WorkerClaims
 
 
 class WorkerState(StrEnum):
-    """How a worker is: GONE is one that does not answer, and whose partitions are others' by now."""
+    """The state of a worker: GONE is one that does not answer, and whose partitions others have by now."""
 
     READY = "ready"
     UNREADY = "not ready"
@@ -33,7 +33,7 @@ class WorkerState(StrEnum):
 
 
 class PartitionHealth(StrEnum):
-    """How a partition of a table is, the worst first."""
+    """The health of a partition of a table, the worst first."""
 
     SILENT = "owner is silent"
     UNSERVED = "not served"
@@ -46,7 +46,7 @@ class PartitionHealth(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLine:
-    """One worker. *behind* is of the partitions that it folds, None where it tells nothing of it."""
+    """One worker. *behind* is the lag of the partitions that it folds, None if not reported."""
 
     url: str
     state: WorkerState
@@ -62,7 +62,7 @@ class WorkerLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandbyLine:
-    """A copy of a partition; what is not known is None."""
+    """A copy of a partition; unknown values are None."""
 
     url: str
     offset: int | None
@@ -72,7 +72,7 @@ class StandbyLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionLine:
-    """One partition of one version of a table; what is not known is None. *restored* is the share of its
+    """One partition of one version of a table; unknown values are None. *restored* is the share of its
     changelog that was read.
 
     *held_back* are the origins that its windows or join wait for.
@@ -120,13 +120,13 @@ class TableLine:
 
     @cached_property
     def behind(self) -> int | None:
-        """Return how many records are not in the table yet, None where no owner tells."""
+        """Return how many records are not in the table yet, None if no owner reports it."""
         known = [each.behind for each in self.partitions if each.behind is not None]
         return sum(known) if known else None
 
     @cached_property
     def behind_of(self) -> Mapping[str, int]:
-        """Return how many records of each source are not in the table yet, as far as owners tell."""
+        """Return how many records of each source are not in the table yet, as far as owners report it."""
         if len(self.sources) == 1:
             return {} if self.behind is None else {self.sources[0]: self.behind}
         found = Counter[str]()
@@ -145,7 +145,7 @@ class TableLine:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyLine:
     """A worker's copy of the global table of *topic*: *passed* counts the offsets in it, *behind* those that
-    are not, None where it is not told.
+    are not, None if not reported.
     """
 
     topic: str
@@ -166,7 +166,7 @@ class Picture:
     trouble: str | None = None
 
     def table(self, name: str, version: int | None = None) -> TableLine | None:
-        """Return a version of a table, the current one if none is named."""
+        """Return a version of a table, by default the current one."""
         found = [each for each in self.tables if each.table == name and version in (None, each.version)]
         return next((each for each in found if each.current), found[-1] if found else None)
 
@@ -174,7 +174,7 @@ class Picture:
         return next((each for each in self.workers if each.url == url), None)
 
     def partitions_of(self, url: str) -> list[PartitionLine]:
-        """Return the partitions that a worker owns or stands by for."""
+        """Return the partitions that a worker owns or is a standby of."""
         return [
             each
             for table in self.tables
@@ -199,7 +199,7 @@ def picture_of(
     stalled: Collection[PartitionId] = (),
     trouble: str | None = None,
 ) -> Picture:
-    """Put together what is announced and what workers tell.
+    """Put the announcements and the workers' reports together.
 
     *stalled* are partitions whose position has long not moved though records wait.
     """
@@ -258,7 +258,7 @@ def _opens(held: HeldReport) -> bool:
 
 
 class _Painter:
-    """Makes the lines of tables from what is announced and told."""
+    """Makes the lines of tables from announcements and reports."""
 
     def __init__(self, directory: Workers, reports: Reports, stalled: Collection[PartitionId]) -> None:
         self._directory, self._reports, self._stalled = directory, reports, stalled

@@ -1,5 +1,5 @@
-"""How many refused records wait in the quarantine: its end is read again only once something was written to
-it.
+"""Counts the refused records that wait in the quarantine: its end is read again only once something was
+written to it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ RECENT_MS = 24 * 3_600_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefusedCount:
-    """Records among the newest LIMIT_OFFSETS offsets that nobody has tried again: all, and those set aside
-    within RECENT_MS. *more*: there are older offsets.
+    """Records among the newest LIMIT_OFFSETS offsets that were not retried: all, and those set aside within
+    RECENT_MS. *more*: there are older offsets.
     """
 
     waiting: int
@@ -39,14 +39,14 @@ class RefusedLooks:
         self._set_aside_ms: list[int] = []
 
     def look(self) -> RefusedCount:
-        """Return what waits now; HoldfastError where Kafka does not tell."""
+        """Return the count of now; HoldfastError if Kafka does not answer."""
         try:
             ends = self._quarantine.ends()
             if ends != self._ends:
                 found = self._quarantine.records(lambda each: True, limit=LIMIT_OFFSETS)
                 self._set_aside_ms = [each.at_ms for each in found if each.retried_to is None]
                 self._ends = ends
-        except TopicError:  # no worker has run yet, or none that could refuse anything
+        except TopicError:  # no worker has run yet, or only workers that refuse nothing
             self._ends, self._set_aside_ms = None, []
         since_ms = self._clock.now_ms() - RECENT_MS
         return RefusedCount(
@@ -57,7 +57,7 @@ class RefusedLooks:
 
 
 def judge_refused(found: RefusedCount) -> Iterator[HealthFinding]:
-    """Yield what is not well with the quarantine. What has lain there for long, people have seen."""
+    """Yield the faults of the quarantine. Records that have been there for long, people have seen."""
     if not found.waiting:
         return
     shown = found.recent or found.waiting

@@ -1,4 +1,4 @@
-"""What a worker tells of itself at `/tables`, and how all of them are asked."""
+"""The report of a worker at `/tables`, and the requests to all of them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LIMIT_TOLD = 300
 
 
 class ChangelogReport(msgspec.Struct, frozen=True):
-    """How far a changelog is read: the next offset, and its end."""
+    """The progress of reading a changelog: the next offset, and its end."""
 
     next: int
     end: int
@@ -54,7 +54,7 @@ class HeldOriginReport(msgspec.Struct, frozen=True):
 
 
 class HeldReport(msgspec.Struct, frozen=True):
-    """A partition that a worker has. What workers of older releases do not tell is None."""
+    """A partition that a worker has. Values that workers of older releases do not report are None."""
 
     partition: int
     role: str
@@ -95,7 +95,7 @@ class GlobalReport(msgspec.Struct, frozen=True):
 
 
 class WorkerReport(msgspec.Struct, frozen=True):
-    """All that a worker tells of itself at one moment; *unready* is why it is not ready."""
+    """The whole report of a worker at one moment; *unready* is why it is not ready."""
 
     app: str
     url: str
@@ -110,7 +110,7 @@ decode_report = careful(msgspec.msgpack.Decoder(WorkerReport).decode)
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """Why a worker told nothing. *late*: it was only too slow, so what it told last may still be so."""
+    """Why a worker reported nothing. *late*: it was only too slow, so its last report may still hold."""
 
     cause: str
     late: bool = False
@@ -142,8 +142,8 @@ class WorkerReports:
             await session.close()
 
     async def ask(self, urls: Iterable[str]) -> dict[str, WorkerReport | Silence]:
-        """Return what each worker tells, or why it tells nothing; takes ATTEMPT_S for each LIMIT_AT_ONCE of
-        them at the longest.
+        """Return each worker's report, or why there is none; takes ATTEMPT_S for each LIMIT_AT_ONCE of them
+        at the longest.
         """
         asked = list(urls)
         return dict(zip(asked, await asyncio.gather(*map(self._ask, asked)), strict=True))

@@ -1,4 +1,4 @@
-"""Looks at the application again and again: often while somebody does, seldom while nobody does."""
+"""Looks at the application again and again: often while a person watches, else seldom."""
 
 from __future__ import annotations
 
@@ -25,19 +25,20 @@ logger = logging.getLogger(__name__)
 
 LOOK_S = 1.0
 RESTS = 5.0
-"""How much longer than its picture takes of the processor the console rests after a look: that of 100,000
+"""The console rests after a look for so many times the processor time of its picture: that of 100,000
 partitions takes two seconds.
 """
 IDLE_LOOK_S = 10.0
 GROUPS_S = 2.0
 WATCHED_FOR_S = 15.0
-"""How long somebody counts as looking after a page without live updates was asked for."""
+"""The time for which a request for a page without live updates counts as watching."""
 DIRECTORY_S = 2.0
 RESTED_S = 30.0
-"""How long a worker that is gone is not asked, unless it announces itself anew: its host may not even refuse.
+"""The time for which a worker that is gone is not asked, unless it announces itself again: its host may not
+even refuse.
 """
 BELIEVED_S = 5.0
-"""How long what a worker told last stands for it while it is only late."""
+"""The age up to which a worker's last report is used while it is only late."""
 
 
 def rest_s(used_s: float) -> float:
@@ -81,7 +82,7 @@ class Watch:
         self._tasks: list[asyncio.Task[None]] = []
         self._at_once = at_once
         self.looked = False
-        """Whether a look has ended: before that, `picture` shows nothing."""
+        """True once a look has ended: before that, `picture` shows nothing."""
 
     async def __aenter__(self) -> Self:
         await self._reports.__aenter__()
@@ -117,7 +118,7 @@ class Watch:
             self._watchers -= 1
 
     def asked(self) -> None:
-        """Look often for a while: somebody has asked for a page."""
+        """Look often for a while: a page was requested."""
         self._asked_s = self._clock.monotonic_s()
         self._wake.set()
 
@@ -148,8 +149,8 @@ class Watch:
             await self._pause(GROUPS_S)
 
     async def _run_beside(self, look: BesideLook[Any]) -> None:
-        """Look at what lies beside the workers for as long as somebody looks at the console: it may be a
-        database, or a whole lake.
+        """Repeat a look at something other than the workers while the console is watched: it may be at a
+        database, or at a whole lake.
         """
         while True:
             if self._unwatched():
@@ -179,8 +180,7 @@ class Watch:
         asked = await self._reports.ask(workers.urls - resting.keys())
         reports = {**self._believed(asked), **resting}
         now_s = self._clock.monotonic_s()
-        # Beside the event loop: whoever asks for a page meanwhile does not wait until thousands of lines are
-        # made.
+        # In a thread, off the event loop: requests for pages do not wait until thousands of lines are made.
         picture = await asyncio.to_thread(self._paint, workers, reports, trouble, now_s)
         self._rest(picture, workers, asked, now_s)
         async with self._looked:
@@ -188,7 +188,7 @@ class Watch:
             self._looked.notify_all()
 
     def _paint(self, workers: Workers, reports: Reports, trouble: str | None, now_s: float) -> Picture:
-        """Put together what was told, and learn from it; one look at a time does, in any thread."""
+        """Put the reports together, and learn from them; one look at a time does, in any thread."""
         began_s, at_ms = system_clock.thread_s(), self._clock.now_ms()
         picture = picture_of(
             self._app,
@@ -235,7 +235,7 @@ class Watch:
                 self._resting[claims.url] = now_s + RESTED_S, claims, told
 
     def _believed(self, reports: dict[str, WorkerReport | Silence]) -> dict[str, WorkerReport | Silence]:
-        """Return *reports* with what a worker told last in place of one that is only late."""
+        """Return *reports* with the last report of each worker that is only late."""
         now_s = self._clock.monotonic_s()
         for url, told in reports.items():
             if isinstance(told, WorkerReport):

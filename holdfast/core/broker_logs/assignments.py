@@ -1,4 +1,4 @@
-"""Which member of a classic consumer group has which partitions, by what the group's coordinator wrote to
+"""The partitions of each member of a classic consumer group, from the records of the group's coordinator in
 `__consumer_offsets`.
 """
 
@@ -24,7 +24,8 @@ class AssignedMember(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GroupAssignment(msgspec.Struct, frozen=True, array_like=True):
-    """Who has what in one generation of a group; no *members* once it is empty or gone, and *generation* None
+    """The members' partitions in one generation of a group; no *members* once it is empty or gone, and
+    *generation* is None
     then if the coordinator has forgotten it.
     """
 
@@ -33,15 +34,15 @@ class GroupAssignment(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GroupAssigned(msgspec.Struct, frozen=True):
-    """What a coordinator wrote of a group; None for a record about something else."""
+    """A coordinator's record of a group; None for a record about something else."""
 
     group: str
     noted: GroupAssignment | None
 
 
 def decode_assignment(key: bytes | None, value: bytes | None) -> GroupAssigned:
-    """Return what one record of `__consumer_offsets` says of a group's assignment; WireError, a DecodeError,
-    when it cannot be read.
+    """Return the group assignment in one record of `__consumer_offsets`; WireError, a DecodeError, when it
+    cannot be read.
     """
     group = decode_group_key(key)
     if group is None:
@@ -61,7 +62,7 @@ def decode_assignment(key: bytes | None, value: bytes | None) -> GroupAssigned:
 
 
 def _partitions(assigned: bytes) -> tuple[tuple[str, int], ...]:
-    """Return what a consumer's assignment names. Versions after the first add fields at the end."""
+    """Return the partitions in a consumer's assignment. Versions after the first add fields at the end."""
     if not assigned:
         return ()
     reader = WireReader(assigned)

@@ -117,14 +117,16 @@ def _number(tags: dict[int, bytes], tag: int, default: int) -> int:
 
 
 class TransactionNote(msgspec.Struct, frozen=True, kw_only=True):
-    """What a coordinator wrote of a transactional id; None once it has forgotten it."""
+    """A coordinator's record of a transactional id; None once it has forgotten the id."""
 
     transactional_id: str
     noted: Transaction | None
 
 
 def decode_transaction(key: bytes | None, value: bytes | None) -> TransactionNote:
-    """Return what one record of `__transaction_state` says; WireError, a DecodeError, when it cannot be."""
+    """Return the content of one record of `__transaction_state`; WireError, a DecodeError, if it is
+    malformed.
+    """
     if key is None:
         raise WireError("a record of the transaction log has no key", offset=0, reason=WireReason.LENGTH)
     name = _Fields(key, "transaction key", versions=range(1), flexible=1)
@@ -186,7 +188,7 @@ class TransactionRow(msgspec.Struct, frozen=True, array_like=True):
 
 
 def fold_transactions(rows: Rows[TransactionRow], note: TransactionNote, at_ms: int) -> None:
-    """Keep what is known of each transactional id."""
+    """Keep the latest state of each transactional id."""
     key, after = transaction_key(note.transactional_id), note.noted
     before = rows.get(key)
     if after is None or after.state is TransactionState.DEAD:
@@ -232,7 +234,7 @@ class Committed(msgspec.Struct, frozen=True, array_like=True, tag="o"):
     leader_epoch: int = -1
     metadata: str = ""
     commits: int = 1
-    """How often it was committed, in the log that is left."""
+    """The number of commits in the rest of the log."""
 
 
 class ClassicGroupMember(msgspec.Struct, frozen=True, array_like=True):
@@ -260,7 +262,7 @@ GroupRow: TypeAlias = Committed | Generation
 
 
 class OffsetNote(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """What a coordinator wrote of a group's offset in a partition; None once it is forgotten."""
+    """A coordinator's record of a group's offset in a partition; None once it is forgotten."""
 
     group: str
     topic: str
@@ -269,7 +271,7 @@ class OffsetNote(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class GroupNote(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """What a coordinator wrote of a classic group; None once it is gone."""
+    """A coordinator's record of a classic group; None once it is gone."""
 
     group: str
     noted: Generation | None
@@ -285,7 +287,9 @@ GroupEvent: TypeAlias = OffsetNote | GroupNote | OtherNote
 
 
 def decode_group(key: bytes | None, value: bytes | None) -> GroupEvent:
-    """Return what one record of `__consumer_offsets` says; WireError, a DecodeError, when it cannot be."""
+    """Return the content of one record of `__consumer_offsets`; WireError, a DecodeError, if it is
+    malformed.
+    """
     if key is None:
         raise WireError("a record of the offsets log has no key", offset=0, reason=WireReason.LENGTH)
     name = _Fields(key, "key of the offsets log", versions=range(64), flexible=64)
@@ -329,8 +333,8 @@ def _committed(value: bytes) -> Committed:
 
 
 def read_generation(value: bytes) -> tuple[Generation, dict[str, bytes]]:
-    """Return a classic group's generation, and what was assigned to each member, by its id, as the group's
-    leader encoded it.
+    """Return a classic group's generation, and each member's assignment by member id, as the group's leader
+    encoded it.
     """
     fields = _Fields(value, "group", versions=range(5), flexible=FIRST_FLEXIBLE["group"])
     reader, version = fields.reader, fields.version

@@ -1,4 +1,4 @@
-"""Whether a consumer group keeps up with its partitions, by what it has committed: the rules of Burrow.
+"""Judges whether a consumer group keeps up with its partitions, by its commits: the rules of Burrow.
 
 A threshold of lag says nothing without the traffic of the topic. These rules look at the last commits of a
 group in a partition, oldest first, with the lag that each left:
@@ -35,16 +35,16 @@ from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.state.rows import Rows
 
 LIMIT_COMMITS = 10
-"""How many commits are looked at, as Burrow does by default."""
+"""The number of commits that are examined, as Burrow does by default."""
 RECENT_MS = 120_000
-"""How long ago a group must have been level to count as alive, whatever it commits: an idle group has no
-reason to commit.
+"""The age up to which a level group counts as alive, whatever it commits: an idle group has no reason to
+commit.
 """
 RECENT_COMMITS = "recent-commits"
 
 
 class LagStanding(StrEnum):
-    """How a group stands in one partition, and as a whole; from WARN on it needs a person."""
+    """A group's state in one partition, and as a whole; from WARN on it needs a person."""
 
     OK = "OK"
     WARN = "WARN"
@@ -70,7 +70,7 @@ class RecentCommits(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class LaggingCommit:
-    """A commit, and how many records were behind it then."""
+    """A commit, and the lag that it left, in records."""
 
     offset: int
     at_ms: int
@@ -80,10 +80,9 @@ class LaggingCommit:
 def standing(
     commits: Sequence[LaggingCommit], *, lag: int, now_ms: int, recently_level: bool = False
 ) -> LagStanding:
-    """Return how a group stands that left these commits, oldest first, and is *lag* records behind at
-    *now_ms*.
+    """Return the state of a group with these commits, oldest first, and a lag of *lag* records at *now_ms*.
 
-    *recently_level*: what it committed last was the end of the log RECENT_MS ago.
+    *recently_level*: its last commit was the end of the log RECENT_MS ago.
 
     >>> steps = [LaggingCommit(offset, at_ms, 5) for offset, at_ms in ((10, 0), (20, 1_000))]
     >>> standing(steps, lag=5, now_ms=1_500), standing(steps, lag=5, now_ms=2_500)
@@ -107,7 +106,7 @@ def standing(
 
 
 def _has_gone_back(commits: Sequence[LaggingCommit]) -> bool:
-    """Tell whether an offset went back, and none since has reached what was committed before: a rebalance may
+    """Return True if an offset went back, and no commit since has reached the one before: a rebalance may
     repeat a few.
     """
     for number, (before, after) in enumerate(pairwise(commits), 1):
@@ -117,7 +116,7 @@ def _has_gone_back(commits: Sequence[LaggingCommit]) -> bool:
 
 
 def of_group(standings: Iterable[LagStanding]) -> LagStanding:
-    """Return how a group stands as a whole.
+    """Return the state of a group as a whole.
 
     >>> of_group([LagStanding.OK, LagStanding.WARN]), of_group([LagStanding.STALL, LagStanding.WARN]), of_group([])
     (<LagStanding.WARN: 'WARN'>, <LagStanding.ERR: 'ERR'>, <LagStanding.OK: 'OK'>)

@@ -35,7 +35,9 @@ class UnendedTransaction(msgspec.Struct, frozen=True, order=True):
 
 
 class OpenTransactions:
-    """What is open at the end of batches that follow each other, and begin where nothing is."""
+    """The transactions that are open at the end of consecutive batches, the first of which begins with none
+    open.
+    """
 
     def __init__(self, topic: str, partition: int) -> None:
         self._topic, self._partition = topic, partition
@@ -88,7 +90,7 @@ def decision_key(producer_id: int, topic: str, partition: int) -> str:
 
 
 def fold_ends(rows: Rows[EndsRow], note: TransactionNote, at_ms: int) -> None:
-    """Keep what each transactional id has come to, and what was last decided for each partition: decisions
+    """Keep the latest state of each transactional id, and the last decision for each partition: decisions
     outlive the id's next steps.
     """
     key, noted = transaction_key(note.transactional_id), note.noted
@@ -121,9 +123,9 @@ def ends_log() -> Processor[TransactionNote, EndsRow]:
 
 
 class LostEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """An open transaction that nobody will end.
+    """An open transaction whose end is lost.
 
-    *decided* is what its coordinator decided, None when its log does not tell any more.
+    *decided* is its coordinator's decision, None when the coordinator's log no longer has it.
     """
 
     transaction: UnendedTransaction
@@ -133,8 +135,8 @@ class LostEnd(msgspec.Struct, frozen=True, kw_only=True):
 def lost_ends(
     before: Iterable[UnendedTransaction], rows: Mapping[str, EndsRow], after: Iterable[UnendedTransaction]
 ) -> list[LostEnd]:
-    """Return which of the transactions that were open *before* and *after* the coordinators' log was read as
-    *rows* nobody will end.
+    """Return the transactions that were open *before* and *after* the coordinators' log was read as *rows*,
+    and whose end is lost.
 
     A coordinator writes that a transaction is complete when it takes all its markers for written. So one that
     was open before its log was read, is not under way by that log, and is open after, has lost its end.

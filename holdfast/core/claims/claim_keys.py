@@ -22,7 +22,7 @@ digits.
 
 
 class ClaimKey(NamedTuple):
-    """What is claimed: one partition of a topic, by one group."""
+    """The subject of a claim: one partition of a topic, for one group."""
 
     group_id: str
     topic: str
@@ -38,7 +38,7 @@ def claim_key(group_id: str, topic: str, partition: int) -> str:
 
 
 def parse_claim_key(key: str) -> ClaimKey:
-    """Return what a claim's row key names; the inverse of `claim_key`.
+    """Return the parts of a claim's row key; the inverse of `claim_key`.
 
     >>> parse_claim_key("foo.bar_consumer/orders/3")
     ClaimKey(group_id='foo.bar_consumer', topic='orders', partition=3)

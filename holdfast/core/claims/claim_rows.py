@@ -1,4 +1,4 @@
-"""What the guarded view holds of claims: who owns each, and which groups are paused
+"""The rows of the guarded view: the owner of each claim, and the paused groups
 (PROTOCOL.md#the-guarded-view).
 """
 
@@ -11,8 +11,8 @@ import msgspec
 
 
 class AnomalyKind(Enum):
-    """What a frame tried that the guarded view did not allow. The sender should take it as notice that it is
-    not the owner.
+    """A frame that the guarded view did not allow. The sender should take it as notice that it is not the
+    owner.
 
     No StrEnum: its members equal mere texts, and rows of such types are looked at one by one
     (holdfast/core/engine/state/row_types.py).

@@ -163,7 +163,7 @@ def decode(value: bytes | None) -> Frame:
     """Return the frame in *value*, or raise FrameError.
 
     Heartbeats in the shape every live client writes are nearly all of the traffic and are taken apart here;
-    anything else, good or bad, goes the careful way, which alone decides what is an error.
+    anything else, good or bad, takes the careful path, which alone decides what counts as an error.
 
     >>> decode(b"ClaimingPartition/1/1476147590/3c5a0f1e/worker-7/foo.bar_consumer/orders/3").topic
     'orders'
@@ -273,7 +273,7 @@ _INTEGER = re.compile(rb"([+-]?)0*([0-9]{1,19})")
 
 
 def _integer(value: bytes, field: str, text: bytes) -> int:
-    """Return what Go's ParseInt(text, 10, 64) returns; it knows one sign, ASCII digits and nothing else."""
+    """Return the result of Go's ParseInt(text, 10, 64): one sign and ASCII digits, nothing else."""
     if len(text) <= 18 and text.isdigit():
         return int(text)
     found = _INTEGER.fullmatch(text)
@@ -342,7 +342,7 @@ _FORBIDDEN = re.compile("[/\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def check_id(field: str, identifier: str) -> None:
-    """Raise FrameError unless *identifier* may stand in a frame; call it where an id enters the system,
+    """Raise FrameError unless *identifier* may occur in a frame; call it where an id enters the system,
     before anything is produced.
 
     >>> check_id("client_id", "team/worker")
@@ -379,7 +379,7 @@ def coordination_partition(topic: str, partitions: int) -> int:
 
 
 NO_TOPIC_ID = "A" * 22
-"""What brokers before Kafka 2.8 answer for the id of a topic: 16 bytes of zero."""
+"""The topic id in answers of brokers before Kafka 2.8: 16 bytes of zero."""
 
 
 def topic_mark(topic_id: str) -> int | None:

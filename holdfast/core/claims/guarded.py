@@ -1,8 +1,8 @@
-"""Who owns which partition, as a fold of the coordination topic: the guarded view
+"""The owner of each partition, as a fold of the coordination topic: the guarded view
 (PROTOCOL.md#the-guarded-view).
 
 Of the two views of that log this one decides: only the log's time counts, and owner and instance are checked
-on every branch. It is sparse: a claim nobody ever held has no row.
+on every branch. It is sparse: a claim that was never taken has no row.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def fold_guarded(rows: Rows[GuardedRow], frame: Frame, at_ms: int, stale_after_s
             # The owner renews: nearly every record there is, so it is built directly.
             proposed = claim.proposed_offset
             rows[key] = Claim(
-                # equal to the frame's, and kept: a table's rows are many, and each new text is one more cold
-                # place
+                # equal to the frame's, and kept: a table has many rows, and each new text is one more cold
+                # address
                 claim.client_id,
                 claim.instance_id,
                 claim.epoch,
@@ -108,13 +108,13 @@ def _heartbeat(claim: Claim | None, frame: Heartbeat, now_s: int, stale_after_s:
         and not _owns(claim, frame)
         and (by_reset or claim.instance_id.startswith(RESET_INSTANCE))
     ):
-        # Nobody takes from a reset, and a reset takes by claiming only: its heartbeat that comes late must
-        # not. Nor is what it gave back taken by a heartbeat: that would be of an owner from before, and undo
-        # the reset.
+        # A reset's claim cannot be taken, and a reset takes by claiming only: its late heartbeat must not.
+        # Nor does a heartbeat take back a partition that a reset released: it would be of an owner from
+        # before, and undo the reset.
         return _with_anomaly(claim, AnomalyKind.FOREIGN_HEARTBEAT, frame, now_s)
     if claim is None or not is_live(claim, now_s, stale_after_s):
-        # Nobody holds it. Taking it by a heartbeat alone is how a Go client hands over, and how a stale owner
-        # comes back.
+        # Unowned. Taking it by a heartbeat alone is how a Go client hands over, and how a stale owner comes
+        # back.
         after = (
             _renewed(claim, frame, now_s)
             if claim is not None and _owns(claim, frame)
@@ -134,8 +134,8 @@ def _heartbeat(claim: Claim | None, frame: Heartbeat, now_s: int, stale_after_s:
     if offset is None:
         return _with_anomaly(after, AnomalyKind.NEGATIVE_OFFSET, frame, now_s)
     if _of_another_topic(after, frame):
-        # Only the owner has asked which topic there is: whoever takes the claim by a heartbeat takes it where
-        # it is. Nor does a frame that comes late bring a topic back that was deleted.
+        # Only the owner has asked for the topic's id: a member that takes the claim by a heartbeat takes it
+        # with the old one. Nor does a frame that comes late bring a topic back that was deleted.
         owned = claim is not None and _owns(claim, frame)
         return _begun(after, offset, frame) if owned and not _is_former(after, frame) else after
     if after.current_offset is not None and offset < after.current_offset:
@@ -185,8 +185,8 @@ def _begun(claim: Claim, offset: int, frame: Heartbeat | ReleasingPartition) -> 
 
 
 def _mark_after(claim: Claim, frame: Heartbeat | ReleasingPartition, offset: int) -> int | None:
-    """Return which topic *offset*, which the claim is at now, is of: what the frame says. One that does not
-    say moves an offset of who knows which topic, but one that moves nothing changes nothing.
+    """Return the mark of the topic that *offset*, the claim's current one, belongs to: the frame's. A frame
+    without a mark moves an offset of an unknown topic, but one that moves nothing changes nothing.
     """
     mark = mark_in(frame)
     return claim.topic_mark if mark is None and offset == claim.current_offset else mark
@@ -216,8 +216,8 @@ def _released(claim: Claim, frame: ReleasingPartition, now_s: int) -> Claim:
         return _with_anomaly(claim, AnomalyKind.FOREIGN_RELEASE, frame, now_s)
     if claim.heartbeat_at_s is None:
         return _with_anomaly(claim, AnomalyKind.LATE_RELEASE, frame, now_s)
-    # A stale owner may still release as long as nobody took over: it knows best where it stopped. Only a
-    # reset goes back, or who gives back what of its last batch it did not hand out (at most once).
+    # A stale owner may still release while the claim has no new owner: it knows best where it stopped. Only a
+    # reset goes back, or an owner that returns the undelivered part of its last batch (at most once).
     anomaly = None
     if frame.current_offset < 0:
         anomaly = AnomalyKind.NEGATIVE_OFFSET

@@ -76,8 +76,8 @@ def lane_named(name: str) -> Lane | None:
 def lane_of_key(key: bytes, lanes: int) -> int:
     """Return the lane of *key*: the high bits of the hash whose low bits chose the partition.
 
-    Were the low bits used again, the keys of a partition would share a few of its lanes: with 4 partitions,
-    hash mod 8 has two values.
+    With the low bits, the keys of a partition would share a few of its lanes: with 4 partitions, hash mod 8
+    has two values.
 
     >>> [lane_of_key(key, 8) for key in (b"key-0", b"key-1", b"key-2")]
     [0, 0, 3]
@@ -101,8 +101,7 @@ def lane_finder(lanes: int) -> Callable[[bytes | None, int], int]:
 
 
 def lowest(offsets: Iterable[int | None]) -> int | None:
-    """Return where a partition stands whose lanes stand at *offsets*: at the lowest; None unless all are
-    known.
+    """Return the position of a partition whose lanes are at *offsets*: the lowest; None unless all are known.
 
     >>> lowest([30, 10, 20]), lowest([30, None, 20]), lowest([])
     (10, None, None)
@@ -162,7 +161,9 @@ def is_full(was_full: bool, level: float) -> bool:
 
 
 class ReadingStep(NamedTuple):
-    """What to do about reading a partition: *seek* to an offset, or stop reading (*idle*); neither: go on."""
+    """An instruction for reading a partition: *seek* to an offset, or stop reading (*idle*); neither:
+    continue.
+    """
 
     seek: int | None = None
     idle: bool = False
@@ -170,15 +171,15 @@ class ReadingStep(NamedTuple):
 
 GO_ON = ReadingStep()
 NEAR = 2_000
-"""Messages that nobody wants are read through, rather than jumped over, when there are at most so many."""
+"""Unwanted messages are read through, rather than jumped over, when there are at most so many."""
 
 
 def steer(position: int | None, wanted: Iterable[int]) -> ReadingStep:
     """Return how to read on at *position* (None: nothing is being read) for lanes that want their messages
     from *wanted* on.
 
-    One pass serves all lanes: it begins where the one that is furthest behind stands, and the others let pass
-    what they have had.
+    One pass serves all lanes: it begins at the position of the slowest, and the others skip the messages that
+    they have had.
 
     >>> steer(None, [70, 50]), steer(50, [70, 50]), steer(60, [70, 50]), steer(60, [9_000])
     (ReadingStep(seek=50, idle=False), ReadingStep(seek=None, idle=False), ReadingStep(seek=50, idle=False), ReadingStep(seek=9000, idle=False))

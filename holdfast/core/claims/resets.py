@@ -1,4 +1,4 @@
-"""Resets of claim groups: what is decided in one record, and which frames follow from it
+"""Resets of claim groups: the decision in one record, and the frames that follow from it
 (PROTOCOL.md#pausing-and-resetting-a-group).
 
 Partitions of a group lie in several logs, and no write covers two of them. So a reset is decided by *one*
@@ -58,7 +58,9 @@ class ResetCommit(
 
 
 class ResetAbort(msgspec.Struct, frozen=True, kw_only=True, tag="abort", tag_field="decision"):
-    """Every partition keeps its old offset: the reset failed, or somebody who waited for it gave it up."""
+    """Every partition keeps its old offset: the reset failed, or its caller stopped waiting and gave it
+    up.
+    """
 
     reset_id: str
     group: str
@@ -132,8 +134,8 @@ def reset_id_of(instance_id: str) -> str | None:
 
 
 def held_by_reset(claim: Claim) -> str | None:
-    """Return the reset that holds *claim*, however old its last heartbeat; None when a member holds it or
-    nobody.
+    """Return the reset that holds *claim*, however old its last heartbeat; None if a member holds it or it is
+    unowned.
     """
     return None if claim.heartbeat_at_s is None else reset_id_of(claim.instance_id)
 
@@ -186,7 +188,7 @@ class Where(StrEnum):
 
 
 class Spot(NamedTuple):
-    """What is known of one partition when its new offset is found.
+    """The offsets of one partition from which its new offset is computed.
 
     *at_time* is the first offset at the time asked for, None for none.
     """
@@ -214,8 +216,8 @@ class Aim(msgspec.Struct, frozen=True):
         return self.value if self.where in (Where.DATETIME, Where.DURATION) else None
 
     def offset(self, spot: Spot) -> int:
-        """Return the new offset, never outside the log: what lies before its beginning or behind its end is
-        moved there.
+        """Return the new offset, never outside the log: one before its beginning or after its end is moved to
+        it.
 
         A shift counts from the current offset; without one, from the beginning, where a member would start.
 
@@ -240,7 +242,7 @@ class Aim(msgspec.Struct, frozen=True):
 
 
 class Scope(msgspec.Struct, frozen=True):
-    """Which partitions of a group are meant: all its topics when *topics* is empty, all partitions of a
+    """The partitions of a group that are meant: all its topics when *topics* is empty, all partitions of a
     topic whose set is empty.
     """
 

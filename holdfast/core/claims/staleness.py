@@ -1,4 +1,4 @@
-"""What a claim is worth at some moment: live, stale, reserved by a reset, paused (PROTOCOL.md#status)."""
+"""A claim's status at some moment: live, stale, reserved by a reset, paused (PROTOCOL.md#status)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from holdfast.core.claims.frames import STALE_AFTER_S
 
 
 class ClaimStatus(StrEnum):
-    """How far a claim can be trusted at some moment."""
+    """The degree to which a claim can be trusted at some moment."""
 
     FRESH = "fresh"
     UNKNOWN = "unknown"
@@ -29,20 +29,21 @@ def is_live(claim: Claim, now_s: int, stale_after_s: int | None = None) -> bool:
 
 
 def is_reserved(claim: Claim) -> bool:
-    """Return whether a reset of the group holds the claim: nobody can take it, however old it is, until it is
-    released (PROTOCOL.md#pausing-and-resetting-a-group)."""
+    """Return whether a reset of the group holds the claim: it cannot be taken, however old it is, until it is
+    released (PROTOCOL.md#pausing-and-resetting-a-group).
+    """
     return claim.heartbeat_at_s is not None and claim.instance_id.startswith(RESET_INSTANCE)
 
 
 def claimed(claim: Claim | None, now_s: int, stale_after_s: int | None = None) -> bool:
-    """Return whether somebody holds the claim at *now_s*; None is a claim nobody ever held."""
+    """Return whether the claim has an owner at *now_s*; None is a claim that was never taken."""
     return claim is not None and is_live(claim, now_s, stale_after_s)
 
 
 def status(claim: Claim, now_s: int, stale_after_s: int | None = None) -> ClaimStatus:
     """Return how much *claim* can be trusted at *now_s* (PROTOCOL.md#status).
 
-    A heartbeat from the future (the reader's clock is behind) counts as age 0. Exactly twice the interval is
+    A heartbeat from the future (the reader's clock is slow) counts as age 0. Exactly twice the interval is
     stale, as in the Go code; the upstream document says "more than twice".
 
     >>> claim = Claim("c", "i", 1, heartbeat_at_s=100, released_at_s=None, current_offset=0, proposed_offset=None, frame_time_s=100)

@@ -1,4 +1,4 @@
-"""What members of balanced groups say on the topic `holdfast.groups` (PROTOCOL.md#announcements).
+"""Announcements of the members of balanced groups on the topic `holdfast.groups` (PROTOCOL.md#announcements).
 
 A value is the format byte and a MessagePack array whose first element names the kind. Reading is strict: what
 breaks a limit is refused with its reason, and nothing is half accepted.
@@ -104,7 +104,7 @@ class Leave(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="leave")
 
 
 class Summary(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="summary"):
-    """The whole group as its sender saw it after the record at *as_of*: what a reader starts from who did not
+    """The whole group as its sender saw it after the record at *as_of*: the start for a reader that did not
     read the beginning.
 
     It counts only when nothing changed the group between *as_of* and itself. *seen* are members with their

@@ -75,7 +75,7 @@ _REFUSED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BalancerSettings:
-    """How one process takes part in a balanced group.
+    """One process's membership of a balanced group.
 
     *member_id* is new for every process, *client_id* the same after a restart, *static_id* (Kafka's
     group.instance.id) that of a member that comes back: it says no farewell, and has its partitions again
@@ -151,12 +151,12 @@ class Balancer:
 
     @property
     def group(self) -> Group | None:
-        """Return the group as read so far; None when nothing was heard of it."""
+        """Return the group as read so far; None before the first record about it."""
         return cast("Group | None", self.rows.get(self.settings.group_id))
 
     @property
     def progress(self) -> ReadProgress | None:
-        """Return how far the group is read; None when nothing was heard of it."""
+        """Return the progress of reading the group; None before the first record about it."""
         return cast("ReadProgress | None", self.rows.get(progress_key(self.settings.group_id)))
 
     @property
@@ -191,13 +191,13 @@ class Balancer:
         return subscriptions(group).get(self.settings.member_id, self._topics)
 
     def aim(self, now_s: float) -> frozenset[TopicPartition]:
-        """Return what to hold: the target of when the group last came to rest.
+        """Return the partitions to own: the target at the time when the group last came to rest.
 
-        Rest is a quarter of a second in which nobody comes or changes, three seconds at most; a second, and
-        six, as long as nobody holds anything, for all members of a fleet are started together. So not
-        everything moves with each member that joins, and nothing lies idle between the one who gives it back
-        and the one who is to take it. What members leave behind by going is not waited with: nothing but what
-        is free moves by it.
+        Rest is a quarter of a second without a join or change, and comes after three seconds at most; while
+        no member owns anything it is a second, and comes after six, since a fleet's members are started
+        together. So not everything moves with each member that joins, and no partition lies idle between the
+        member that gives it back and the one that is to take it. Partitions of members that have left do not
+        wait for rest: only free partitions move by that.
         """
         if now_s >= self._quiet_at_s:
             self._aimed = self.target()
@@ -301,7 +301,7 @@ class Balancer:
         if isinstance(announcement, Summary) and code is GroupCode.NONE:
             self._summary_at_s = now_s + SUMMARY_S * (1 + STAGGER_SUMMARIES * (self._place() or 0))
         elif isinstance(announcement, Summary) and self._summary_at_s < inf:
-            self._summary_at_s = now_s + self._turn_s()  # somebody is at it
+            self._summary_at_s = now_s + self._turn_s()  # another member is writing it
         elif self._read_back and progress is not None and not progress.complete and self._summary_at_s == inf:
             # No record since reading began lists the group's members. A member that knows them will write
             # one. If there is none, this member does, unless another is first.
@@ -321,7 +321,7 @@ class Balancer:
         return []
 
     def tick(self, now_s: float) -> list[bytes]:
-        """Do what is due."""
+        """Do the work that is due."""
         if self._left or not self._caught_up or self._announced is None:
             return []
         if now_s >= self._answer_by_s:
@@ -375,9 +375,7 @@ class Balancer:
         return [encode(self._announced)]
 
     def _rank(self) -> int:
-        """Return how many members come before this one, by what was read so far, be that all of the group
-        or not.
-        """
+        """Return the number of members before this one in the part of the group that was read so far."""
         group = self.group
         ids = [] if group is None else [each.member_id for each in group.members]
         return ids.index(self.settings.member_id) if self.settings.member_id in ids else len(ids)
@@ -399,7 +397,7 @@ class Balancer:
 
 
 def _have_only_gone(before: Group | None, after: Group) -> bool:
-    """Return whether members have left *before* and none has come."""
+    """Return whether members have left since *before* and no member has joined."""
     return before is not None and {each.member_id for each in after.members} < {
         each.member_id for each in before.members
     }

@@ -1,5 +1,5 @@
-"""What Java's String.hashCode, String.compareTo and HashMap decide in Kafka: where a group lives, and who
-comes first in an assignor.
+"""Java's String.hashCode, String.compareTo and HashMap order, which decide in Kafka on which partition a
+group is stored, and which member comes first in an assignor.
 
 Kafka's sticky assignors walk over hash maps. The order they meet their members in is not by name, and it
 decides who keeps a partition when there are too many claimants: an assignor with the same rules and another
@@ -73,9 +73,9 @@ def coordinator_partition(group_id: str, partitions: int = OFFSETS_PARTITIONS) -
 class HashOrder(Generic[K]):
     """Keys in the order a `java.util.HashMap` grown from its default size iterates over them.
 
-    Chains keep the order of insertion and a table never shrinks, so what was removed still shows in the
-    order. A chain of more than eight in a table of 64 or more becomes a tree in Java, whose order is that of
-    insertion but for its root: not imitated, and met only by ids made to collide.
+    Chains keep the order of insertion and a table never shrinks, so removed keys still affect the order. A
+    chain of more than eight in a table of 64 or more becomes a tree in Java, whose order is that of insertion
+    but for its root: not imitated, and met only by ids made to collide.
     """
 
     __slots__ = ("_chains", "_count")

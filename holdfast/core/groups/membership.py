@@ -11,8 +11,8 @@ Rows, by key (no id contains `/`):
     group/member   the member's last sign of life and what it announced to hold
     group//        how far the group has been read, and when to look for members that have gone
 
-Time is the log's. Members that have gone are looked for whenever their group is spoken of: a group nobody
-speaks of has nobody to serve.
+Time is the log's. Members that have gone are looked for at each record about their group: a group without
+records has no members to serve.
 """
 
 from __future__ import annotations
@@ -70,11 +70,11 @@ class LastSeen(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="s"):
 
 
 class ReadProgress(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="p"):
-    """How far a group has been read.
+    """The part of a group's records that has been read.
 
-    *complete* is False as long as the beginning is not known: then nobody may act on the group. *look_at_ms*
-    is when the first member can have gone. *pending* holds signs of life of members not known yet, until a
-    summary tells who they are.
+    *complete* is False while the beginning is unknown: then no member may act on the group. *look_at_ms* is
+    when the first member can have gone. *pending* holds signs of life of unknown members, until a summary
+    lists them.
     """
 
     first: int
@@ -127,9 +127,7 @@ def fold_groups(rows: Rows[GroupsRow], numbered: NumberedAnnouncement, at_ms: in
 
 
 def apply(rows: Rows[GroupsRow], numbered: NumberedAnnouncement, at_ms: int) -> GroupCode:
-    """Apply an announcement and return what its sender is answered with; what is refused changes nobody's
-    target.
-    """
+    """Apply an announcement and return the code for its sender; a refused one changes no target."""
     offset, announcement = numbered
     group_id = announcement.group_id
     group: Group = rows.get(group_id) or EMPTY  # type: ignore[assignment]
@@ -188,8 +186,8 @@ class _Fold:
             return GroupCode.GROUP_MAX_SIZE_REACHED
         if chosen_protocol([*(each.assignors for each in others), announcement.assignors]) is None:
             return GroupCode.INCONSISTENT_GROUP_PROTOCOL
-        # One process under each client id and each static id: the newer one takes the older one's place, and
-        # its part with it.
+        # One process under each client id and each static id: the newer one replaces the older one, and takes
+        # its part.
         before = next(
             (each for each in found if each.member_id == announcement.member_id), found[0] if found else None
         )
@@ -287,7 +285,7 @@ class _Fold:
         self._assign()
 
     def _assign(self, newcomer: Announce | None = None) -> None:
-        """Compute the target anew. What members have of the present one counts as theirs."""
+        """Compute the target again. Partitions that members own in the present one count as theirs."""
         group = self._group
         name = chosen_protocol([each.assignors for each in group.members]) or group.assignor
         wanted = subscriptions(group)
@@ -331,7 +329,7 @@ def _same_place(member: GroupMember, announcement: Announce) -> bool:
 
 
 def _wants(member: GroupMember) -> tuple[object, ...]:
-    """Return what of a member the target depends on, besides what it has."""
+    """Return the properties of a member on which the target depends, besides its partitions."""
     return member.static_id, member.topics, member.pattern, member.counts, member.assignors
 
 
@@ -387,7 +385,7 @@ def summary_of(rows: Mapping[str, GroupsRow], group_id: str) -> Summary | None:
     """Return the summary a member may write of the group as it sees it; None of a group it knows nothing
     about.
 
-    Of a group not read from its beginning the generation is one higher than any that was heard of.
+    For a group not read from its beginning the generation is one higher than any that was seen.
     """
     group, progress = rows.get(group_id), rows.get(progress_key(group_id))
     if not isinstance(group, Group) or not isinstance(progress, ReadProgress):
@@ -408,7 +406,7 @@ def summary_of(rows: Mapping[str, GroupsRow], group_id: str) -> Summary | None:
 def method_of(name: str) -> AssignorName:
     """Return the assignor that computes a target.
 
-    Cooperative rounds withhold what is still owned; here the claims do that.
+    Cooperative rounds withhold partitions that are still owned; here the claims do that.
     """
     return AssignorName.STICKY if name == AssignorName.COOPERATIVE_STICKY else AssignorName(name)
 

@@ -1,7 +1,7 @@
 """The compressions of a record batch, by libraries, and bounded: what unpacks to more than a limit is an
 error, not a full memory.
 
-cramjam is imported by who packs or unpacks: its 1.6 MB are a twentieth of an embedded broker.
+cramjam is imported only when a batch is packed or unpacked: its 1.6 MB are a twentieth of an embedded broker.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ _XERIAL_BLOCK = 32 << 10
 _GZIP_BITS = 31
 _TOO_SMALL = "whole buffer"
 _FEW_MEMBERS = 100
-"""Behind so many, gzip's members are unpacked by one call, which holds up no other thread: zlib takes two
-turns of the interpreter for each.
+"""Members of a gzip file after so many are unpacked by one call, which holds up no other thread: zlib takes
+two turns of the interpreter for each.
 """
 _FIRST_STEP = 64
-"""So many bytes of a gzip member are unpacked first, then twice as many each: what lies behind a member is
-copied when it ends, and is never much more than the member.
+"""So many bytes of a gzip member are unpacked first, then twice as many each time: the bytes after a member
+are copied when it ends, and are never many more than the member.
 """
 
 
 class Compression(IntEnum):
-    """How the records of a batch are packed; the number is in its attributes."""
+    """The compression of a batch's records; the number is in its attributes."""
 
     NONE = 0
     GZIP = 1
@@ -78,10 +78,11 @@ def decompress(
     limit_parts: int | None = None,
     base: int = 0,
 ) -> bytes:
-    """Return what is packed in *data*; WireError (at *base*, or within) when it is corrupt, takes more than
+    """Return *data* unpacked; WireError (at *base*, or within) when it is corrupt, takes more than
     *limit_bytes*, or consists of more than *limit_parts* (gzip members, blocks of snappy).
 
-    The time is linear in the sizes of both, however many parts there are: a part takes 2 us beside its bytes.
+    The time is linear in the sizes of both, however many parts there are: a part takes 2 us besides its
+    bytes.
 
     >>> decompress(Compression.ZSTD, compress(Compression.ZSTD, b"abc" * 9), limit_bytes=27)[:6]
     b'abcabc'
@@ -142,7 +143,7 @@ def _gunzip(data: bytes, limit_bytes: int, limit_parts: int | None, base: int) -
     import cramjam
 
     out, view, at, members = bytearray(), memoryview(data), 0, 0
-    while at < len(view):  # a gzip file may be several, one behind the other
+    while at < len(view):  # a gzip file may have several members, one after the other
         members += 1
         _check_parts(members, limit_parts, base)
         if members > _FEW_MEMBERS and limit_parts is None:

@@ -26,7 +26,7 @@ _ABORTED = Struct(">qq")
 
 
 class Wanted(NamedTuple):
-    """What to fetch of a partition: from *offset* on, about *max_bytes*."""
+    """A request for a partition's records: from *offset* on, about *max_bytes*."""
 
     place: Place
     offset: int
@@ -34,10 +34,10 @@ class Wanted(NamedTuple):
 
 
 class Answered(NamedTuple):
-    """What a leader answers for one partition. *aborted* are (producer id, first offset) of aborted
-    transactions that reach into *records*.
+    """A leader's answer for one partition. *aborted* are (producer id, first offset) of aborted transactions
+    that reach into *records*.
 
-    Offsets are -1 where the leader does not tell them, as beside most error codes.
+    Offsets are -1 if the leader does not name them, as with most error codes.
     """
 
     place: Place

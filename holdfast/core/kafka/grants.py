@@ -1,8 +1,7 @@
-"""What a principal must be allowed on a Kafka cluster: grants as values, and as arguments of Kafka's own
-`kafka-acls`.
+"""The permissions that a principal needs on a Kafka cluster: grants as values, and as arguments of Kafka's
+own `kafka-acls`.
 
-Which grants a role needs stands where the role's code is: holdfast/clients/topics/grants.py,
-outbox/grants.py.
+The grants of a role are listed next to the role's code: holdfast/clients/topics/grants.py, outbox/grants.py.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from enum import StrEnum
 
 
 class Resource(StrEnum):
-    """What a grant is about, under the names of `kafka-acls`."""
+    """The kind of resource that a grant is for, under the names of `kafka-acls`."""
 
     TOPIC = "topic"
     GROUP = "group"
@@ -23,7 +22,7 @@ class Resource(StrEnum):
 
 
 class Operation(StrEnum):
-    """What a grant allows, under Kafka's names.
+    """The operation that a grant allows, under Kafka's names.
 
     READ, WRITE, DELETE and ALTER of a resource imply DESCRIBE of it.
     """
@@ -39,7 +38,7 @@ class Operation(StrEnum):
 
 
 class Pattern(StrEnum):
-    """Whether a name is one resource's, or how the names of many begin."""
+    """The meaning of a name: one resource's, or the beginning of many resources' names."""
 
     LITERAL = "literal"
     PREFIXED = "prefixed"
@@ -57,7 +56,7 @@ class Grant:
 
     @property
     def place(self) -> tuple[Resource, str, Pattern, Operation]:
-        """Return what the grant is about, without its reason."""
+        """Return the grant without its reason."""
         return self.resource, self.name, self.pattern, self.operation
 
 
@@ -67,7 +66,7 @@ def topic_grants(name: str, why: str, *operations: Operation) -> list[Grant]:
 
 
 def merged(grants: Iterable[Grant]) -> list[Grant]:
-    """Return *grants* sorted, each place once, with the first reason that was given for it."""
+    """Return *grants* sorted and without repetitions, each with the first reason that was given for it."""
     first: dict[tuple[Resource, str, Pattern, Operation], Grant] = {}
     for grant in grants:
         first.setdefault(grant.place, grant)

@@ -1,5 +1,5 @@
-"""What a partition's leader keeps of its producers, and the events that change it (docs/producers.md, The
-leader's table).
+"""A partition leader's state of its producers, and the events that change it (docs/producers.md, The leader's
+table).
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ class Code(IntEnum):
 
 
 class Origin(StrEnum):
-    """Who appends: only a client's sequences are checked, and what is replicated was checked before."""
+    """The source of an append: only a client's sequences are checked, replicated batches were checked
+    before.
+    """
 
     CLIENT = "client"
     COORDINATOR = "coordinator"
@@ -47,7 +49,7 @@ class Origin(StrEnum):
 
 
 class CachedBatch(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """What is remembered of a batch, to know it again."""
+    """The part of a batch by which a repetition is recognised."""
 
     first_sequence: int
     last_sequence: int
@@ -57,7 +59,7 @@ class CachedBatch(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class ProducerEntry(msgspec.Struct, frozen=True, array_like=True, tag="p"):
-    """One producer on one partition, -1 for what is unknown; *batches* are the last five, oldest first."""
+    """One producer on one partition; -1 means unknown. *batches* are the last five, oldest first."""
 
     epoch: int = NO_EPOCH
     coordinator_epoch: int = -1
@@ -92,8 +94,8 @@ class OpenTransaction(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class AbortedTransaction(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="a"):
-    """What readers of committed records leave out: the producer's batches from *first_offset* to the
-    marker at *last_offset*.
+    """An aborted transaction, which readers of committed records leave out: the producer's batches from
+    *first_offset* to the marker at *last_offset*.
     """
 
     producer_id: int
@@ -115,7 +117,9 @@ class LogEntry(msgspec.Struct, frozen=True, array_like=True, tag="l"):
 
     @property
     def first_unstable(self) -> int | None:
-        """Return what readers of committed records may not pass; None when nothing holds them back."""
+        """Return the offset that readers of committed records may not pass; None if they may read to the
+        end.
+        """
         firsts = [each[0].first_offset for each in (self.ongoing, self.unreplicated) if each]
         return min(firsts, default=None)
 
@@ -197,7 +201,7 @@ LeaderEvent: TypeAlias = Append | EndMarker | VerificationBegun | HighWatermark 
 
 
 class AppendOutcome(StrEnum):
-    """What became of a batch or marker."""
+    """The outcome of appending a batch or marker."""
 
     ACCEPTED = "accepted"
     DUPLICATE = "duplicate"

@@ -33,7 +33,7 @@ from holdfast.errors import WireError
 MAGIC = 2
 HEADER_BYTES = 61
 OVERHEAD_BYTES = 12
-"""Offset and length stand before what the length counts."""
+"""The size of offset and length, which precede the bytes that the length counts."""
 CRC_FROM = 21
 """The checksum covers a batch from its attributes to its end; offset and leader epoch may be changed by a
 broker.
@@ -64,7 +64,7 @@ _NAMES = (
         "records_count",
     ),
 )
-"""What stands in a header, in its order."""
+"""The fields of a header, in order."""
 _AFTER_CRC = Struct(">hiqqqhii")
 _START = Struct(">qiibI")
 _CONTROL = Struct(">hh")
@@ -85,7 +85,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 
 
 class BatchFields(msgspec.Struct, frozen=True, kw_only=True):
-    """What every batch says of itself. -1 stands for no producer, no epoch, no sequence."""
+    """The fields that every batch has. -1 means no producer, no epoch, no sequence."""
 
     base_offset: int = 0
     partition_leader_epoch: int = -1
@@ -103,7 +103,7 @@ class BatchFields(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def last_sequence(self) -> int:
-        """Return the sequence of the last record, also of one that compaction has removed; -1 without
+        """Return the sequence of the last record, even if compaction has removed that record; -1 without
         sequences.
         """
         return (
@@ -140,7 +140,7 @@ class BatchHeader(BatchFields, frozen=True, kw_only=True):
 
     @property
     def size_bytes(self) -> int:
-        """Return what the whole batch takes."""
+        """Return the size of the whole batch."""
         return OVERHEAD_BYTES + self.batch_length
 
 
@@ -165,7 +165,7 @@ class RecordBatch(BatchFields, frozen=True, kw_only=True):
 
 
 class ControlType(IntEnum):
-    """What a control record says; numbers of Kafka, UNKNOWN for those to come."""
+    """The meaning of a control record, by Kafka's numbers; UNKNOWN for types of later releases."""
 
     UNKNOWN = -1
     ABORT = 0
@@ -180,7 +180,7 @@ class ControlType(IntEnum):
 class ControlRecord(msgspec.Struct, frozen=True):
     """A control record.
 
-    *coordinator_epoch* is that of the transaction coordinator, None for what is no end of a transaction.
+    *coordinator_epoch* is that of the transaction coordinator, None if the record does not end a transaction.
     """
 
     type: ControlType
@@ -188,7 +188,7 @@ class ControlRecord(msgspec.Struct, frozen=True):
 
 
 def control_of(batch: RecordBatch, record: Record) -> ControlRecord:
-    """Return what a record of a control batch says; WireError when it says nothing.
+    """Return the decoded record of a control batch; WireError when it cannot be decoded.
 
     >>> commit = Record(key=bytes([0, 0, 0, 1]), value=bytes([0, 0, 0, 0, 0, 9]))
     >>> control_of(RecordBatch(attributes=CONTROL_BIT, records=(commit,)), commit)
@@ -266,7 +266,7 @@ def decode_header(data: bytes | memoryview, at: int = 0) -> BatchHeader:
 
 
 def claimed_header(data: bytes | memoryview, at: int = 0) -> BatchHeader | None:
-    """Return what the header of the batch at *at* says, however it contradicts itself; None when it is cut
+    """Return the header of the batch at *at* as it is, even if it contradicts itself; None when it is cut
     short or of an older format.
     """
     if len(data) - at < HEADER_BYTES or data[at + 16] != MAGIC:
@@ -277,9 +277,7 @@ def claimed_header(data: bytes | memoryview, at: int = 0) -> BatchHeader | None:
 
 
 def claims_transaction(data: bytes | memoryview) -> bool:
-    """Return what `claimed_header` says of the first batch, but for all else: whether it is of a
-    transaction.
-    """
+    """Return whether the first batch's header claims a transaction; `claimed_header` for all other fields."""
     return len(data) >= HEADER_BYTES and data[16] == MAGIC and bool(data[CRC_FROM + 1] & TRANSACTIONAL_BIT)
 
 

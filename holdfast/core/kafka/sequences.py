@@ -1,6 +1,6 @@
 """The arithmetic of sequences: after 2147483647 comes 0 (KIP-98).
 
-The one place that knows; everything else imports it.
+No other module knows this rule; every user imports it.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Whether a log's tail holds records at all: the marker of a commit takes an offset too, and so does what
-was aborted.
+"""Decides whether a log's tail holds records at all: markers of commits and aborted records take offsets
+too.
 """
 
 from __future__ import annotations

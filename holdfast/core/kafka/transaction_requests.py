@@ -1,8 +1,8 @@
-"""What a transactional producer says to its coordinator and to leaders, as bodies of requests: KIP-98, and
-KIP-890 where brokers know it.
+"""Requests of a transactional producer to its coordinator and to leaders, as bodies: KIP-98, and KIP-890
+where brokers know it.
 
 All in flexible versions (KIP-482), without their headers. With `transaction.version` 2 a batch joins its
-transaction by being produced, and every end of a transaction raises the epoch: what is late from an older one
+transaction by being produced, and every end of a transaction raises the epoch: late requests of an older one
 is refused, where before it could leak into the next.
 """
 
@@ -33,7 +33,7 @@ _INT32 = Struct(">i")
 
 
 class Identity(NamedTuple):
-    """Who a producer is to the brokers."""
+    """A producer's identity to the brokers."""
 
     producer_id: int
     epoch: int
@@ -43,7 +43,7 @@ NOBODY = Identity(-1, -1)
 
 
 class Appended(NamedTuple):
-    """What a leader says of one batch: an error code (0 for none) and the offset of its first record."""
+    """A leader's answer for one batch: an error code (0 for success) and the offset of its first record."""
 
     place: Place
     code: int
@@ -51,7 +51,7 @@ class Appended(NamedTuple):
 
 
 def api_versions() -> bytes:
-    """Return the body of an ApiVersions request; the answer also tells the cluster's features."""
+    """Return the body of an ApiVersions request; the answer includes the cluster's features."""
     out = bytearray()
     put_compact(out, b"holdfast")
     put_compact(out, b"1")
@@ -59,9 +59,7 @@ def api_versions() -> bytes:
 
 
 def transaction_version(answer: bytes) -> int:
-    """Return the version of the transaction protocol that an answer to `api_versions` tells, 0 when it
-    tells none.
-    """
+    """Return the version of the transaction protocol in an answer to `api_versions`, 0 if there is none."""
     reader = WireReader(answer)
     reader.int16("error code")
     for _ in range(reader.compact_array("versions")):
@@ -114,7 +112,7 @@ def add_partitions(transactional_id: str, me: Identity, places: Iterable[Place])
 
 
 def added(answer: bytes) -> list[tuple[Place, int]]:
-    """Return the error code of each place in an answer to `add_partitions`."""
+    """Return the error code of each topic partition in an answer to `add_partitions`."""
     reader = WireReader(answer)
     reader.int32("throttle time")
     out: list[tuple[Place, int]] = []
@@ -128,8 +126,8 @@ def added(answer: bytes) -> list[tuple[Place, int]]:
 
 
 def produce(transactional_id: str, timeout_ms: int, batches: Mapping[Place, bytes]) -> bytes:
-    """Return the body of a Produce request of one record batch for each place, acknowledged by all
-    replicas in sync.
+    """Return the body of a Produce request with one record batch for each topic partition, acknowledged by
+    all replicas in sync.
     """
     by_topic: dict[str, list[tuple[int, bytes]]] = {}
     for (topic, partition), batch in batches.items():
@@ -150,7 +148,7 @@ def produce(transactional_id: str, timeout_ms: int, batches: Mapping[Place, byte
 
 
 def produced(answer: bytes) -> list[Appended]:
-    """Return what an answer to `produce` says of each batch."""
+    """Return the outcome of each batch in an answer to `produce`."""
     reader = WireReader(answer)
     out: list[Appended] = []
     for _ in range(reader.compact_array("topics")):

@@ -1,4 +1,4 @@
-"""What a transaction coordinator keeps of a transactional id, and the commands that change it
+"""A transaction coordinator's state of a transactional id, and the commands that change it
 (docs/producers.md, The coordinator).
 """
 
@@ -106,7 +106,7 @@ def transaction_key(transactional_id: str) -> str:
 class InitProducerId(msgspec.Struct, frozen=True, kw_only=True, tag="init"):
     """A producer starts.
 
-    *expected* is the id and epoch it has (KIP-360): it goes on from an error instead of fencing itself.
+    *expected* is the id and epoch it has (KIP-360): it continues after an error instead of fencing itself.
     """
 
     transactional_id: str | None
@@ -161,7 +161,7 @@ class AbortTimedOut(msgspec.Struct, frozen=True, kw_only=True, tag="timeouts"):
 
 
 class ExpireIds(msgspec.Struct, frozen=True, kw_only=True, tag="expiry"):
-    """The sweep every hour: transactional ids that nobody used for *expiration_ms* are forgotten."""
+    """The hourly sweep: transactional ids unused for *expiration_ms* are forgotten."""
 
     expiration_ms: int = TRANSACTIONAL_ID_EXPIRATION_MS
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 class Unreadable:
     """Offsets *first* to *last* of a partition, which lie in one batch that cannot be read.
 
-    *first* is where the reader stands, which may be within the batch; *error* is a class-like name for what
-    is wrong, *reason* a line that tells it. What a broken header does not tell is -1, and then the batch is
-    taken for one record.
+    *first* is the reader's position, which may be within the batch; *error* is a class-like name of the
+    fault, *reason* a line that describes it. Values that a broken header does not give are -1, and then the
+    batch is
     """
 
     topic: str

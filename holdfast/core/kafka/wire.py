@@ -1,6 +1,6 @@
 """Reading and writing the primitive types of Kafka's protocol, never further than the bytes there are.
 
-Every failure is a WireError that names the byte. A length is compared with what is left before anything of
+Every failure is a WireError that names the byte. A length is compared with the bytes left before anything of
 that size is made, so a hostile length costs nothing.
 """
 
@@ -37,7 +37,7 @@ class WireReason(StrEnum):
 class WireReader:
     """Takes values from *data* between *at* and *end*, one after the other; `at` is always the next byte.
 
-    *base* is added to the places in errors: where `data[0]` lies in what the caller was given.
+    *base* is added to the offsets in errors: the position of `data[0]` in the caller's bytes.
     """
 
     __slots__ = ("at", "base", "data", "end")
@@ -217,8 +217,8 @@ class WireReader:
 
 
 def check_range(what: str, value: int, low: int, limit: int) -> int:
-    """Return *value* if it is within low..limit-1; else WireError, since no reader would read back what
-    was meant.
+    """Return *value* if it is within low..limit-1; else WireError, since a reader would decode another
+    value.
     """
     if not low <= value < limit:
         raise WireError(f"{what} {value} is not within {low}..{limit - 1}", offset=0, reason=WireReason.RANGE)

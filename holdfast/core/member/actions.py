@@ -1,4 +1,4 @@
-"""What a Member tells its shell to do. The shell does it in the order given and decides nothing."""
+"""The actions that a Member asks of its shell, which does them in the order given and decides nothing."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Send(msgspec.Struct, frozen=True, gc=False):
 
 
 class FetchOffsets(msgspec.Struct, frozen=True, gc=False):
-    """Find out earliest and latest offset of the partition, what `__consumer_offsets` has, and the topic's
-    mark, all of one and the same topic, and call `watermarks`.
+    """Find out earliest and latest offset of the partition, its offset in `__consumer_offsets`, and the
+    topic's mark, all for the same topic, and call `watermarks`.
     """
 
     topic: str
@@ -62,10 +62,11 @@ class Start(msgspec.Struct, frozen=True, gc=False):
 
 
 class Stop(msgspec.Struct, frozen=True, gc=False):
-    """Stop fetching and throw away what is fetched and not handed out.
+    """Stop fetching and drop the fetched messages that were not handed out.
 
-    If some of that was already reported by `delivered`, give it back by `withdrawn` at once: a release waits
-    for the rest only. At most once call `kept_back` instead, since a release is to name where that begins.
+    If some of those were already reported by `delivered`, give them back by `withdrawn` at once: a release
+    waits for the rest only. At most once call `kept_back` instead, since a release is to name where that
+    begins.
     """
 
     topic: str
@@ -93,7 +94,7 @@ class CommitOffset(msgspec.Struct, frozen=True, gc=False):
 
 
 class Event(StrEnum):
-    """What happened, for logs, metrics and the user's hooks."""
+    """Events for logs, metrics and the user's hooks."""
 
     CLAIMED = "claimed"
     RECLAIMED = "reclaimed"
@@ -149,7 +150,7 @@ class Notify(msgspec.Struct, frozen=True, gc=False):
 
 
 class Fail(msgspec.Struct, frozen=True, gc=False):
-    """The member cannot go on: raise *error* to the user.
+    """The member must stop: raise *error* to the user.
 
     Everything is stopped already; frames to release may precede this.
     """

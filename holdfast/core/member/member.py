@@ -53,7 +53,7 @@ class Member:
         self._limit_outstanding = settings.maximum_outstanding
         self._ended = False
         self.messages = ClaimedMessages(self._state, self._renewal, self._done)
-        """What becomes of the messages of claims held: inputs, as those of the member itself."""
+        """The messages of held claims: inputs, as those of the member itself."""
 
     # -- what the shell needs to know
 
@@ -113,9 +113,9 @@ class Member:
         return None if claim is None else claim.gate
 
     def deliver_until_s(self, topic: str, partition: int) -> float:
-        """Return until when messages may be handed out as things stand (-inf: not at all).
+        """Return until when messages may be handed out at present (-inf: not at all).
 
-        Can shrink at any input: ask again.
+        The time can become earlier at any input: ask again.
         """
         claim = self._claims.get(TopicPartition(topic, partition))
         return -inf if claim is None or not self._room(claim) else claim.gate.deliver_until_s
@@ -131,7 +131,7 @@ class Member:
 
     @property
     def lag(self) -> int:
-        """Return how many messages the claims held are behind, by the latest watermarks."""
+        """Return the lag of all held claims, in messages, by the latest watermarks."""
         held = (work_of(claim.stage) for claim in self._claims.values())
         return sum(max(0, work.latest - work.tracker.current) for work in held if work is not None)
 
@@ -163,9 +163,7 @@ class Member:
         return None if row is None else row.current_offset
 
     def row(self, topic: str, partition: int) -> Claim | None:
-        """Return the claim's row in the guarded view; None when nobody ever held it, or its log is not
-        read.
-        """
+        """Return the claim's row in the guarded view; None if it was never taken, or its log is not read."""
         return self._state.topics.row(TopicPartition(topic, partition))
 
     # -- inputs: the world
@@ -202,7 +200,7 @@ class Member:
     def topics(self, topics: Sequence[str], now_s: float) -> list[Action]:
         """Work on these topics from now on (pattern subscriptions).
 
-        Claims of others are handed over. See `coordination` for new partitions to read.
+        Claims of other topics are handed over. See `coordination` for new partitions to read.
         """
         wanted, known = set(topics), self._state.topics
         for topic in [each for each in known.numbers if each not in wanted]:
@@ -241,7 +239,7 @@ class Member:
     ) -> list[Action]:
         """A frame was read; *at_ms* is its append time, -1 without LogAppendTime.
 
-        In offset order; what was seen before is ignored.
+        Frames come in offset order; those seen before are ignored.
         """
         log = self._state.topics.logs.get(coordination_partition)
         if (
@@ -317,7 +315,7 @@ class Member:
         return self._done(now_s)
 
     def tick(self, now_s: float) -> list[Action]:
-        """Do what is due. Call at `wake_at_s` or earlier."""
+        """Do the work that is due. Call at `wake_at_s` or earlier."""
         if self._state.paused and now_s >= self._state.paused_until_s and not self._state.ending:
             self._acquisition.pauses(now_s)
         for claim in self._state.schedule.due(now_s):
@@ -331,7 +329,7 @@ class Member:
         return self._done(now_s)
 
     def _done(self, now_s: float) -> list[Action]:
-        """Return what is to be done after an input."""
+        """Return the actions that follow from an input."""
         if self.settings.whole_topic:
             self._renewal.announce_topics()
         if (
@@ -353,7 +351,7 @@ class Member:
         return self._state.shell.take()
 
     def sent(self, send_id: int, ok: bool, now_s: float) -> list[Action]:
-        """What became of a `Send`. Not ok counts as unknown: the frame may be in the log all the same."""
+        """A `Send` has an outcome. Not ok counts as unknown: the frame may be in the log all the same."""
         sent = self._state.shell.settled(send_id)
         if sent is None:
             return []

@@ -1,5 +1,5 @@
-"""What can be set of a claim client, and every constant that follows from the one knob, the heartbeat
-interval (PROTOCOL.md#the-member).
+"""The settings of a claim client, and every constant that follows from the one knob, the heartbeat interval
+(PROTOCOL.md#the-member).
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ LIMIT_HANDLER_TIMEOUT_S = 7 * 86_400.0
 
 
 class Delivery(StrEnum):
-    """What a crash may cost: some messages twice, or some never."""
+    """The price of a crash: some messages twice, or some never."""
 
     AT_LEAST_ONCE = "at-least-once"
     AT_MOST_ONCE = "at-most-once"
 
 
 class OffsetReset(StrEnum):
-    """Where a group begins in a partition of which it has no offset, in the words of Kafka's
+    """The start of a group in a partition of which it has no offset, in the words of Kafka's
     auto.offset.reset.
     """
 
@@ -53,30 +53,30 @@ class OffsetReset(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberSettings:
-    """What one instance claims, and how.
+    """One instance's subscription, limits and times.
 
     *client_id* is stable over restarts and unique in its group; *instance_id* is new for every process. All
-    times follow from *heartbeat_interval_s*, which must be equal in the whole fleet: 60 s beside Go members,
-    3 s stand-alone. Twice the interval must be a whole number of seconds, since the protocol knows no
-    fractions.
+    times follow from *heartbeat_interval_s*, which must be equal in the whole fleet: 60 s alongside Go
+    members, 3 s stand-alone. Twice the interval must be a whole number of seconds, since the protocol knows
+    no fractions.
 
     *maximum_claims* counts partitions, topics with *whole_topic*; 0 is no limit. *drain_s* is how long a
     release waits for messages in flight (None: a quarter of the interval); never longer than the claim is
     safe. *maximum_outstanding* bounds delivered and uncommitted messages of one claim. With *balanced*,
     nothing is claimed but what `aim` names. *skew_limit_s* is how far the clock may be from the broker's at
-    the start (None: half the interval, at least 5 s). With *interop*, only what is free in the Go library's
-    view too is claimed, and what another member holds in either view is given up. Turn *fast_reclaim* off
-    where a process may freeze and be replaced under the same client id
+    the start (None: half the interval, at least 5 s). With *interop*, only partitions that are free in the Go
+    library's view too are claimed, and a claim that another member holds in either view is given up. Turn
+    *fast_reclaim* off where a process may freeze and be replaced under the same client id
     (PROTOCOL.md#two-processes-under-one-client-id).
 
     *handler_timeout_s* is how long the user may work on one message, or let messages wait, before the claim
     is given to others (as Kafka's max.poll.interval.ms; 0: for ever); a warning comes at half of it. With
     *release_if_behind* off and with *balanced* there is the warning only. With *interop* the Go library's
-    rule counts instead: who commits nothing for a heartbeat interval is wedged.
+    rule counts instead: an owner that commits nothing for a heartbeat interval is wedged.
 
-    *auto_offset_reset* says where a partition begins of which the group has no offset: one that nobody has
-    claimed yet, or one of a topic that was deleted and made again, since the old offset is none of the new
-    topic's (PROTOCOL.md#topics-that-are-made-again).
+    *auto_offset_reset* says where a partition begins of which the group has no offset: one that was never
+    claimed, or one of a topic that was deleted and made again, since the old offset does not belong to the
+    new topic (PROTOCOL.md#topics-that-are-made-again).
 
     >>> settings = MemberSettings(group_id="g", client_id="c", instance_id="i", topics=("orders",), heartbeat_interval_s=3.0)
     >>> settings.stale_after_s, round(settings.lease_s, 3), settings.drain_within_s

@@ -1,4 +1,4 @@
-"""What a member asks its shell to do, and what it remembers of the frames it sent."""
+"""A member's requests to its shell, and its memory of the frames it sent."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class SentFrame(NamedTuple):
 
 
 class WallClock:
-    """What the wall clock shows, by the monotonic one; the shell sets *lead_s*, how far it is ahead."""
+    """The wall clock as a function of the monotonic one; the shell sets *lead_s*, how far it is ahead."""
 
     __slots__ = ("lead_s",)
 
@@ -71,7 +71,7 @@ class ShellRequests:
         return bool(self._out)
 
     def take(self) -> list[Action]:
-        """Return what is to be done by now."""
+        """Return the actions requested so far, and forget them."""
         out = self._out
         if out:
             self._out = []
@@ -110,14 +110,14 @@ class ShellRequests:
             del self._unseen[place]
 
     def unmoved(self, place: TopicPartition, offset: int) -> int:
-        """Return what to name in a release of *place*, nothing of which was done, so that it moves nothing.
-        The row that was read is at *offset*.
+        """Return the offset for a release of *place*, none of whose messages are done, so that it moves
+        nothing. The row that was read is at *offset*.
 
-        While the log does not show the last frame that was sent about *place*, as when a member reads what it
-        missed, the row is what was. Since then the claim may have been given back, reset to less, and granted
-        to us anew: *offset* would undo the reset, and what is to be read again would be lost. 0 moves no
-        offset whatever the row is by now. Members of the Go library take an offset as it is; beside them
-        there are no resets.
+        While the log does not show the last frame that was sent about *place*, as when a member catches up,
+        the row is out of date. Since then the claim may have been given back, reset to less, and granted to
+        us again: *offset* would undo the reset, and messages to be read again would be lost. 0 moves no
+        offset whatever the row is by now. Members of the Go library take an offset as it is; with them there
+        are no resets.
         """
         return offset if self._settings.interop or place not in self._unseen else 0
 

@@ -1,5 +1,5 @@
-"""What all of a member's decisions stand on: its topics and their logs, its claims and when to attend to
-them, what may be claimed, and what it has asked its shell to do.
+"""The state shared by a member's decisions: its topics and their logs, its claims and when to attend to them,
+the partitions it may claim, and its requests to its shell.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from holdfast.core.member.shell_requests import ShellRequests, WallClock
 
 
 class Draws(Protocol):
-    """Where chance comes from: `random.Random(seed)` fits."""
+    """The source of chance: `random.Random(seed)` fits."""
 
     def uniform(self, a: float, b: float, /) -> float: ...
 

@@ -1,5 +1,5 @@
-"""When the rows of a transaction were created, as a header of its progress record: what an outbox's latency
-is told by.
+"""Creation times of a transaction's rows, as a header of its progress record: an outbox's latency is computed
+from them.
 
     holdfast-created: 1764072000000x3,12,40x2      three rows in one ms, one 12 ms after, two 40 ms after that
 
@@ -17,13 +17,13 @@ from holdfast.errors import DecodeError
 
 CREATED = "holdfast-created"
 LIMIT_TIMES = 2_000
-"""So many different times are told; where there are more, all are rounded down to steps of 10 ms, 100 ms and
+"""The most different times in a header; if there are more, all are rounded down to steps of 10 ms, 100 ms and
 so on.
 """
 LIMIT_CREATED_BYTES = 200_000
 LIMIT_MS = 253_402_300_800_000
-"""The year 10000. What is not between 1970 and this is no time of creation, but one in ns, or something
-else. MySQL says 0 of times that it cannot convert.
+"""The year 10000. A number that is not between 1970 and this is no creation time in ms, but one in ns, or
+something else. MySQL returns 0 for times that it cannot convert.
 """
 _PAIR = re.compile(rb"(-?[0-9]{1,20})(?:x([0-9]{1,9}))?")
 
@@ -39,7 +39,7 @@ def is_created_time(at_ms: int) -> bool:
 
 
 def created_header(created_ms: Iterable[int | None]) -> tuple[str, bytes] | None:
-    """Return the header that tells when rows were created, in ms; None where no row has a time.
+    """Return the header with the rows' creation times, in ms; None if no row has a time.
 
     What cannot be one is left out.
 
@@ -61,10 +61,10 @@ def created_header(created_ms: Iterable[int | None]) -> tuple[str, bytes] | None
 
 
 def read_created(headers: Headers) -> list[tuple[int, int]]:
-    """Return (ms, how many rows) for each time that a progress record tells, ascending; none where it has no
-    such header, DecodeError where that is malformed.
+    """Return (ms, how many rows) for each time in a progress record, ascending; empty if it has no such
+    header, DecodeError if that is malformed.
 
-    Earlier releases told whatever stood in the column, ns too: what can be no time of creation is passed
+    Earlier releases wrote any number in the column, ns too: numbers that cannot be a creation time are passed
     over.
 
     >>> read_created((("holdfast-created", b"1000x2,12"),))

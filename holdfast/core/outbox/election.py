@@ -56,7 +56,7 @@ FORCED_PRODUCER = (
 
 
 class Phase(StrEnum):
-    """Where one process stands with one role."""
+    """The state of one process in one role."""
 
     STANDBY = "standby"
     CANDIDATE = "candidate"
@@ -119,7 +119,7 @@ class Revoked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fenced:
-    """Somebody else may lead already. The receiver must stop at once."""
+    """Another process may lead already. The receiver must stop at once."""
 
     leadership: Leadership
     reason: FenceReason
@@ -150,8 +150,8 @@ class ElectionSettings:
     moves the leader.
     """
     drain_s: float = 0.0
-    """How long a revocation may wait for the leader to finish; 0 means half of heartbeat_timeout_s, which
-    is also the most.
+    """The most a revocation waits for the leader to finish; 0 means half of heartbeat_timeout_s, which is
+    also the most.
     """
     consumer: Mapping[str, str | int | float | bool] = field(default_factory=dict)
     producer: Mapping[str, str | int | float | bool] = field(default_factory=dict)
@@ -220,8 +220,8 @@ def sanitise(name: str) -> str:
 class LeaderRecord:
     """One record of the leader topic: a claim (no epoch yet) or a heartbeat of the term that a claim began.
 
-    The first two fields are the whole of what goNELI writes and nobody reads; the others tell whose it is
-    beyond doubt.
+    The first two fields are all that goNELI writes, and goNELI never reads them; the others identify the
+    sender beyond doubt.
 
     >>> LeaderRecord(unix_ns=7, name="a", nonce="n", term=1, number=3, epoch=None).encode()
     b'7%a%n%1%3%'
@@ -271,8 +271,8 @@ def _count(digits: str) -> int:
 
 
 class RoleElection:
-    """What one process knows of one role: feed it what happens, act on the events it returns, send what
-    `tick` hands out.
+    """One process's view of one role: pass it each input, act on the events it returns, send the records of
+    `tick`.
 
     A lease runs from the moment the heartbeat that came back was *sent*, so that a process that was frozen,
     or cut off from the partition, has lost it before the group could have named another.
@@ -304,7 +304,7 @@ class RoleElection:
         return self._leadership if self.phase is Phase.LEADER and now_s < self._lease_until_s else None
 
     def lease_until_s(self) -> float:
-        """Return when the lease ends unless another heartbeat comes back; 0 for who does not lead."""
+        """Return when the lease ends unless another heartbeat comes back; 0 if this process does not lead."""
         return self._lease_until_s if self.phase is Phase.LEADER else 0.0
 
     def wake_at_s(self) -> float | None:
@@ -370,7 +370,7 @@ class RoleElection:
         return self._acquire(offset, until_s, now_s)
 
     def tick(self, now_s: float, unix_ns: int) -> tuple[list[LeadershipEvent], LeaderRecord | None]:
-        """Return what the passing of time has changed, and the record to send now, if any."""
+        """Return the events of the time that has passed, and the record to send now, if any."""
         events = self._check_lease(now_s)
         wake_at_s = self.wake_at_s()
         if wake_at_s is None or now_s < wake_at_s:
@@ -399,7 +399,7 @@ class RoleElection:
         )
 
     def unsent(self, number: int, now_s: float) -> None:
-        """The record with *number* was not written; a claim is made anew after an interval."""
+        """The record with *number* was not written; a claim is sent again after an interval."""
         if self._sent.pop(number, None) is not None and self._claiming:
             self._due_s = now_s + self._interval_s
 

@@ -1,5 +1,4 @@
-"""What is known of rows on their way from an outbox to Kafka, without either: numbering, progress, batch
-sizes.
+"""Rules for rows on their way from an outbox to Kafka, without either: numbering, progress, batch sizes.
 
 One *shard* of an outbox has one leader at a time and one producer name for ever. Every record it publishes
 carries that name, the epoch of the leader and a sequence that is contiguous per destination partition, across
@@ -35,9 +34,9 @@ VERSION = 1
 BUCKETS = 256
 LIMIT_CACHED_KEYS = 1 << 16
 LIMIT_IDS = 1_000_000
-"""What one progress record may name: ten times the rows that the largest transaction has."""
+"""The most rows that one progress record may name: ten times those of the largest transaction."""
 LIMIT_ALL_IDS = 4 * LIMIT_IDS
-"""What those of all producers may name together; some 300 MB while they are looked at."""
+"""The most rows that all producers' records may name together; some 300 MB during a check."""
 
 Destination = tuple[str, int]
 Header = tuple[str, bytes | None]
@@ -102,8 +101,8 @@ def sequences_key(producer: str, topic: str) -> bytes:
 
 
 def decode_progress(key: bytes | None, value: bytes | None) -> RowsProgress | SequencesProgress | None:
-    """Return what a progress record says, None for a tombstone; raises DecodeError for what is none, or of
-    a newer version.
+    """Return the content of a progress record, None for a tombstone; DecodeError if it is malformed or of a
+    newer version.
     """
     if key is None:
         raise DecodeError("a progress record without a key")
@@ -185,7 +184,7 @@ class ProducerProgress:
         self.last: dict[Destination, int] = {}
         self.published: set[int] = set()
         self.outbox = ""
-        """The token of the outbox that the rows are of; empty while none is known."""
+        """The token of the outbox that the rows are of; empty while unknown."""
         self.highest = 0
         """The highest number that this producer published since numbers last began."""
         self.again_from = self.again_ms = 0
@@ -250,7 +249,7 @@ class ProducerProgress:
         self._partitions.setdefault(destination[0], set()).add(destination[1])
 
     def number(self, destinations: Iterable[Destination]) -> tuple[list[bytes], dict[Destination, int]]:
-        """Return the sequence of each record in turn, as it stands in its header, and what `last` becomes by
+        """Return the sequence of each record in turn, as its header holds it, and the value of `last` after
         them.
 
         >>> progress = ProducerProgress("orders-0")
@@ -293,7 +292,7 @@ class ProducerProgress:
         return [each for each in self._marks.values() if isinstance(each, int)]
 
     def began_again(self, at_ms: int) -> None:
-        """Numbers began again: what was the highest is of rows that are gone."""
+        """Numbers began again: the highest number belongs to rows that are gone."""
         self.again_from, self.again_ms, self.highest = self.highest, at_ms, 0
 
     def records(self, ids: Iterable[int], ahead: Mapping[Destination, int]) -> list[tuple[bytes, bytes]]:
@@ -368,7 +367,7 @@ def _too_many() -> DecodeError:
 
 
 class Partitioning:
-    """Which partition of its topic a key belongs to: murmur2, as Kafka's Java clients and Faust choose it,
+    """The partition of each key in its topic: murmur2, as Kafka's Java clients and Faust choose it,
     remembered for hot keys.
     """
 
@@ -390,8 +389,7 @@ class Partitioning:
 
     @staticmethod
     def of_bucket(bucket: int, count: int) -> int | None:
-        """Return the partition among *count* that the low byte of the hash tells already, None where it does
-        not.
+        """Return the partition among *count* if the low byte of the hash determines it, else None.
 
         >>> Partitioning.of_bucket(murmur2(b"key-0") & 255, 8), Partitioning.of_bucket(41, 12)
         (1, None)
@@ -410,7 +408,7 @@ def buckets_of(shard: int, shards: int) -> range:
 
 @dataclass(slots=True)
 class BatchSize:
-    """How many rows to take next: few when live, many under backlog, never more than the bytes allow.
+    """The number of rows to take next: few when live, many under backlog, never more than the bytes allow.
 
     >>> size = BatchSize(least=64, most=1000, limit_bytes=1 << 20)
     >>> size.taken(64, 6400); size.rows

@@ -12,7 +12,7 @@ LEAST_S, MOST_S = 0.001, 0.008
 
 
 class TransactionPacing:
-    """How long one of librdkafka's producers rests between small transactions.
+    """The rest of one of librdkafka's producers between small transactions.
 
     A broker answers a commit once it is decided, and writes the transaction's markers after that: 1 ms later
     when it is at leisure, 8 ms when it is new or busy. What begins before is sent back and comes again 20 ms

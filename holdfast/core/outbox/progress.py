@@ -1,8 +1,8 @@
-"""How far each outbox says it is: the last sequence of every producer in every partition, from its leaders'
+"""Each outbox's reported progress: the last sequence of every producer in every partition, from its leaders'
 own progress records.
 
-Beside the ledger of a destination topic, this shows what a leader believes to have published, and what
-readers really found.
+Compared with the ledger of a destination topic, it shows the records that a leader believes to have
+published, and those that readers found.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ProgressRecord(msgspec.Struct, frozen=True):
 
 
 def decode(key: bytes | None, value: bytes | None, offset: int) -> ProgressRecord:
-    """Return what a progress record says; for inputs ("key", "value", "offset")."""
+    """Return the sequences in a progress record; for inputs ("key", "value", "offset")."""
     found = decode_progress(key, value)
     return ProgressRecord(found if isinstance(found, SequencesProgress) else None, offset)
 
@@ -58,7 +58,7 @@ class NumbersRecord(msgspec.Struct, frozen=True):
 
 
 def decode_numbers(key: bytes | None, value: bytes | None, headers: Headers) -> NumbersRecord:
-    """Return what a progress record says of the rows' numbers; for inputs ("key", "value", "headers")."""
+    """Return the row numbers in a progress record; for inputs ("key", "value", "headers")."""
     found = decode_progress(key, value)
     if not isinstance(found, RowsProgress):
         return NumbersRecord("", None)

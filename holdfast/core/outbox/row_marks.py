@@ -1,4 +1,4 @@
-"""What a progress record says of its rows beyond their numbers, as a header of it.
+"""Marks of a progress record's rows besides their numbers, as a header of it.
 
     holdfast-row-marks: 5f0c2d9a51be7703/5021/0/0/4/ and four bytes a row
 
@@ -79,8 +79,8 @@ class RowMarks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_marks(headers: Headers, rows: int) -> RowMarks | None:
-    """Return what a progress record of so many *rows* says of them; None where it has no such header, as of
-    an earlier release. DecodeError where that is malformed.
+    """Return the marks of a progress record of so many *rows*; None if it has no such header, as in an
+    earlier release. DecodeError if that is malformed.
     """
     told = next((value for name, value in headers if name == MARKS), None)
     if told is None:
@@ -101,8 +101,8 @@ def read_marks(headers: Headers, rows: int) -> RowMarks | None:
 
 
 class WrittenBefore(msgspec.Struct, frozen=True):
-    """What a progress record without marks says of its rows: when those of its transaction were created, as
-    far as it says so, and when it was written itself.
+    """Times in a progress record without marks: when the rows of its transaction were created, as far as it
+    names that, and when it was written itself.
     """
 
     created_ms: frozenset[int]
@@ -131,7 +131,7 @@ class WrittenBefore(msgspec.Struct, frozen=True):
 
 
 def written_before(headers: Headers, at_ms: int) -> WrittenBefore:
-    """Return what a record without marks says by its other headers."""
+    """Return the times of a record without marks, from its other headers."""
     try:
         times = frozenset(each for each, _ in read_created(headers))
     except DecodeError:

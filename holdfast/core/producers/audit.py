@@ -2,13 +2,13 @@
 without a gap.
 
 A fold over one destination partition keeps the books of every producer (holdfast.core.producers.ledger), the
-last number of every key, and notes whatever is not as it must be, with its offset.
-`holdfast.core.producers.audit_verdict` judges what is left of that once the whole partition is known. Both
-are pure, so every engine reports the same (docs/outbox.md, "Proving it").
+last number of every key, and notes each deviation from the rules, with its offset.
+`holdfast.core.producers.audit_verdict` judges the remaining rows once the whole partition is known. Both are
+pure, so every engine reports the same (docs/outbox.md, "Proving it").
 
 The rows of a partition:
 
-    =<producer>      its book                     /totals  the sums, and records of others
+    =<producer>      its book                     /totals  the sums, and records without a stamp
     k<key>           the key's last number        n<key>   with `Rules.number`: the numbers its rows have had
     f<offset>/<kind> a finding                    /found   how many findings there are, by kind
 """
@@ -36,19 +36,17 @@ from holdfast.errors import DecodeError
 LIMIT_FINDINGS = 10_000
 """Findings kept of one partition; the others are only counted."""
 LIMIT_NUMBERS = 256
-"""Numbers remembered of one key; of a lower one that is older, nobody can say whether it comes for the
-second time.
-"""
+"""Numbers remembered of one key; whether an older, lower one is a repetition cannot be decided."""
 LIMIT_KEY_BYTES = 512
 FOUND_KEY = "/found"
 INPUTS: tuple[Input, ...] = ("key", "headers", "offset", "value", "partition")
-"""What `decode` takes of a record."""
+"""The parts of a record that `decode` takes."""
 _FITS = Digested(known=True)
 _UUID = re.compile(rb"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 
 class FindingKind(StrEnum):
-    """What can be wrong with a published record."""
+    """The kinds of faults of a published record."""
 
     LOST = "lost"
     """Numbers of a producer that are not there."""
@@ -71,12 +69,12 @@ class FindingKind(StrEnum):
 
 
 class Rules(msgspec.Struct, frozen=True, kw_only=True):
-    """What is audited. *outbox* None takes every producer that stamps its records for one.
+    """The rules of an audit. *outbox* None takes every producer that stamps its records for one.
 
     *number* names a header by which the writing service numbers the rows of each key, ascending: then rows
     are proved as well, not only what harvesters say of them, and records without a stamp too (strategy mark).
     *at_least_once* takes repetitions of a row as allowed. *partitions* says that each key belongs to its
-    partition by murmur2 among so many, for records whose digest does not tell.
+    partition by murmur2 among so many, for records without that in their digest.
     """
 
     outbox: str | None = None
@@ -97,7 +95,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeyPosition(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="k"):
-    """Where a key stands: its last record in the order of one producer's numbers."""
+    """A key's position: its last record in the order of one producer's numbers."""
 
     producer: str
     sequence: int
@@ -139,8 +137,8 @@ class AuditFinding(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="
 
 
 class Found(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="c"):
-    """How much was found in a partition: findings, of which not all are kept, repetitions that are
-    allowed, records without a digest, and records that are like the one before them of their key.
+    """Counts of one partition: findings, of which not all are kept, repetitions that are allowed, records
+    without a digest, and records that equal the one before them of their key.
     """
 
     findings: int = 0
@@ -153,7 +151,7 @@ AuditRow: TypeAlias = Book | Totals | KeyPosition | Numbers | AuditFinding | Fou
 
 
 class AuditedRecord(msgspec.Struct, frozen=True, gc=False):
-    """A record as the audit sees it; *stamp* None for a record of nobody who is audited."""
+    """A record as the audit sees it; *stamp* is None if its producer is not audited."""
 
     stamp: Stamp | None
     key: bytes | None
@@ -162,11 +160,11 @@ class AuditedRecord(msgspec.Struct, frozen=True, gc=False):
     digested: Digested = Digested()
     content: int = 0
     event: bool = False
-    """Whether its headers name an event by an id of its own."""
+    """True if its headers name an event by an id of its own."""
 
 
 def progress_topic(outbox: str) -> str:
-    """Return the topic on which the leaders of *outbox* tell how far they are."""
+    """Return the topic on which the leaders of *outbox* report their progress."""
     return f"{outbox}.progress"
 
 
@@ -176,7 +174,7 @@ def progress_topic(outbox: str) -> str:
 def decode(
     key: bytes | None, headers: Headers, offset: int, value: bytes | None, partition: int, *, rules: Rules
 ) -> AuditedRecord:
-    """Return what counts of a record; for `INPUTS`. DecodeError for a stamp or number that cannot be read."""
+    """Return the audited parts of a record; for `INPUTS`. DecodeError for a malformed stamp or number."""
     stamp = read_stamp(headers)
     if stamp is not None and not rules.covers(stamp.producer):
         return AuditedRecord(None, key, None, offset)
@@ -217,7 +215,7 @@ def _content(value: bytes | None, headers: Headers) -> tuple[int, bool]:
 
 
 def fold(rows: Rows[AuditRow], seen: AuditedRecord, at_ms: int, *, rules: Rules) -> Emits:
-    """Enter one record, and note what is wrong with it. Emits nothing."""
+    """Enter one record, and note its faults. Emits nothing."""
     stamp = seen.stamp
     if stamp is not None:
         _enter(rows, stamp, seen, at_ms)
@@ -291,8 +289,8 @@ def _enter(rows: Rows[AuditRow], stamp: Stamp, seen: AuditedRecord, at_ms: int) 
 
 
 def _place(rows: Rows[AuditRow], stamp: Stamp, seen: AuditedRecord) -> None:
-    """Note where the record's key stands, and whether the record is the one before it once more, under
-    another number: a row that was published twice, or two rows that are alike.
+    """Note the position of the record's key, and whether the record equals the one before it under another
+    number: a row that was published twice, or two equal rows.
     """
     if seen.key is None:
         return

@@ -1,4 +1,4 @@
-"""What is wrong with a whole partition of an outbox, by the rows of its audit. Pure.
+"""The faults of a whole partition of an outbox, from the rows of its audit. Pure.
 
 A number that came late is out of order and not lost: that is known only at the end.
 """
@@ -25,12 +25,12 @@ from holdfast.core.producers.ledger import Book, Totals
 
 
 class PartitionAudit(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found in one partition.
+    """The result for one partition.
 
-    *records* were read, *audited* of them are the outbox's; *first_offset* is where the log begins: what was
-    deleted before it is not proved. *repeated* are repetitions that are allowed, *undigested* those of the
-    outbox's records that tell no digest. *ends* says whether the last numbers were compared with what the
-    leaders say. *findings* are in the order of offsets, *untold* more were found.
+    *records* were read, *audited* of them are the outbox's; *first_offset* is where the log begins: records
+    deleted before it are not proved. *repeated* are allowed repetitions, *undigested* those of the outbox's
+    records without a digest. *ends* says whether the last numbers were compared with the leaders' reports.
+    *findings* are in the order of offsets, *untold* more were found.
     """
 
     topic: str
@@ -63,9 +63,9 @@ def conclude(
     records: int,
     expected: Mapping[str, int] | None = None,
 ) -> PartitionAudit:
-    """Return what is wrong with a partition, from the rows that `fold` made of all of it.
+    """Return the faults of a partition, from the rows that `fold` made of all of it.
 
-    *expected* holds the last number of each producer as its leaders tell it, None when that is not known or
+    *expected* holds the last number of each producer as its leaders report it, None when that is unknown or
     not to be compared. *rows* may lack those of keys.
     """
     whole = first_offset == 0
@@ -152,7 +152,7 @@ def _lost(
 
 
 def _short(producer: str, last: int, book: Book | None, whole: bool) -> Iterable[AuditFinding]:
-    """Yield what the leaders say they published and nobody can read."""
+    """Yield the records that the leaders report as published and that no reader can read."""
     why = f"; its leaders have published up to {last}"
     if book is None:
         if whole and last != NO_SEQUENCE:

@@ -1,6 +1,6 @@
 """The fold that cleans a stamped topic by its ledger.
 
-New records go on to a clean topic, the others with their reason to a topic of verdicts, in the same
+New records are emitted to a clean topic, the others with their reason to a topic of verdicts, in the same
 transaction as the ledger (docs/producers.md, The ledgers).
 """
 
@@ -18,7 +18,7 @@ from holdfast.core.producers.stamps import Stamp, read_stamp
 
 
 class Whole(msgspec.Struct, frozen=True):
-    """A record with all that goes on to the clean topic."""
+    """A record with everything that is copied to the clean topic."""
 
     value: bytes | None
     key: bytes | None
@@ -39,7 +39,7 @@ def decode_whole(
 class LedgerVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """A verdict on one record; the expected next number has none.
 
-    *kept* says whether it went on to the clean topic.
+    *kept* says whether it was copied to the clean topic.
     """
 
     verdict: Judgement
@@ -62,10 +62,10 @@ _encode_verdict = msgspec.json.Encoder().encode
 def fold_clean(
     rows: Rows[BookRow], whole: Whole, at_ms: int, *, source: str, clean: str, verdicts: str
 ) -> Iterator[Emit]:
-    """Enter a record, send it on to *clean* if it is new, and tell everything unusual to *verdicts*.
+    """Enter a record, emit it to *clean* if it is new, and emit everything unusual to *verdicts*.
 
-    Key, value, headers and partition stay what they were, so the clean topic needs as many partitions as
-    *source*. A record without a stamp goes on: nothing is known against it.
+    Key, value, headers and partition stay the same, so the clean topic needs as many partitions as *source*.
+    A record without a stamp is copied: no rule speaks against it.
     """
     stamp = whole.stamp
     before, judgement = record(rows, stamp, whole.offset, at_ms)

@@ -1,8 +1,8 @@
-"""The ledger of stamped records: for each producer and partition, what came, what came twice, late, or from a
-zombie, and what is missing.
+"""The ledger of stamped records: for each producer and partition, the records that came, that came twice,
+late, or from a zombie, and those that are missing.
 
-Every stamped topic may be folded into such a table (`decode`, `fold`). The same ledger decides what goes on
-to a clean topic (cleaning.py; docs/producers.md, The ledgers).
+Every stamped topic may be folded into such a table (`decode`, `fold`). The same ledger decides which records
+are copied to a clean topic (cleaning.py; docs/producers.md, The ledgers).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NOBODY = Stamp("", 0, 0)
 
 
 class Judgement(Enum):
-    """What the ledger says of a record.
+    """The ledger's verdict on a record.
 
     No StrEnum, which would make each row be looked at (holdfast/core/engine/state/row_types.py).
     """
@@ -39,7 +39,7 @@ class Judgement(Enum):
 
 
 KEPT = frozenset({Judgement.NEW, Judgement.GAP, Judgement.LATE})
-"""What goes on to the clean topic: each number once."""
+"""The verdicts whose records are copied to the clean topic: each number once."""
 
 
 class Hole(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -60,7 +60,7 @@ class LedgerTrouble(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class Faults(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """What was not as it should be with one producer on one partition; most have none.
+    """The faults of one producer on one partition; most have none.
 
     *holes* are the numbers still missing, at most 64 ranges; numbers up to *forgotten* may be missing without
     being listed there.
@@ -107,8 +107,8 @@ class Book(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="b"):
 
 
 class Totals(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="t"):
-    """The sums over a partition's books, and its records without a stamp: what metrics tell without
-    reading every book.
+    """The sums over a partition's books, and its records without a stamp: metrics use them instead of every
+    book.
     """
 
     producers: int = 0
@@ -139,10 +139,10 @@ def producer_of_key(key: str) -> str | None:
 
 
 def judge(book: Book | None, stamp: Stamp) -> Judgement:
-    """Return what *stamp* is to a producer's book.
+    """Return the verdict on *stamp* by a producer's book.
 
-    A newer epoch fences the older ones from its first record on. It goes on counting, or counts anew when its
-    stamps say where it began. The first record of an unknown producer may have any number.
+    A newer epoch fences the older ones from its first record on. It continues the count, or restarts it if
+    its stamps say where it began. The first record of an unknown producer may have any number.
 
     >>> book = Book(epoch=2, last_sequence=9, last_offset=9, last_at_ms=0, records=10, first_sequence=0, first_offset=0)
     >>> [judge(book, Stamp("p", *pair)).value for pair in ((2, 10), (3, 10), (2, 12), (2, 9), (3, 9), (1, 10), (3, 0, 0))]
@@ -219,8 +219,8 @@ def _next(book: Book, sequence: int, offset: int, at_ms: int) -> Book:
 
 
 def _succeeded(book: Book, stamp: Stamp) -> Book:
-    """Return the book in the hands of a newer epoch; one that counts anew voids the numbers of the old
-    count, holes included.
+    """Return the book under a newer epoch; one that restarts the count voids the numbers of the old count,
+    holes included.
     """
     if stamp.first is None:
         return msgspec.structs.replace(book, epoch=stamp.epoch)
@@ -264,8 +264,8 @@ LedgerEntry: TypeAlias = tuple[str, int, int, int | None, int]
 """A record as the ledger sees it: row key, epoch, sequence, first and offset. "=" is the key of one without a
 stamp. A plain tuple, since there is one for each record and nothing else is as cheap."""
 
-# Names and epochs come again and again: a look-up is cheaper than to read them anew. Both hold only what was
-# read and found good.
+# Names and epochs recur: a look-up is cheaper than to decode them again. Both hold only values that were
+# decoded and found good.
 _KEYS: dict[bytes, str] = {}
 _EPOCHS: dict[bytes, int] = {}
 _LIMIT_KNOWN = 100_000

@@ -1,12 +1,12 @@
-"""Who may send under a producer's name: commands on a topic, a row for each name, answers on another
+"""The right to send under a producer's name: commands on a topic, a row for each name, answers on another
 (docs/producers.md, The registry).
 
 `register` gives the name's id and its next epoch, and fences the last holder. `bump` raises the epoch
-for the holder itself, who goes on from an error. A command that is repeated under the same request id is
+for the holder itself, which continues after an error. A command that is repeated under the same request id is
 answered the same again and changes nothing.
 
-A registry that is made again has forgotten its epochs, and ledgers have not. So whoever registers names the
-least epoch to be given: the time of its clock, which is higher than all epochs of earlier registries.
+A recreated registry has forgotten its epochs, and ledgers have not. So each registration names the least
+epoch to be given: the time of its clock, which is higher than all epochs of earlier registries.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from holdfast.errors import DecodeError
 
 LIMIT_TEXT = 249
 LIMIT_LEAST_EPOCH = LIMIT_EPOCH // 2
-"""Above it epochs go on one by one for as long as anybody registers."""
+"""Above it, epochs rise one by one with each registration."""
 PARTITION_BITS = 16
 IDS_KEY = "/ids"
 """Row of the next id; no name's key, since those begin with `=`."""
 
 
 class Register(msgspec.Struct, frozen=True, kw_only=True, tag="register"):
-    """A process takes the name over. *instance* tells people which.
+    """A process takes the name over. *instance* identifies it to people.
 
     It gets *least_epoch* or a higher one; earlier releases name none.
     """
@@ -74,7 +74,7 @@ class Registration(msgspec.Struct, frozen=True, array_like=True):
     first_at_ms: int
     request: str
     fenced: int = 0
-    """How many commands of former holders were refused."""
+    """The number of commands of former holders that were refused."""
 
 
 class RegistryAnswer(msgspec.Struct, frozen=True, kw_only=True):

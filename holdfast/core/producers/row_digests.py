@@ -53,7 +53,7 @@ class RowDigests:
         """Return the value of the header; *among* is the count of partitions by which the key was placed,
         0 when it was not by the key.
         """
-        # -1 tells None from empty, and lengths keep one field's bytes from being taken for another's.
+        # -1 distinguishes None from empty, and lengths keep one field's bytes from being taken for another's.
         sizes = -1 if key is None else len(key), -1 if value is None else len(value)
         parts = [b"%s/%d/%d/%d/%d/" % (sequence, partition, among, *sizes), key or b"", value or b""]
         for name, content in headers:
@@ -71,7 +71,7 @@ class RowDigests:
 
 
 class Digested(msgspec.Struct, frozen=True, gc=False):
-    """What a record's digest says of it.
+    """The result of checking a record's digest.
 
     *changed* and *misplaced* are reasons, empty when nothing is wrong; *known* is False without one.
     """

@@ -5,7 +5,7 @@
     holdfast-epoch: 7                 raised with each new owner of the name; ASCII digits
     holdfast-sequence: 1041           contiguous for each producer and partition, 0 after 2147483647; ASCII
     digits
-    holdfast-first: 0                 optional: this epoch counts anew, from here
+    holdfast-first: 0                 optional: this epoch's count restarts, from here
 
 A broker's own producer ids do not outlive a process and are not shown to consumers; these do and are.
 """
@@ -26,16 +26,16 @@ SEQUENCE: Final = "holdfast-sequence"
 FIRST: Final = "holdfast-first"
 NAMES: Final = (PRODUCER, EPOCH, SEQUENCE, FIRST)
 DIGEST: Final = "holdfast-digest"
-"""Beside a stamp, of an outbox's rows: see `row_digests`."""
+"""In rows of an outbox, next to the stamp: see `row_digests`."""
 
 LIMIT_NAME_BYTES = 249
 LIMIT_EPOCH = 10**18
 
 
 class Stamp(msgspec.Struct, frozen=True, gc=False):
-    """Who sent a record, and as which one.
+    """The producer of a record, its epoch, and the record's sequence.
 
-    *first* is the number with which this epoch's own count began; None goes on counting.
+    *first* is the number with which this epoch's own count began; None continues the count.
     """
 
     producer: str

@@ -1,5 +1,5 @@
-"""What reading bytes of others may raise. msgspec tells most of it by DecodeError, but not all: text that
-is not UTF-8, and nesting without end.
+"""The exceptions of decoding untrusted bytes. msgspec raises DecodeError for most faults, but not all: text
+that is not UTF-8, and nesting without end.
 """
 
 from __future__ import annotations

@@ -119,7 +119,9 @@ class Cluster:
         return [each.node_id for each in self._known().nodes]
 
     def client_config(self) -> dict[str, str]:
-        """Return what any confluent-kafka client needs to reach the cluster, credentials included."""
+        """Return the configuration with which any confluent-kafka client reaches the cluster, credentials
+        included.
+        """
         return files.client_properties(self._known(), self.folder)
 
     @property
@@ -129,7 +131,7 @@ class Cluster:
 
     @property
     def is_secured(self) -> bool:
-        """Whether clients must authenticate, over TLS."""
+        """Return whether clients must authenticate, over TLS."""
         return self._known().credentials is not None
 
     @property
@@ -138,7 +140,7 @@ class Cluster:
         return self.folder / files.CLIENT_FILE
 
     def status(self) -> list[NodeStatus]:
-        """Return what each node is doing now, by looking at its process."""
+        """Return the present state of each node, by looking at its process."""
         return [node.look_at(each) for each in self._known().nodes]
 
     def _known(self) -> ClusterState:
@@ -297,7 +299,7 @@ class Cluster:
         self._forget(known.nodes)
 
     def _forget(self, ended: list[NodeState]) -> None:
-        """Take ended nodes out of the record, unless another process has started that node anew meanwhile."""
+        """Remove ended nodes from the record, unless another process has started that node again since."""
         on_disk = state.load(self.folder)
         for each in ended:
             for recorded in on_disk.nodes if on_disk else []:
@@ -322,7 +324,8 @@ class Cluster:
         if self.folder.exists():
             with state.exclusive(self.folder):
                 yield
-        else:  # removed by somebody: there is no record left to guard, and the processes must still be ended
+        # removed by another program: there is no record left to guard, and the processes must still be ended
+        else:
             yield
 
     def purge(self) -> None:
@@ -387,7 +390,7 @@ class Cluster:
             raise DevBrokerError(f"node {node_id} in {self.folder} does not run; restart() it first")
 
     def resume(self, node_id: int) -> None:
-        """Let a paused node go on."""
+        """Let a paused node continue."""
         target = self._node(node_id)
         if (
             target.pid is None

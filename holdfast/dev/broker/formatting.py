@@ -36,7 +36,7 @@ def format_storage(cluster: ClusterState, folder: Path, java: Java) -> None:
     fresh = [node for node in cluster.nodes if not (_data_of(folder, node) / _META).exists()]
     if not fresh:
         return
-    # A user is part of the storage, and properties may change what is written, and where.
+    # A user is part of the storage, and properties may change the stored files and their folders.
     kept = None if cluster.credentials or cluster.properties else _kept(java)
     if kept is not None and (checkpoint := _read(kept)):
         for node in fresh:
@@ -101,7 +101,7 @@ def _known_keys() -> set[str]:
 
 
 def _known(meta: Path) -> dict[str, str]:
-    """Return what a file of properties says; those of Kafka's tool have no escapes."""
+    """Return the values in a file of properties; those of Kafka's tool have no escapes."""
     lines = [line for line in meta.read_text().splitlines() if line and not line.startswith("#")]
     return {name: value for name, _, value in (line.partition("=") for line in lines)}
 

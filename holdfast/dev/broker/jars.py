@@ -28,7 +28,7 @@ def class_path(*, progress: Progress | None = None) -> str:
 
 
 def with_bar(fetch: _Fetch, progress: Callable[[str], None]) -> list[Path]:
-    """Return what *fetch* returns; while it fetches, stderr has a line with a bar."""
+    """Return the result of *fetch*; while it fetches, stderr has a line with a bar."""
     seen: list[FetchProgress] = []
 
     def meter(fetched: FetchProgress) -> None:

@@ -31,7 +31,7 @@ _LAST_LINES = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeStatus:
-    """What one node is doing now; *condition* is running, paused or stopped."""
+    """The present state of one node; *condition* is running, paused or stopped."""
 
     node_id: int
     endpoint: str
@@ -45,7 +45,7 @@ def home_of(folder: Path, node: NodeState) -> Path:
 
 
 def look_at(node: NodeState) -> NodeStatus:
-    """Return what *node* is doing now."""
+    """Return the present state of *node*."""
     endpoint = f"{properties.HOST}:{node.port}"
     if node.pid is None or node.birth is None or not processes.is_alive(node.pid, node.birth):
         return NodeStatus(node_id=node.node_id, endpoint=endpoint, condition="stopped", pid=None)
@@ -149,7 +149,7 @@ def _wait_for(
 
 
 def _what_is_missing(client: AdminClient, expected: set[int]) -> str | None:
-    """Return what the cluster cannot do yet as the node of *client* sees it, None when it is ready."""
+    """Return why the cluster is not ready, as the node of *client* sees it, None when it is ready."""
     metadata = client.list_topics(timeout=1.0)
     if not expected <= set(metadata.brokers):
         return f"it lists the nodes {sorted(metadata.brokers)} only"
@@ -161,8 +161,8 @@ def _what_is_missing(client: AdminClient, expected: set[int]) -> str | None:
                 led[TopicPartition(name, number)] = latest
             elif expected & set(partition.isrs):
                 return f"{name} {number} has no leader"
-    # A node tells who leads a partition a moment before it does so itself; a client that asks in between is
-    # refused.
+    # A node announces the leader of a partition a moment before it leads itself; a client that asks in
+    # between is refused.
     for place, answer in list_offsets(client, led, timeout_s=1.0).items() if led else ():
         try:
             answer.result(1.5)
@@ -193,8 +193,8 @@ def end_all(nodes: Sequence[NodeState], *, grace_s: float) -> None:
     """End every process of *nodes*: SIGTERM to all, then SIGKILL to those left after *grace_s*.
 
     Nodes left without a majority cannot say goodbye to a controller and would wait in vain, so they get a
-    second only. They lose nothing: what was acknowledged is with the operating system, and a majority had it
-    before it was acknowledged.
+    second only. They lose nothing: acknowledged records are with the operating system, and a majority had
+    them before they were acknowledged.
     """
     majority = len(nodes) // 2 + 1
     until_s = system_clock.monotonic_s() + grace_s

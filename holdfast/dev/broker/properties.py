@@ -102,8 +102,8 @@ def _jaas(credentials: Credentials) -> str:
 def client_properties(
     state: ClusterState, folder: Path, *, nodes: list[NodeState] | None = None
 ) -> dict[str, str]:
-    """Return what a client needs to reach the cluster, under Kafka's property names as librdkafka reads
-    them.
+    """Return the properties with which a client reaches the cluster, under Kafka's property names as
+    librdkafka reads them.
     """
     settings = {"bootstrap.servers": ",".join(f"{HOST}:{node.port}" for node in nodes or state.nodes)}
     if state.credentials is not None:

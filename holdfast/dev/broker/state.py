@@ -1,4 +1,4 @@
-"""What a cluster's folder remembers, so that `status` and `down` work from any process."""
+"""The record in a cluster's folder, by which `status` and `down` work from any process."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ _decode = msgspec.json.Decoder(ClusterState).decode
 
 
 def load(folder: Path) -> ClusterState | None:
-    """Return what *folder* remembers, or None when no cluster was ever made there."""
+    """Return the record in *folder*, or None when no cluster was ever made there."""
     path = folder / STATE_FILE
     try:
         content = path.read_bytes()
@@ -104,7 +104,7 @@ def write_private(path: Path, content: bytes) -> None:
 
 @contextlib.contextmanager
 def exclusive(folder: Path, *, deadline_s: float = 150.0) -> Iterator[None]:
-    """Keep other processes from starting or stopping nodes in *folder* meanwhile."""
+    """Keep other processes from starting or stopping nodes in *folder* during the block."""
     until_s = system_clock.monotonic_s() + deadline_s
     while True:
         folder.mkdir(parents=True, exist_ok=True)
@@ -122,7 +122,7 @@ def exclusive(folder: Path, *, deadline_s: float = 150.0) -> Iterator[None]:
 def _take(file: IO[str], path: Path) -> bool:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # A purge may have removed the file since it was opened: a lock on it then keeps nobody out.
+        # A purge may have removed the file since it was opened: a lock on it then excludes no process.
         return path.stat().st_ino == os.fstat(file.fileno()).st_ino
     except (BlockingIOError, FileNotFoundError):
         return False

@@ -1,5 +1,5 @@
-"""Where the programs of databases and of the schema registry are: the distribution's, or verified archives
-from Maven's central repository.
+"""Finds the programs of databases and of the schema registry: the distribution's, or verified archives from
+Maven's central repository.
 
 The archives are those that embedded database test kits of the JVM world use. They are fetched, checked and
 kept as jars are (`holdfast.jars`), and unpacked once per user.
@@ -46,7 +46,7 @@ def find_postgres(*, progress: Progress = _silent) -> Path:
 
 def _postgres_places() -> Iterable[Path]:
     if found := shutil.which("postgres"):
-        yield Path(found).resolve().parent  # a link beside which initdb need not lie
+        yield Path(found).resolve().parent  # a link, whose folder need not have initdb
     folders = [
         folder for folder in Path("/").glob(_POSTGRES_PLACES.lstrip("/")) if folder.parent.name.isdigit()
     ]
@@ -114,7 +114,7 @@ def fetched_mysql(*, progress: Progress = _silent) -> Path:
         ):
             tar.extractall(target, filter="data")
         # It is linked to libaio, which few machines have, and uses it only where `innodb_use_native_aio` is
-        # on. The loader asks for a library of that name and looks for what is in it at the first call: one
+        # on. The loader asks for a library of that name and resolves its functions at the first call: one
         # that never comes.
         stand_in = target / "bin/libaio.so.1"
         if not stand_in.exists():
@@ -135,8 +135,8 @@ def fetched_schema_registry(*, progress: Progress = _silent) -> Path:
 
 
 def _unpacked(archive: Path, unpack: Callable[[Path], None]) -> Path:
-    """Return the folder beside *archive* with what is in it, unpacked by the first process that comes,
-    whole or not at all.
+    """Return the folder next to *archive* with its contents, unpacked by the first process that comes, whole
+    or not at all.
     """
     target = archive.with_suffix("")
     if target.is_dir():

@@ -4,8 +4,8 @@ Confluent's API.
     with SchemaRegistryServer() as server:
         settings = Settings(schema_registry_url=server.url)
 
-It lives, dies and is frozen as the databases beside it. What is registered lies in its folder and outlives a
-kill.
+It starts, stops and freezes as the database servers do. Registered schemas are stored in its folder and
+outlive a kill.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 HEAP_MB = 192
 ARCHIVE_DEADLINE_S = 120.0
-"""How long a registry may take to end that writes the archive of its classes: 4 s of a core."""
+"""The limit for a registry to end that writes the archive of its classes: 4 s of a core."""
 
 
 class SchemaRegistryServer(DatabaseServer):
@@ -86,7 +86,7 @@ def _program() -> Path:
 
 
 def _sharing() -> tuple[str, ...]:
-    """Return the flags of the archive of its classes: from one they cost 2.5 s of processor time in place of
+    """Return the flags of the archive of its classes: from one they cost 2.5 s of processor time instead of
     4.4 s.
 
     A registry starts without an archive too, only more slowly, so a failure to make one is only logged.

@@ -33,8 +33,7 @@ _LOG_LINES = 15
 
 
 class DatabaseServer(ABC):
-    """One server in one folder (a temporary one when none is given, removed at `stop`). Nothing runs before
-    `start`.
+    """One server in one folder (by default a temporary one, removed at `stop`). Nothing runs before `start`.
 
     With *durable*, a commit is on disk before it is answered, as in production; without, it has left the
     process: a kill loses nothing.
@@ -43,7 +42,7 @@ class DatabaseServer(ABC):
     kind: ClassVar[str]
     stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
     sets_password: ClassVar[bool] = True
-    """Whether each start gives the data its password anew."""
+    """True if each start sets the password of the data again."""
 
     def __init__(self, folder: Path | str | None = None, *, durable: bool = False) -> None:
         self._own: Path | None = None
@@ -70,7 +69,7 @@ class DatabaseServer(ABC):
 
     @property
     def folder(self) -> Path:
-        """Where its data and its log lie."""
+        """Return the folder of its data and its log."""
         if self._given is not None:
             return self._given
         if self._own is None:
@@ -79,7 +78,7 @@ class DatabaseServer(ABC):
 
     @property
     def is_running(self) -> bool:
-        """Whether its process lives, frozen or not."""
+        """Return whether its process exists, frozen or not."""
         return self._child is not None and self._child.poll() is None
 
     # --- start and stop -------------------------------------------------------------------------------------
@@ -277,7 +276,7 @@ class DatabaseServer(ABC):
                 pause(pid, birth)
 
     def thaw(self) -> None:
-        """Let a frozen server go on."""
+        """Let a frozen server continue."""
         for pid in self.processes():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)

@@ -1,6 +1,4 @@
-"""Threads of the demo that work beside its scenes: they write, or ask, while workers are killed and
-replaced.
-"""
+"""Background threads of the demo: they write, or ask, while workers are killed and replaced."""
 
 from __future__ import annotations
 
@@ -13,8 +11,8 @@ from holdfast.errors import DemoError
 
 
 class Beside(ABC):
-    """A thread that works as long as the block lasts, or until it is stopped; *what* it does is told where it
-    fails.
+    """A thread that works as long as the block lasts, or until it is stopped; an error names its task,
+    *what*.
 
     Each kind has a `work` that ends soon after `stopping` is set. *within_s* is how long that may take.
     """
@@ -23,12 +21,12 @@ class Beside(ABC):
         self._what, self._within_s = what, within_s
         self.stopping = threading.Event()
         self.failed: BaseException | None = None
-        """What has ended the work, or must end it."""
+        """The error that has ended the work, or must end it."""
         self._thread = threading.Thread(target=self._run, name=f"holdfast-{what}", daemon=True)
 
     @abstractmethod
     def work(self) -> None:
-        """Do what it is for; whatever is raised is told by `check` and `finish`."""
+        """Do the thread's task; `check` and `finish` raise its errors."""
 
     def __enter__(self) -> Self:
         self._thread.start()

@@ -16,11 +16,11 @@ _ENDED = "stopped"
 
 
 class DemoBroker(Protocol):
-    """What the demo asks of its Kafka."""
+    """The demo's Kafka."""
 
     @property
     def words(self) -> str:
-        """What it is, for people."""
+        """Return its description, for people."""
 
     @property
     def bootstrap(self) -> str:

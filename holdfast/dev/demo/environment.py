@@ -1,4 +1,4 @@
-"""What the demo runs on: a broker, workers of the Procfile and a folder for all of it, with one owner that
+"""The demo's environment: a broker, workers of the Procfile and a folder for all of it, with one owner that
 ends everything.
 """
 
@@ -59,7 +59,7 @@ _STATE_FILE = "demo.json"
 
 
 class Running(msgspec.Struct, frozen=True, kw_only=True):
-    """A process that goes on after the demo, known by more than its pid."""
+    """A process that continues after the demo, known by more than its pid."""
 
     name: str
     pid: int
@@ -78,7 +78,7 @@ class DemoEnvironment:
 
     def __init__(self, *, keep: bool, folder: Path | None = None, embedded: bool = False) -> None:
         """Take *folder*, which must not exist or be empty, or one of the system's temporary folders (of
-        this one, to keep). *embedded* takes the embedded Kafka in place of Apache's.
+        this one, to keep). *embedded* takes the embedded Kafka instead of Apache's.
         """
         self.keep, self.is_embedded = keep, embedded
         if folder is None and not keep:
@@ -204,7 +204,7 @@ class DemoEnvironment:
         return process
 
     def command(self, *arguments: str) -> str:
-        """Return what `holdfast ARGUMENTS` prints with the settings of the services; DemoError when it
+        """Return the output of `holdfast ARGUMENTS` with the settings of the services; DemoError when it
         fails.
         """
         command = [
@@ -265,7 +265,7 @@ class DemoEnvironment:
         self._note()
 
     def leave_running(self) -> None:
-        """Say that the demo is complete: with `keep`, what runs goes on."""
+        """Note that the demo is complete: with `keep`, its processes continue."""
         self._done = True
         self._note()
 

@@ -1,5 +1,5 @@
-"""How the demo speaks: what it does, when, and what came of it, the same on a terminal and in a log; and
-its summary.
+"""The demo's output: its steps, their times and results, the same on a terminal and in a log; and its
+summary.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from holdfast.clock import Clock, system_clock
 from holdfast.errors import DemoError
 
 PLAIN_COLUMNS = 110
-"""Width of a line at most, and when nobody tells: in a pipe, in a CI log."""
+"""The greatest width of a line, and the width when it is unknown: in a pipe, in a CI log."""
 
 LEAST_COLUMNS = 50
 INDENT = 10
@@ -35,7 +35,7 @@ def console_for_people() -> Console:
 
 
 class Teller:
-    """Prints steps under a running clock. On a terminal the last line shows what is being waited for."""
+    """Prints steps under a running clock. On a terminal the last line shows the present wait."""
 
     def __init__(self, console: Console, *, clock: Clock = system_clock) -> None:
         self.console, self._clock = console, clock
@@ -56,14 +56,14 @@ class Teller:
 
     @contextmanager
     def step(self, title: str) -> Iterator[None]:
-        """Announce a step, and show that it goes on for as long as the block lasts."""
+        """Announce a step, and show that it is under way for as long as the block lasts."""
         self.console.print(Text.assemble((f"{self.elapsed_s:6.1f} s  ", "dim"), (title, "bold")))
         if not self.console.is_terminal:
             yield
             return
         shape = "dots" if self.console.encoding.startswith("utf") else "line"
         self._spinner = Spinner(shape, style="dim")
-        # Two columns for the spinner, so that its text stands under the text before.
+        # Two columns for the spinner, so that its text is aligned with the text before.
         with Live(Padding(self._spinner, (0, 0, 0, INDENT - 2)), console=self.console, transient=True):
             try:
                 yield
@@ -127,7 +127,7 @@ class Way:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimFindings:
-    """What the steps of the claiming services measured."""
+    """Measurements of the claiming services' steps."""
 
     messages: int
     again: int
@@ -138,7 +138,7 @@ class ClaimFindings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutboxFindings:
-    """What the steps of the outbox measured."""
+    """Measurements of the outbox's steps."""
 
     orders: int
     rolled_back: int
@@ -148,7 +148,7 @@ class OutboxFindings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinFindings:
-    """What the steps of the join measured."""
+    """Measurements of the join's steps."""
 
     results: int
     away_s: float
@@ -169,8 +169,8 @@ class DayFindings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpgradeFindings:
-    """What the steps of the upgrade measured: of *visits* the new version began with *begun*; *pause_s* is
-    the longest time without an answer.
+    """Measurements of the upgrade's steps: of *visits* the new version began with *begun*; *pause_s* is the
+    longest time without an answer.
     """
 
     visits: int
@@ -181,7 +181,7 @@ class UpgradeFindings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurements:
-    """What the demo measured and saw."""
+    """All measurements of the demo."""
 
     records: int
     rows: int

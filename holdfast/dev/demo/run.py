@@ -48,10 +48,10 @@ Pointers = list[tuple[str, str]]
 
 
 def run_demo(options: DemoOptions, console: Console | None = None) -> Measurements:
-    """Run the demo, print it, and return what it found; whatever does not hold is a HoldfastError.
+    """Run the demo, print it, and return its measurements; a broken promise is a HoldfastError.
 
-    What it started has ended when this returns or raises, unless it was to be kept and everything held. Must
-    be called in the main thread: a signal to end raises Interrupted there.
+    Its processes have ended when this returns or raises, unless they were to be kept and everything held. It
+    must be called in the main thread: a signal to end raises Interrupted there.
     """
     _require_packages(options)
     teller = Teller(console or console_for_people())

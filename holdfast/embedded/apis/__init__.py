@@ -1,1 +1,1 @@
-"""What the embedded broker answers to each request, by subject."""
+"""The embedded broker's answers to requests, by subject."""

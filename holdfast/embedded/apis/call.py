@@ -21,7 +21,7 @@ NO_KEPT_ROOM = "What is kept of groups, offsets, ids, settings, rules and users 
 
 
 class HangUp(Exception):
-    """Raised by a handler whose client can be told of a failure only by the end of its connection."""
+    """Raised by a handler that can report a failure to its client only by the end of the connection."""
 
 
 @dataclass(slots=True)
@@ -71,7 +71,7 @@ class Call:
         )
 
     def operations(self, resource: AclResource, name: str) -> int:
-        """Return what who asks may do to a resource, as the protocol's bits."""
+        """Return the operations that the caller may do on a resource, as the protocol's bits."""
         if self.cluster.authorizer is None:
             return sum(1 << each for each in OPERATIONS[resource])
         return self.cluster.authorizer.operations(self.principal, self._address, resource, name)

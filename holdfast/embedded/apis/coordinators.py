@@ -1,5 +1,5 @@
-"""Who coordinates a group or a transactional id: FindCoordinator, and the check that one has asked the right
-broker.
+"""The coordinator of a group or a transactional id: FindCoordinator, and the check that a request has come to
+the right broker.
 """
 
 from __future__ import annotations
@@ -58,6 +58,6 @@ def _none(key: str, code: KafkaCode, text: str = "") -> Fields:
 
 
 def elsewhere(call: Call, topic: str, key: str) -> KafkaCode | None:
-    """Return what a broker answers that does not coordinate *key*; None where it does."""
+    """Return the error of a broker that does not coordinate *key*; None where it does."""
     home = home_of(call.cluster.topics, topic, key)
     return None if home.leader == call.node_id else KafkaCode.NOT_COORDINATOR

@@ -1,4 +1,4 @@
-"""What there is: versions of apis, brokers, topics and their leaders."""
+"""Descriptions of the cluster: versions of apis, brokers, topics and their leaders."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FEATURES = (
 
 
 def features(version: int) -> Fields:
-    """Return the features as *version* of ApiVersions tells them: before 4, not those that have a level 0."""
+    """Return the features as *version* of ApiVersions lists them: before 4, not those that have a level 0."""
     return {
         "supported_features": [
             {"name": name, "min_version": low, "max_version": high}
@@ -99,8 +99,8 @@ def _broker(node_id: int, host: str, port: int) -> Fields:
 
 
 def _wanted(call: Call, wanted: Iterable[Fields]) -> Iterator[Fields]:
-    """Yield what is told of each topic, once however often it is asked for. Where there is an id, ids alone
-    count, as in Kafka: clients send an empty name with them, or none.
+    """Yield the description of each topic, once however often it is asked for. Where there is an id, ids
+    alone count, as in Kafka: clients send an empty name with them, or none.
     """
     ids = {each["topic_id"]: None for each in wanted if each["topic_id"] != NO_UUID}
     if ids:
@@ -168,7 +168,7 @@ def _topic(call: Call, topic: EmbeddedTopic) -> Fields:
 
 
 def partition_fields(call: Call, partition: EmbeddedPartition) -> Fields:
-    """Return what clients are told of a partition."""
+    """Return the description of a partition for clients."""
     nodes = call.cluster.nodes
     return {
         "error_code": KafkaCode.NONE if partition.leader >= 0 else KafkaCode.LEADER_NOT_AVAILABLE,

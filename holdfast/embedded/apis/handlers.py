@@ -1,4 +1,4 @@
-"""Which function answers which api, and which versions of it are offered."""
+"""The function that answers each api, and the versions of it that are offered."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from holdfast.embedded.protocol.table import apis
 
 API_VERSIONS = "ApiVersions"
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
-"""What a client may call itself, and its version."""
+"""The allowed names of a client's software and version."""
 
 
 def api_versions(call: Call) -> Fields:
@@ -39,7 +39,7 @@ def api_versions(call: Call) -> Fields:
 
 
 def unknown_version() -> Fields:
-    """Return what a client is told, in version 0, that asks in a version of ApiVersions that is not known."""
+    """Return the answer, in version 0, to a request in an unknown version of ApiVersions."""
     keys = [
         {"api_key": key, "min_version": versions[0], "max_version": versions[-1]}
         for key, name, versions in offered()
@@ -99,14 +99,14 @@ HANDLERS: Mapping[str, Handler] = {
     "ListTransactions": producer_admin.list_transactions,
 }
 UNSTABLE = {"InitProducerId": 6}
-"""The version from which on Kafka holds an api for unfinished, and offers it to nobody."""
+"""The version from which on Kafka treats an api as unfinished, and offers it to no client."""
 FROM_ZERO = "Produce"
 """Kafka says that it knows this one from version 0 on, for clients that look no further (KAFKA-18659)."""
 
 
 @cache
 def offered() -> tuple[tuple[int, str, range], ...]:
-    """Return key, name and versions of every api that is answered, as ApiVersions tells them."""
+    """Return key, name and versions of every api that is answered, as ApiVersions lists them."""
     found = []
     for key, name, versions in apis():
         if name in HANDLERS:

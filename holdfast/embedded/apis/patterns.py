@@ -23,18 +23,18 @@ _TOO_LARGE = "pattern too large - compile failed"
 _UNSUPPORTED = "it looks around or back, which no pattern of the broker may, as in RE2"
 
 _Test: TypeAlias = Any
-"""What a letter must pass: a compiled pattern of one letter; None for a step that takes none."""
+"""The test of a letter: a compiled pattern of one letter; None for a step that takes no letter."""
 
 
 class PatternTrouble(NamedTuple):
-    """What is wrong with a pattern."""
+    """The fault of a pattern."""
 
     text: str
 
 
 class _Step:
-    """Where a name may be: *test* is what the next letter must pass, *steps* where one goes without or after
-    it; *edge* is where one may be only at the begin or the end.
+    """A state of the match: *test* is the test of the next letter, *steps* are the states that follow without
+    one or after it; *edge* restricts the state to the begin or the end.
     """
 
     __slots__ = ("edge", "steps", "test")
@@ -51,7 +51,7 @@ class NamePattern:
     def __init__(self, pattern: str) -> None:
         self._states: list[_Step] = []
         self._made = 0
-        """How many parts of it became states, each as often as it is repeated."""
+        """The number of its parts that became states, each as often as it is repeated."""
         parsed = parser.parse(pattern)
         self._flags = parsed.state.flags & (re.IGNORECASE | re.DOTALL | re.ASCII)
         self._end = self._new()
@@ -193,7 +193,7 @@ _CATEGORIES = {
 
 @lru_cache(_KEPT_PATTERNS)
 def name_pattern(pattern: str) -> NamePattern | PatternTrouble:
-    """Return *pattern*, to be matched; or what is wrong with it, in Python's words."""
+    """Return *pattern*, to be matched; or its fault, in Python's words."""
     if len(pattern) > LIMIT_PATTERN:
         return PatternTrouble(f"it has {len(pattern)} letters, at most {LIMIT_PATTERN} may be")
     try:

@@ -1,4 +1,4 @@
-"""The settings of a broker that clients and tools look at, as DescribeConfigs tells them."""
+"""The settings of a broker that clients and tools look at, as DescribeConfigs shows them."""
 
 from __future__ import annotations
 

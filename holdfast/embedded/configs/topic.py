@@ -25,7 +25,7 @@ class ConfigKind(IntEnum):
 
 
 class ConfigSource(IntEnum):
-    """Where a value comes from, with the protocol's numbers."""
+    """The source of a value, with the protocol's numbers."""
 
     TOPIC = 1
     DYNAMIC_DEFAULT = 3
@@ -122,7 +122,7 @@ def troubles(configs: Mapping[str, str | None]) -> Iterator[str]:
 
 
 def _trouble(setting: TopicSetting, value: str) -> tuple[str | None, str] | None:
-    """Return the value as Kafka shows it, where that is another one, and what is wrong with it."""
+    """Return the value as Kafka shows it, if that differs, and its fault."""
     match setting.kind:
         case ConfigKind.INT | ConfigKind.LONG:
             return _number_trouble(setting, value)
@@ -189,13 +189,13 @@ class TopicConfigs:
         return self.default(name) if found is None else found
 
     def default(self, name: str) -> str:
-        """Return what the topic has where nothing is set on it."""
+        """Return the value for a topic that does not set it."""
         return self._cluster.get(name) or SETTINGS[name].default
 
     def number(self, name: str) -> int:
         return int(self[name])
 
     def set(self, own: Mapping[str, str]) -> None:
-        """Have *own* be what is set on the topic."""
+        """Replace the topic's own settings by *own*."""
         self.own = dict(own)
         self._read()

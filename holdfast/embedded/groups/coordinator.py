@@ -28,9 +28,9 @@ from holdfast.models.group_coordinator.types import (
 )
 
 SWEEP_S = 1.0
-"""How often modern groups are looked through for members that are silent."""
+"""The interval at which modern groups are searched for members that are silent."""
 LIMIT_HOMES = 100
-"""How many who have left a group are still known, beside twice those who are in it."""
+"""The number of former members of a group that are still known, besides twice the present ones."""
 
 
 class EmbeddedGroups:
@@ -81,7 +81,7 @@ class EmbeddedGroups:
         return self._groups[group_id]
 
     def load(self) -> None:
-        """Take what was written of groups, and begin to watch their members."""
+        """Load the written records of groups, and begin to watch their members."""
         topic = self._topics.get(OFFSETS)
         for home in topic.partitions if topic is not None else ():
             load_groups(home, self._groups, self.opened, self._topics, self._steady_ms())
@@ -164,14 +164,14 @@ class EmbeddedGroups:
             self.delete(group)
 
     def note_new(self, group: EmbeddedGroup) -> None:
-        """Write of a group that a member was the first to ask for that nobody is in it yet, as Kafka does."""
+        """Write a record of an empty group that a member was the first to ask for, as Kafka does."""
         empty = EmbeddedGroup.empty(group.group_id, self._settings)
         self._write(group, [_generation(empty, self._now_ms())])
         group.is_noted = True
 
     def _note(self, group: EmbeddedGroup, before: ClassicGroup) -> None:
-        """Write a generation that is agreed on, or that nobody is in any more, or in which a static member
-        has a new id, as Kafka does.
+        """Write a generation that is agreed on, or is empty, or in which a static member has a new id, as
+        Kafka does.
         """
         after = group.classic
         agreed = after.state is GroupState.STABLE and before.state is not GroupState.STABLE
@@ -215,7 +215,7 @@ class EmbeddedGroups:
             group.is_noted = False
 
     def become_classic(self, group: EmbeddedGroup) -> None:
-        """Have the log say nothing of the modern group that it was, which nobody is in."""
+        """Remove the records of the modern group that it was, which is empty."""
         group.modern = None
         self._write_image(group, {})
 
@@ -260,7 +260,7 @@ class EmbeddedGroups:
         return home_of(self._topics, OFFSETS, group.group_id).index
 
     def delete(self, group: EmbeddedGroup) -> None:
-        """Delete a group that nobody is in."""
+        """Delete an empty group."""
         self.forget(group, group.places())
         if group.modern is None:
             self._write(group, [Note("GroupMetadata", {"group": group.group_id}, None)])

@@ -30,14 +30,14 @@ class CommittedOffset(NamedTuple):
 
 
 class MemberHome(NamedTuple):
-    """Where a member is, as it said when it joined."""
+    """A member's address, as it was when it joined."""
 
     client_id: str
     host: str
 
 
 class ModernTold(NamedTuple):
-    """What a modern member said of itself when it joined, or since."""
+    """A modern member's own description, from its join or later."""
 
     names: tuple[str, ...]
     pattern: str
@@ -45,7 +45,7 @@ class ModernTold(NamedTuple):
     assignor: str | None
 
     def topics(self, matched: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-        """Return what it subscribes to: the topics that it names, and those that its pattern means."""
+        """Return its subscription: the topics that it names, and those that its pattern matches."""
         return tuple(sorted({*self.names, *matched.get(self.pattern, ())}))
 
 
@@ -62,7 +62,7 @@ class EmbeddedGroup:
     group_id: str
     classic: ClassicGroup
     is_noted: bool = False
-    """Whether the log has a generation of the classic group."""
+    """True if the log has a generation of the classic group."""
     modern: ModernGroup | None = None
     homes: dict[str, MemberHome] = field(default_factory=dict)
     told: dict[str, ModernTold] = field(default_factory=dict)
@@ -74,12 +74,12 @@ class EmbeddedGroup:
     Kafka has it.
     """
     written: dict[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
-    """What the log says of the modern group (holdfast.embedded.groups.modern_records)."""
+    """The records of the modern group in the log (holdfast.embedded.groups.modern_records)."""
     offsets: dict[Place, CommittedOffset] = field(default_factory=dict)
     pending: dict[int, dict[Place, CommittedOffset]] = field(default_factory=dict)
     """By producer id: offsets of a transaction that has no outcome yet."""
     commits: int = 0
-    """How often an offset was committed."""
+    """The number of committed offsets."""
 
     @classmethod
     def empty(cls, group_id: str, settings: CoordinatorSettings) -> EmbeddedGroup:
@@ -87,7 +87,7 @@ class EmbeddedGroup:
 
     @property
     def protocol_type(self) -> str:
-        """What its classic members are, as the first of them said; "" before there was one."""
+        """Return the protocol type of its classic members, by the first of them; "" before there was one."""
         return self.classic.protocol_type
 
     @property
@@ -102,14 +102,14 @@ class EmbeddedGroup:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nobody is in it."""
+        """Return whether it has no members."""
         if self.modern is not None:
             return not self.modern.members
         return self.classic.state in (GroupState.EMPTY, GroupState.DEAD)
 
     @property
     def is_new(self) -> bool:
-        """Whether nobody was ever in it or is about to be, and nothing committed."""
+        """Return whether it never had a member, nor is about to, and nothing is committed."""
         classic = self.classic
         never = (
             classic.generation == 0
@@ -119,7 +119,7 @@ class EmbeddedGroup:
         return self.is_empty and never and not (self.offsets or self.pending)
 
     def note_changes(self, before: ModernGroup) -> None:
-        """Keep of its modern members what is not in the model, and forget it of those who are gone."""
+        """Keep data of its modern members that the model lacks, and forget that of former members."""
         if self.modern is None:
             return
         for member in self.modern.members.values():
@@ -165,8 +165,8 @@ class EmbeddedGroup:
         kept[place] = offset._replace(number=self.commits)
 
     def decide(self, producer_id: int, *, commit: bool) -> None:
-        """Take or drop the offsets of a producer's transaction. What was committed after one of them stays,
-        as in Kafka: what counts is when an offset was written, not when it was decided.
+        """Take or drop the offsets of a producer's transaction. A commit after one of them stays, as in
+        Kafka: the time of an offset's write counts, not that of its decision.
         """
         found = self.pending.pop(producer_id, {})
         for place, offset in found.items() if commit else ():
@@ -175,8 +175,8 @@ class EmbeddedGroup:
                 self.offsets[place] = offset
 
     def forget(self, place: Place) -> bool:
-        """Forget what is committed for *place*, in transactions without an outcome too; return whether
-        anything was.
+        """Forget the committed offset of *place*, in transactions without an outcome too; return whether
+        there was one.
         """
         had = self.offsets.pop(place, None) is not None
         for producer_id, found in list(self.pending.items()):

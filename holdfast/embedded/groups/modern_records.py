@@ -34,14 +34,16 @@ _GONE_FIRST = (CURRENT, PART, MEMBER, PATTERN)
 _NAMED_BY = {MEMBER: "member_id", PART: "member_id", CURRENT: "member_id", PATTERN: "regular_expression"}
 
 ModernImage: TypeAlias = dict[tuple[str, str], Mapping[str, Any]]
-"""What the log says of a group, by kind and member (or pattern)."""
+"""The records of a group in the log, by kind and member (or pattern)."""
 
 
 # -- writing
 
 
 def image_of(group: EmbeddedGroup, topics: TopicRegistry, now_ms: int) -> ModernImage:
-    """Return what the log shall say of *group*: nothing, before anybody was in it by the new protocol."""
+    """Return the records that the log shall have of *group*: none before its first member by the new
+    protocol.
+    """
     modern = group.modern
     if modern is None or modern.epoch == 0:
         return {}
@@ -61,7 +63,7 @@ def image_of(group: EmbeddedGroup, topics: TopicRegistry, now_ms: int) -> Modern
 def _target(group: EmbeddedGroup, modern: ModernGroup, now_ms: int) -> Mapping[str, Any]:
     before = group.written.get((TARGET, ""))
     if before is not None and (not modern.members or before["assignment_epoch"] == modern.target_epoch):
-        return before  # Kafka works out nothing for nobody
+        return before  # Kafka computes no assignment for an empty group
     return {"assignment_epoch": modern.target_epoch, "assignment_timestamp": now_ms}
 
 
@@ -130,7 +132,7 @@ def _hash(modern: ModernGroup, topics: TopicRegistry) -> int:
 
 
 def changes(group_id: str, before: ModernImage, after: ModernImage) -> Iterator[Note]:
-    """Yield the records that make *after* of *before*: what is gone first, then what is new, as Kafka orders
+    """Yield the records that turn *before* into *after*: removals first, then additions, as Kafka orders
     them.
     """
     for kind in _GONE_FIRST:
@@ -162,8 +164,8 @@ def take(image: ModernImage, note: Note) -> None:
 
 
 def restore(group: EmbeddedGroup, image: ModernImage, topics: TopicRegistry, steady_ms: int) -> None:
-    """Have *group* be as *image* says, its members heard of at *steady_ms*: they could not say anything
-    before.
+    """Bring *group* to the state of *image*, its members last seen at *steady_ms*: they could not send
+    anything before.
     """
     group.written = image
     if (GROUP, "") not in image:
@@ -221,7 +223,7 @@ def _restored(
 
 
 def _held(told: Iterable[Mapping[str, Any]], topics: TopicRegistry) -> Partitions:
-    """Return partitions of topics that are there; those of others are nobody's any more."""
+    """Return partitions of existing topics; those of deleted ones have no owner any more."""
     return frozenset(place for place, _ in _numbered(told, topics))
 
 

@@ -1,5 +1,5 @@
-"""What a leader checks of a batch before its place in the log is looked at: Kafka's LogValidator, for what is
-not about producers.
+"""A leader's checks of a batch before its position in the log: Kafka's LogValidator, except for the checks of
+producers.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class BatchRefusal(NamedTuple):
     text: str | None = None
     records: tuple[tuple[int, str], ...] = ()
     in_log: bool = False
-    """Whether Kafka refuses it when it is already about to append, and so tells where the log starts."""
+    """True if Kafka refuses it when it is already about to append, and so reports where the log starts."""
 
 
 MANY_RECORDS, MANY_BYTES = 500, 1 << 14

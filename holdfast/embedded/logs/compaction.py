@@ -1,6 +1,4 @@
-"""What compaction leaves of the batches of a log: the rules of Kafka's Cleaner and of
-MemoryRecords.filterTo.
-"""
+"""Compacts the batches of a log: the rules of Kafka's Cleaner and of MemoryRecords.filterTo."""
 
 from __future__ import annotations
 
@@ -28,18 +26,18 @@ go.
 """
 _NO_TIME = -1
 _TURN_BATCHES, _TURN_BYTES = 32, 64 * 1024
-"""How much of a log is looked at before others have their turn: a few milliseconds of work."""
+"""The part of a log that is looked at before others have their turn: a few milliseconds of work."""
 
 
 class CompactionRules(NamedTuple):
-    """What a log's topic and its clock say. Times are in milliseconds."""
+    """The settings of a log's topic, and its clock. Times are in milliseconds."""
 
     now_ms: int
     min_lag_ms: int
     max_lag_ms: int
     dirty_ratio: float
     tombstones_ms: int
-    """How long a tombstone stays, from the first compaction that meets it (``delete.retention.ms``)."""
+    """The life of a tombstone, from the first compaction that meets it (``delete.retention.ms``)."""
 
 
 class Compacted(NamedTuple):
@@ -64,11 +62,11 @@ def compacting(
     is_last: Callable[[RecordBatch], bool],
     rules: CompactionRules,
 ) -> Generator[None, None, Compacted]:
-    """Return what is left of *stored*, a log from its start up to where it may be compacted. Yield where
-    others may have their turn.
+    """Return the compacted *stored*, a log from its start up to where it may be compacted. Yield where others
+    may have their turn.
 
-    *is_last* tells the batch by which a producer that is still known wrote last: it stays, if need be empty.
-    Raises WireError for a damaged batch.
+    *is_last* recognises the batch by which a producer that is still known wrote last: it stays, if need be
+    empty. Raises WireError for a damaged batch.
     """
     transactions = _Transactions(aborted)
     batches: list[tuple[RecordBatch, bool]] = []
@@ -86,7 +84,7 @@ def compacting(
         records = tuple(_kept(batch, latest, rules, droppable=gone))
         if records:
             left.append(_rebuilt(was, batch, records, rules, empties=gone))
-        elif is_last(batch) or was is stored[-1]:  # the last one tells where the compacted part ends
+        elif is_last(batch) or was is stored[-1]:  # the last one shows where the compacted part ends
             left.append(_emptied(was, batch))
         if ends_turn:
             yield
@@ -105,7 +103,7 @@ def _in_turns(stored: Sequence[LogBatch]) -> Iterator[tuple[LogBatch, bool]]:
 
 
 class _Transactions:
-    """Which transactions were aborted, and which still have records, at the batch that is looked at."""
+    """The transactions that were aborted, and those that still have records, at the present batch."""
 
     def __init__(self, aborted: Iterable[AbortedTransaction]) -> None:
         self._with_records: list[AbortedTransaction] = []
@@ -114,7 +112,7 @@ class _Transactions:
         self._seen: set[int] = set()
 
     def may_go(self, batch: RecordBatch) -> bool:
-        """Return whether a batch has aborted records, or is the marker of a transaction of which none are
+        """Return whether a batch has aborted records, or is the marker of a transaction without any record
         left.
         """
         while self._coming and self._coming[0].first_offset <= batch.last_offset:

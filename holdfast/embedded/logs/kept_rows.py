@@ -25,7 +25,7 @@ class _NothingStored:
 
 
 class KeptRows(Rows[R]):
-    """Rows of a dict: what is deleted is gone, and what is set is not noted elsewhere."""
+    """Rows of a dict: deletions leave no trace, and changes are not noted elsewhere."""
 
     __slots__ = ()
 

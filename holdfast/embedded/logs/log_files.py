@@ -1,4 +1,4 @@
-"""What a partition's log asks of the files it lies in; a log in memory has none."""
+"""The files of a partition's log, as the log uses them; a log in memory has none."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class LogFiles(Protocol):
     """Segments of one partition, with what else is kept about it."""
 
     def load(self, rows: Rows[LeaderRow]) -> Iterator[LoadedBatch]:
-        """Put into *rows* what was known where the log begins, and yield what is in it; to be exhausted
+        """Put into *rows* the state at the log's beginning, and yield the log's batches; to be exhausted
         before anything else.
         """
 
@@ -80,6 +80,4 @@ class LogFiles(Protocol):
         """Write the leader epochs."""
 
     def complete(self, rows: Rows[LeaderRow], aborted: Sequence[AbortedTransaction]) -> None:
-        """Write what stands beside a segment that nothing more is written to, for a broker that ends in
-        order.
-        """
+        """Write the additional files of a completed segment, for a broker that ends in order."""

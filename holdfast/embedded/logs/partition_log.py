@@ -45,7 +45,7 @@ class FoundOffset(NamedTuple):
 
 
 class LogRead(NamedTuple):
-    """What a fetch finds: whole batches, and the aborted transactions that reach into them."""
+    """The result of a fetch: whole batches, and the aborted transactions that reach into them."""
 
     batches: list[bytes]
     size: int
@@ -55,7 +55,7 @@ class LogRead(NamedTuple):
 class PartitionLog:
     """Batches in the order of their offsets. `start_offset` is the first that may be read.
 
-    With *files* they lie there, and it begins with what is there; without, in memory.
+    With *files* they are stored there, and the log begins with the stored ones; without, they are in memory.
     """
 
     def __init__(self, files: LogFiles | None = None) -> None:
@@ -72,7 +72,7 @@ class PartitionLog:
         self._batches: list[LogBatch] = []
         self._aborted: list[AbortedTransaction] = []
         self._changes = 0
-        """How often batches that were there have gone, or have become others."""
+        """The number of times that batches were removed or replaced."""
         self._waiting: set[Callable[[], None]] = set()
         if files is not None:
             self._load(files)
@@ -98,7 +98,7 @@ class PartitionLog:
         self.epochs = [*written, *(each for each in self.epochs if each[0] > newest)]
         self.replicated(files.end_offset)
 
-    # -- where it stands
+    # -- positions
 
     @property
     def entry(self) -> LogEntry:
@@ -241,7 +241,7 @@ class PartitionLog:
 
     def kept_from(self, *, since_ms: int | None, size: int | None) -> int:
         """Return from which offset on records stay that are of *since_ms* or later, or among the last *size*
-        bytes; None keeps all. What is not yet stable stays too.
+        bytes; None keeps all. Unstable records stay too.
         """
         kept, left, stable = self.start_offset, self.size_bytes, self.last_stable_offset
         if self._files is not None:
@@ -289,11 +289,11 @@ class PartitionLog:
                 return bool(ended.value)
 
     def compaction(self, rules: CompactionRules) -> Generator[None, None, bool]:
-        """Compact, if that is due, what is stable, old enough, and not in the newest batch; return whether it
-        was. Yield where others may have their turn with the log.
+        """Compact, if that is due, the batches that are stable, old enough, and not the newest; return
+        whether it was due. Yield where others may have their turn with the log.
 
-        What is compacted takes the place of what was there at once, at the end; where that has changed
-        meanwhile (records were deleted), nothing does. Raises WireError for a damaged batch, and then changes
+        The compacted batches replace the former ones at once, at the end; if those have changed since
+        (records were deleted), nothing is replaced. Raises WireError for a damaged batch, and then changes
         nothing.
         """
         end = self._compactable(rules)
@@ -316,8 +316,8 @@ class PartitionLog:
     def _replace(
         self, before: Sequence[LogBatch], left: Compacted, aborted: Sequence[AbortedTransaction]
     ) -> None:
-        """Put what is left where the log has *before*, its first batches, and *aborted*, its first aborted
-        transactions.
+        """Replace *before*, the log's first batches, and *aborted*, its first aborted transactions, by the
+        compacted ones.
         """
         self._changes += 1
         upper, batches = before[-1].last_offset + 1, left.batches
@@ -418,7 +418,7 @@ class PartitionLog:
         return found
 
     def epoch_at(self, offset: int) -> int:
-        """Return the leader epoch in which the record at *offset* was written, -1 where none is known."""
+        """Return the leader epoch in which the record at *offset* was written, -1 if unknown."""
         found = [epoch for epoch, first in self.epochs if first <= offset]
         return found[-1] if found else UNDEFINED
 

@@ -1,4 +1,4 @@
-"""What a leader knows of its producers, worked out again from the batches of its log."""
+"""Rebuilds a leader's state of its producers from the batches of its log."""
 
 from __future__ import annotations
 

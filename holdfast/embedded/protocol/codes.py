@@ -91,7 +91,7 @@ MALFORMED = (
     "This most likely occurs because of a request being malformed by the client library or the message was"
     " sent to an incompatible broker. See the broker logs for more details."
 )
-"""What Kafka says to INVALID_REQUEST where it says nothing of its own."""
+"""Kafka's text for INVALID_REQUEST without a text of its own."""
 NO_PARTITION = "This server does not host this topic-partition."
 FORBIDDEN_CLUSTER = "Cluster authorization failed."
 FORBIDDEN_TOPIC = "Topic authorization failed."

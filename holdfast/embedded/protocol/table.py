@@ -29,7 +29,7 @@ _PLAIN: dict[str, Any] = {
 
 
 class MessageField(msgspec.Struct, frozen=True, kw_only=True):
-    """A field; *kind* is the type of its elements where *is_array*, and "{}" where *fields* tell it."""
+    """A field; *kind* is the type of its elements where *is_array*, and "{}" where *fields* define it."""
 
     name: str
     kind: str

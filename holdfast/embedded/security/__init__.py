@@ -1,3 +1,1 @@
-"""Who may connect to the embedded broker, and what each principal may do there: SASL, TLS, and access control
-lists.
-"""
+"""Authentication and authorization of the embedded broker: SASL, TLS, and access control lists."""

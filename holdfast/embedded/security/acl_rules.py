@@ -8,7 +8,7 @@ from enum import IntEnum
 from typing import NamedTuple, TypeVar
 
 ANYTHING = "*"
-"""The name of a literal rule that is about every resource, and the host of one that holds from everywhere."""
+"""The name of a literal rule about every resource, and the host of a rule that holds from everywhere."""
 EVERYONE = "User:*"
 CLUSTER_NAME = "kafka-cluster"
 
@@ -16,7 +16,7 @@ _Known = TypeVar("_Known", bound=IntEnum)
 
 
 class AclResource(IntEnum):
-    """What a rule is about, by the protocol's numbers."""
+    """The kind of resource that a rule is about, by the protocol's numbers."""
 
     UNKNOWN = 0
     ANY = 1
@@ -29,8 +29,8 @@ class AclResource(IntEnum):
 
 
 class AclPattern(IntEnum):
-    """Whether a rule's name is one resource's or how the names of many begin; ANY and MATCH are of
-    filters.
+    """The meaning of a rule's name: one resource's, or the beginning of many resources' names; ANY and MATCH
+    are of filters.
     """
 
     UNKNOWN = 0
@@ -41,7 +41,7 @@ class AclPattern(IntEnum):
 
 
 class AclOperation(IntEnum):
-    """What a rule allows or denies."""
+    """The operation that a rule allows or denies."""
 
     UNKNOWN = 0
     ANY = 1
@@ -62,7 +62,7 @@ class AclOperation(IntEnum):
 
 
 class AclPermission(IntEnum):
-    """Whether a rule allows or denies; a denial always wins."""
+    """The effect of a rule: it allows or denies; a denial always wins."""
 
     UNKNOWN = 0
     ANY = 1

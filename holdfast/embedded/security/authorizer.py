@@ -49,7 +49,7 @@ OPERATIONS: Mapping[AclResource, tuple[AclOperation, ...]] = {
         _Op.DESCRIBE,
     ),
 }
-"""What can be done to a resource, where clients ask for what they may do (AclEntry.supportedOperations)."""
+"""The operations on a resource, for clients that ask for their rights (AclEntry.supportedOperations)."""
 LIMIT_RULES = 10_000
 """That clients may make; what the broker begins with counts too."""
 LIMIT_REMEMBERED, LIMIT_NAMES = 10_000, 1_000
@@ -71,7 +71,7 @@ class EmbeddedAuthorizer:
         self._rules: dict[AclRule, None] = {}
         self._named: dict[tuple[AclResource, AclPattern, str], dict[AclRule, None]] = {}
         self._prefixes: Counter[tuple[AclResource, int]] = Counter()
-        """How many rules there are of prefixes of each length."""
+        """The number of rules of prefixes, by length."""
         self._super_users, self._default = frozenset(super_users), allow_if_no_rule
         self._decided: dict[tuple[str, str, AclOperation, AclResource, str], bool] = {}
         for each in rules:
@@ -182,7 +182,7 @@ class EmbeddedAuthorizer:
         return any(not any(_hides(denial, each) for denial in denied) for each in allowed)
 
     def operations(self, principal: str, host: str, resource: AclResource, name: str) -> int:
-        """Return what *principal* may do to a resource, as the protocol's bits."""
+        """Return the operations that *principal* may do on a resource, as the protocol's bits."""
         return sum(
             1 << each for each in OPERATIONS[resource] if self.may(principal, host, each, resource, name)
         )
@@ -197,7 +197,7 @@ class _RuleIndex:
         self._shapes = shapes
         self._rules: dict[_Key, dict[_Kind, dict[AclRule, None]]] = {}
         self._prefixes: set[int] = set()
-        """How long names of prefixes are."""
+        """The lengths of prefixes."""
         for each in rules:
             if each.pattern is AclPattern.PREFIXED:
                 self._prefixes.add(len(each.name))

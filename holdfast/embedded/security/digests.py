@@ -28,7 +28,7 @@ def signed(name: str, key: bytes, text: bytes) -> bytes:
 
 
 def are_same(one: bytes, other: bytes) -> bool:
-    """Return whether two secrets are the same, in a time that does not tell where they differ."""
+    """Return whether two secrets are the same, in a time that does not reveal where they differ."""
     import hmac
 
     return hmac.compare_digest(one, other)

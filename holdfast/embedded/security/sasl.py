@@ -1,4 +1,4 @@
-"""What all SASL mechanisms of the embedded broker have in common."""
+"""The base of all SASL mechanisms of the embedded broker."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class SaslRefusal(Exception):
-    """A client that is not let in. *text* is told to it; None where it would say too much."""
+    """A client that is not let in. *text* is sent to it; None where it would say too much."""
 
     def __init__(self, text: str | None = None) -> None:
         super().__init__(text or "invalid credentials")

@@ -34,7 +34,7 @@ _OTHER_ID = "Authentication failed: Client requested an authorization id that is
 
 
 class ScramCredential(NamedTuple):
-    """What a server keeps of a password."""
+    """A server's record of a password."""
 
     salt: bytes
     stored_key: bytes
@@ -45,14 +45,16 @@ class ScramCredential(NamedTuple):
 def credential_of(
     mechanism: str, password: str, make: Callable[[int], bytes], iterations: int = LEAST_ITERATIONS
 ) -> ScramCredential:
-    """Return what to keep of *password*; *make* gives as many bytes for the salt as it is asked for."""
+    """Return the record of *password*; *make* returns as many random bytes for the salt as it is asked
+    for.
+    """
     salt = make(_SALT_BYTES)
     key = salted(MECHANISMS[mechanism], password.encode(), salt, iterations)
     return credential_of_salted(mechanism, key, salt, iterations)
 
 
 def credential_of_salted(mechanism: str, key: bytes, salt: bytes, iterations: int) -> ScramCredential:
-    """Return what to keep of a password that its owner has salted."""
+    """Return the record of a password that its owner has salted."""
     client_key = _sign(mechanism, key, b"Client Key")
     stored_key = hashed(MECHANISMS[mechanism], client_key)
     return ScramCredential(salt, stored_key, _sign(mechanism, key, b"Server Key"), iterations)

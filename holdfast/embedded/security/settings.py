@@ -1,4 +1,4 @@
-"""How an embedded cluster is guarded."""
+"""The security settings of an embedded cluster."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ class SecuritySettings(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     def client_config(self, user: str | None = None) -> dict[str, str]:
-        """Return what a client needs beside the broker's address, under Kafka's names: as *user*, or as the
-        first one. DevBrokerError for a user that there is not.
+        """Return a client's properties besides the broker's address, under Kafka's names: as *user*, or as
+        the first one. DevBrokerError for an unknown user.
         """
         if user is not None and user not in self.users:
             known = ", ".join(self.users) or "none"
@@ -75,7 +75,7 @@ class SecuritySettings(msgspec.Struct, frozen=True, kw_only=True):
         return SaslUsers(self.users, self.mechanisms, chance)
 
     def authorizer(self) -> EmbeddedAuthorizer | None:
-        """Return who decides what a principal may do; None where everybody may do everything."""
+        """Return the authorizer of principals; None where every client may do everything."""
         if self.acls is None:
             return None
         return EmbeddedAuthorizer(self.acls, self.super_users, allow_if_no_rule=self.allow_if_no_acl)

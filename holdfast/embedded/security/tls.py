@@ -46,7 +46,7 @@ class EmbeddedTls(msgspec.Struct, frozen=True, kw_only=True):
         return cls(certificate=certificate, key=key, authority=certificate)
 
     def context(self) -> ssl.SSLContext:
-        """Return what a listener needs; DevBrokerError for files that do not do."""
+        """Return the context of a listener; DevBrokerError for unusable files."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
             context.load_cert_chain(self.certificate, self.key)

@@ -53,14 +53,14 @@ LIMIT_TAGS = 100
 """In the header of a request; Kafka knows none."""
 LEAST_REAUTH_MS = 1_000
 LEAST_HELD = 1 << 14
-"""Bytes that wait on one connection before they count with those of others."""
+"""Bytes that wait on one connection before they count with those of other connections."""
 LIMIT_WAITING, LIMIT_WAITING_BYTES = 100, 1 << 24
 """Frames of one connection that wait for those before them; with more it is not read from."""
 _FIRST = {key: versions[0] for key, _, versions in apis()}
 _OFFERED = {
     key: (name, range(max(_FIRST[key], versions[0]), versions[-1] + 1)) for key, name, versions in offered()
 }
-"""What is answered: of Produce fewer versions than are told."""
+"""The apis that are answered: of Produce fewer versions than are listed."""
 
 
 class _Asked(NamedTuple):
@@ -71,11 +71,11 @@ class _Asked(NamedTuple):
     correlation_id: int
     call: Call
     known: bool = True
-    """Whether the version is one of ours: a client that asks in a newer one is told which there are."""
+    """False if the version is newer than ours: its client gets the list of versions."""
 
 
 class KafkaConnection(asyncio.Protocol):
-    """Frames in, frames out. What is not a request of Kafka's protocol closes it."""
+    """Frames in, frames out. Anything but a request of Kafka's protocol closes it."""
 
     def __init__(self, cluster: EmbeddedCluster, node_id: int, others: Connections[KafkaConnection]) -> None:
         self._cluster, self._node_id, self._others = cluster, node_id, others
@@ -84,10 +84,10 @@ class KafkaConnection(asyncio.Protocol):
         self._frames: deque[bytes] = deque()
         self._frames_bytes, self._may_read = 0, True
         self._is_sound = False
-        """Whether what is known of the next frame is that of a request: its size, api and version."""
+        """True if the known part of the next frame is that of a request: its size, api and version."""
         self._heard_s = system_clock.monotonic_s()
         self._counts = False
-        """Whether what waits here counts with what waits elsewhere."""
+        """True if the frames waiting here count with those waiting elsewhere."""
         self._refused = 0
         """Bytes that are still to come of a frame that is not taken."""
         self._task: asyncio.Task[None] | None = None
@@ -95,7 +95,7 @@ class KafkaConnection(asyncio.Protocol):
         self._delays: asyncio.Task[None] | None = None
         """Set while an answer is late by a fault."""
         self._behind: deque[tuple[_Asked, bytearray]] = deque()
-        """Answers that come behind it: they have waited for the disk."""
+        """Answers that follow it: they have waited for the disk."""
         self._gate = self._new_gate() if cluster.security.users else None
         """Set until the client has shown who it is, where it must."""
         self._passed: SaslGate | None = None
@@ -103,11 +103,11 @@ class KafkaConnection(asyncio.Protocol):
         self._session_ends_ms = self._session_begun_ms = 0
         self._principal = ANONYMOUS
         self._held: bytearray | None = None
-        """An answer that a fault sends behind the next one."""
+        """An answer that a fault sends after the next one."""
         self._undurable = 0
         """Answers that wait for the disk."""
         self._goes_on = False
-        """Whether it has asked for another turn."""
+        """True if it has asked for another turn."""
 
     # -- of the transport
 
@@ -206,7 +206,7 @@ class KafkaConnection(asyncio.Protocol):
 
     @property
     def _most(self) -> int:
-        """How long any frame may be."""
+        """Return the size limit of any frame."""
         return self._cluster.settings.request_max_bytes if self._gate is None else LIMIT_FRAME_BYTES
 
     def _trouble(self, size: int, begun: bytes) -> str | None:
@@ -254,7 +254,7 @@ class KafkaConnection(asyncio.Protocol):
 
     @property
     def _is_free(self) -> bool:
-        """Whether the next request may be answered."""
+        """Return whether the next request may be answered."""
         has_room = self._undurable < LIMIT_WAITING
         return self._task is None and self._may_write and self._delays is None and has_room
 
@@ -294,7 +294,7 @@ class KafkaConnection(asyncio.Protocol):
                 logger.info("%(reason)s: the connection is closed", {"reason": reason})
                 return self._hang_up()
             except BrokerFolderError:
-                return self.close()  # the disk has told it, and the broker stops
+                return self.close()  # the disk has reported it, and the broker stops
             except Exception:
                 logger.exception("a request could not be answered: the connection is closed")
                 return self.close()
@@ -316,7 +316,7 @@ class KafkaConnection(asyncio.Protocol):
         self._work()
 
     def _knock(self, gate: SaslGate, frame: bytes) -> None:
-        """Answer one who has not shown yet who it is; SaslRefusal where no answer is due."""
+        """Answer a client that has not authenticated yet; SaslRefusal where no answer is due."""
         if gate.state is GateState.BARE_TOKEN:
             token = gate.take(frame)
             self._let_in(gate)
@@ -330,7 +330,7 @@ class KafkaConnection(asyncio.Protocol):
             self._hang_up()
 
     def _let_in(self, gate: SaslGate) -> None:
-        """Take note of who comes, before it is told so, if it has shown that."""
+        """Record the authenticated principal before sending the success response."""
         if gate.principal is not None:
             self._principal, self._gate = gate.principal, None
             if (lifetime_ms := self._cluster.security.reauth_ms) > 0:
@@ -371,7 +371,7 @@ class KafkaConnection(asyncio.Protocol):
         return answer
 
     def _hang_up(self) -> None:
-        """Close it once what was written has gone."""
+        """Close it once all written data are sent."""
         self._frames.clear()
         self._frames_bytes = 0
         if self._transport is not None:

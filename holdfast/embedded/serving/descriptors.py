@@ -1,4 +1,4 @@
-"""How many open files of this process connections may take: a broker that cannot open its own stops."""
+"""Limits the open files of this process that connections take: a broker that cannot open its own stops."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ RESERVED = 256
 
 def is_crowded(descriptor: int) -> bool:
     """Return whether a connection of this *descriptor* is one too many. A new file gets the lowest number
-    that is free, so that tells how many are open.
+    that is free, so that shows how many are open.
     """
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return allowed != resource.RLIM_INFINITY and descriptor >= allowed - min(RESERVED, allowed // 2)

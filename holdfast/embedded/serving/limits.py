@@ -1,5 +1,5 @@
-"""What one client, and all of them together, may cost the broker. It looks before it works: at the first
-bytes of a frame, and at the counts of a request.
+"""Limits the cost of one client, and of all together, for the broker. It checks before it works: the first
+bytes of a frame, and the counts of a request.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ _BYTES: Mapping[str, int] = {"JoinGroup": LIMIT_GROUP_BYTES, "SyncGroup": LIMIT_
 WITH_RECORDS = "Produce"
 LIMIT_ELEMENTS = 12_000
 _ELEMENTS: Mapping[str, int] = {
-    "CreateTopics": 35_000,  # 10,000 partitions, each with its place
+    "CreateTopics": 35_000,  # 10,000 partitions, each with its assignment
     "CreatePartitions": 35_000,
     "DescribeConfigs": 2_500,
     "DeleteAcls": 1_000,
     "DescribeGroups": 5_000,
     "ConsumerGroupDescribe": 5_000,
 }
-"""What is answered at some length for each of them, or compared with everything there is."""
+"""Limits for elements that are answered at some length, or compared with everything there is."""
 TURN_S = 0.005
-"""How long the requests of one connection are answered before others have their turn."""
+"""The time for the requests of one connection before others have their turn."""
 LOG_EVERY_S = 1.0
 
 _Held = TypeVar("_Held")

@@ -1,4 +1,4 @@
-"""What a connection must pass before its requests are answered: Kafka's SaslServerAuthenticator."""
+"""The authentication of a connection before its requests are answered: Kafka's SaslServerAuthenticator."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FIRST_WITH_HEADERS = 1
 
 
 class GateState(Enum):
-    """What is expected next."""
+    """The message that is expected next."""
 
     VERSIONS_OR_HANDSHAKE = auto()
     HANDSHAKE = auto()
@@ -62,11 +62,11 @@ class SaslGate:
         return False
 
     def told_versions(self) -> None:
-        """Take note that the client has heard which versions there are: it may not ask again."""
+        """Take note that the client has the list of versions: it may not ask again."""
         self.state = GateState.HANDSHAKE
 
     def handshake(self, mechanism: str, version: int) -> Fields:
-        """Answer SaslHandshake; SaslRefusal for a mechanism that is not known to one who logs in again."""
+        """Answer SaslHandshake; SaslRefusal if a client that logs in again names an unknown mechanism."""
         known = mechanism in self._users.mechanisms
         if self._before is not None and not known:
             raise SaslRefusal
@@ -80,7 +80,7 @@ class SaslGate:
         return {"error_code": code, "mechanisms": list(self._users.mechanisms)}
 
     def authenticate(self, token: bytes) -> Fields:
-        """Answer SaslAuthenticate; SaslRefusal to one who logs in again by another mechanism than before."""
+        """Answer SaslAuthenticate; SaslRefusal if a client logs in again by another mechanism than before."""
         self._check_mechanism()  # before there is an answer
         try:
             answer = self.take(token)

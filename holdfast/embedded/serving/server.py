@@ -14,7 +14,7 @@ from holdfast.errors import DevBrokerError
 
 
 class EmbeddedServer:
-    """Listens for every broker of *cluster*, on loopback only. Whoever calls `open` calls `close`."""
+    """Listens for every broker of *cluster*, on loopback only. The caller of `open` must call `close`."""
 
     def __init__(self, cluster: EmbeddedCluster) -> None:
         self._cluster = cluster

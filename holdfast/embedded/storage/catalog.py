@@ -1,6 +1,4 @@
-"""What a folder says of the cluster as a whole, in ``embedded-topics.json``: its topics, and which producer
-ids are taken.
-"""
+"""The data of the cluster as a whole, in ``embedded-topics.json``: its topics, and the taken producer ids."""
 
 from __future__ import annotations
 
@@ -21,8 +19,8 @@ _Brokers: TypeAlias = Annotated[list[int], msgspec.Meta(min_length=1)]
 
 
 class CatalogTopic(msgspec.Struct, frozen=True, kw_only=True):
-    """A topic: *topic_id* in hexadecimal, *replicas* the brokers of each partition, *configs* what is set on
-    it.
+    """A topic: *topic_id* in hexadecimal, *replicas* the brokers of each partition, *configs* its own
+    settings.
     """
 
     name: str
@@ -52,8 +50,8 @@ _decode = msgspec.json.Decoder(Catalog).decode
 
 
 def read_catalog(folder: Path, nodes: int) -> Catalog | None:
-    """Return what *folder* says, None where it has no such file; BrokerFolderError for what cannot be read,
-    or is of a cluster of another size than *nodes*.
+    """Return the catalog in *folder*, None where it has no such file; BrokerFolderError for an unreadable
+    one, or one of a cluster of another size than *nodes*.
     """
     path = folder / NAME
     try:

@@ -1,4 +1,4 @@
-"""Kafka's checkpoint files: offsets of partitions, or the leader epochs of one, as text."""
+"""Kafka's checkpoint files: offsets of partitions, or the leader epochs of one partition, as text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def checkpoint_text(entries: Iterable[tuple[object, ...]]) -> bytes:
 
 def checkpoint_entries(path: Path, fields: int) -> list[list[str]]:
     """Return the entries of a checkpoint file, none where there is no file or an empty one, as Kafka makes it
-    before there is anything to say; BrokerFolderError for what is no checkpoint.
+    before there is anything to write; BrokerFolderError for an invalid file.
     """
     try:
         lines = path.read_text("utf-8").splitlines()

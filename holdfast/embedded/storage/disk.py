@@ -1,5 +1,5 @@
-"""The files of a broker's folder: few are open at a time, what is not synced yet is known, and the first
-write that fails is the last one.
+"""The files of a broker's folder: few are open at a time, unsynced ones are known, and the first write that
+fails is the last one.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ _ADVICE = {
 
 
 def folder_error(doing: str, path: Path, error: OSError) -> BrokerFolderError:
-    """Return what to tell of an *error* of the system, and what to do about it."""
+    """Return the error for an *error* of the system, with its remedy."""
     advice = _ADVICE.get(error.errno or 0, "look at the disk, then start it again")
     return BrokerFolderError(f"the embedded Kafka cannot {doing} {path}: {error.strerror or error}; {advice}")
 
 
 class Disk:
-    """Reads and writes whole files and their ends. Whoever makes it calls `close`.
+    """Reads and writes whole files and their ends. Its creator must call `close`.
 
     A write goes to the system at once, so it outlives the process; with *fsync* it is noted as unsynced until
-    `sync`, so that answers can wait for it. After a failure nothing is written any more: what is in memory is
-    then ahead of the files, and a broker must start from these again. `on_failure` is called once. A read
-    that fails is such a failure too.
+    `sync`, so that answers can wait for it. After a failure nothing is written any more: memory is then ahead
+    of the files, and a broker must start from these again. `on_failure` is called once. A read that fails is
+    such a failure too.
     """
 
     def __init__(self, *, fsync: bool, limit_open: int = LIMIT_OPEN) -> None:
@@ -53,7 +53,7 @@ class Disk:
         else, for `flush`.
         """
         self._syncing: set[Path] = set()
-        """What a thread syncs now: nobody knows yet whether it is on the disk."""
+        """The files that a thread syncs now: it is unknown whether they are on the disk."""
 
     def __len__(self) -> int:
         """Return how many files are open."""
@@ -180,24 +180,22 @@ class Disk:
 
     @property
     def is_unsynced(self) -> bool:
-        """Whether something was written that a power cut may still take."""
+        """Return whether something was written that a power cut may still take."""
         return bool(self._unsynced)
 
     def take_unsynced(self) -> set[Path]:
-        """Return what `sync_files` is to sync in a thread; whoever calls it says by `synced` when that was
-        done.
+        """Return the files that `sync_files` is to sync in a thread; the caller reports by `synced` when that
+        was done.
         """
         self._syncing, self._unsynced = self._unsynced, set()
         return self._syncing
 
     def synced(self) -> None:
-        """Take it that what was taken is on the disk."""
+        """Note that the taken files are on the disk."""
         self._syncing = set()
 
     def sync_files(self, paths: Iterable[Path]) -> None:
-        """Have files and folders be on the disk; one that is gone needs it no more. May be called in another
-        thread.
-        """
+        """Sync files and folders; a missing one is skipped. It may be called in another thread."""
         for path in paths:
             try:
                 descriptor = os.open(path, os.O_RDONLY)

@@ -11,9 +11,9 @@ from holdfast.errors import BrokerFolderError
 
 
 class DurableAnswers:
-    """Lets answers out in the order in which they came. A thread syncs, so that meanwhile requests are
-    answered that the next round lets out. After a failure none is let out any more. Whoever makes it calls
-    `close`.
+    """Lets answers out in the order in which they came. A thread syncs, so that requests are answered at the
+    same time, which the next round lets out. After a failure no answer is let out any more. Its creator must
+    call `close`.
     """
 
     def __init__(self, disk: Disk) -> None:

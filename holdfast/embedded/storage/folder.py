@@ -35,7 +35,7 @@ def kafka_uuid(data: bytes) -> str:
 
 
 class FolderStorage:
-    """Keeps a cluster in *path*, from `open` to `close`. With *fsync*, what was answered outlives a power
+    """Keeps a cluster in *path*, from `open` to `close`. With *fsync*, answered writes outlive a power
     cut.
     """
 
@@ -131,7 +131,7 @@ class FolderStorage:
         self._clear_away()
 
     def _clear_away(self) -> None:
-        """Remove what is left of topics that are gone; after a crash, the next start does it."""
+        """Remove the remains of deleted topics; after a crash, the next start does it."""
         for each in self._catalog.leaving:
             self.disk.remove_folder(self.path / each)
         there = {each.name for each in self._catalog.topics}

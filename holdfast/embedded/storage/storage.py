@@ -1,4 +1,4 @@
-"""Where a cluster keeps what outlives a request. In memory nothing does; a folder keeps it."""
+"""The storage of a cluster's lasting data. In memory nothing lasts; a folder keeps it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from holdfast.errors import BrokerFolderError
 
 
 class BrokerStorage(Protocol):
-    """What the cluster asks of it, on its event loop."""
+    """The storage as the cluster uses it, on its event loop."""
 
     def open(self, on_failure: Callable[[BrokerFolderError], None]) -> None:
         """Begin; *on_failure* hears of the first write that fails, after which nothing is written any
@@ -26,7 +26,7 @@ class BrokerStorage(Protocol):
 
     @property
     def starts_before(self) -> int:
-        """How often a broker has begun with it before this one."""
+        """Return how often a broker has begun with it before this one."""
 
     def topics(self) -> list[CatalogTopic]:
         """Return the topics there were."""
@@ -35,7 +35,7 @@ class BrokerStorage(Protocol):
         """Have these be the topics; what lies in others goes."""
 
     def log(self, place: Place, topic_id: bytes, configs: TopicConfigs) -> PartitionLog:
-        """Return the log of a partition, with what is in it."""
+        """Return the log of a partition, with its stored batches."""
 
     @property
     def producer_ids(self) -> int:

@@ -11,7 +11,7 @@ NO_LEADER = -1
 
 
 class EmbeddedPartition:
-    """One partition. Its replicas lie in one process and share one log: what is appended is replicated at
+    """One partition. Its replicas are in one process and share one log: appended records are replicated at
     once.
     """
 
@@ -56,7 +56,7 @@ class EmbeddedPartition:
                 self.log.lead(self.leader_epoch)
 
     def elect_anyone(self, alive: list[int]) -> None:
-        """Have the first replica that is *alive* lead, in sync or not, where nobody leads (an unclean
+        """Elect the first replica that is *alive*, in sync or not, if the partition has no leader (an unclean
         election).
         """
         found = [each for each in self.replicas if each in alive]

@@ -46,7 +46,7 @@ NO_ROOM = TopicRefusal(
 
 
 def name_trouble(name: str) -> str | None:
-    """Return what Kafka says of a name that no topic may have."""
+    """Return Kafka's text for an invalid name of a topic, None for a valid one."""
     if not name:
         return "the empty string is not allowed"
     if name in (".", ".."):
@@ -72,11 +72,11 @@ class TopicRegistry:
         self._by_metric: dict[str, str] = {}
         """Each name with dots as underscores, as metrics have it: no two topics may have one there."""
         self._kept: dict[str, CatalogTopic] = {}
-        """What the storage knows of each."""
+        """The catalog's entry of each."""
         self._next_node = 0
 
     def load(self) -> None:
-        """Take the topics that were kept, with what is in them."""
+        """Load the stored topics, with their logs."""
         for each in self._storage.topics():
             topic = self._named(each.name, bytes.fromhex(each.topic_id), each.configs)
             topic.add(each.replicas, self._storage)
@@ -238,7 +238,7 @@ class TopicRegistry:
         return [list(by_index[index]) for index in range(len(by_index))]
 
     def misplaced(self, nodes: list[int]) -> TopicRefusal | None:
-        """Return what is wrong with a manual assignment of a partition to *nodes*."""
+        """Return the fault of a manual assignment of a partition to *nodes*."""
         code = KafkaCode.INVALID_REPLICA_ASSIGNMENT
         if not nodes:
             return TopicRefusal(code, "The manual partition assignment includes an empty replica list.")
@@ -286,7 +286,7 @@ class TopicRegistry:
         topic.add([list(each) for each in placed], self._storage)
 
     def configure(self, changes: Mapping[EmbeddedTopic, Mapping[str, str]]) -> None:
-        """Have these be what is set on each topic."""
+        """Replace each topic's own settings by these."""
         for topic, own in changes.items():
             topic.configs.set(own)
         if changes:

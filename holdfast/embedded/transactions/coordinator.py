@@ -39,15 +39,13 @@ from holdfast.models.transaction_coordinator import coordinate, transaction_of
 _encode = msgspec.msgpack.Encoder().encode
 _EXPIRY_S = 3_600.0
 _SETTLED = PREPARED | {TransactionState.ONGOING}
-"""What must be on the disk before anything else is written of it: a batch of a transaction that nobody knows
-of would hang, and markers without their decision might contradict each other.
+"""States that must be on the disk before anything else is written of the transaction: a batch of an unknown
+transaction would hang, and markers without their decision might contradict each other.
 """
 
 
 class EmbeddedTransactions:
-    """All transactional ids of a cluster. What is decided is complete, markers and all, before it is
-    answered.
-    """
+    """All transactional ids of a cluster. A decision is complete, markers and all, before it is answered."""
 
     def __init__(
         self,
@@ -72,7 +70,7 @@ class EmbeddedTransactions:
         return transaction_of(self.rows, transactional_id)
 
     def every(self) -> Iterator[tuple[str, Transaction]]:
-        """Yield each transactional id with what is kept of it."""
+        """Yield each transactional id with its state."""
         for key, row in self.rows.scan("t/"):
             assert isinstance(row, Transaction)
             yield key.removeprefix("t/"), row
@@ -82,7 +80,7 @@ class EmbeddedTransactions:
         return sum(OVERHEAD_BYTES + len(_encode([name, known])) for name, known in self.every())
 
     def do(self, command: CoordinatorCommand) -> CoordinatorReply:
-        """Apply *command*, log what changed, and write the markers of what was decided."""
+        """Apply *command*, log the changes, and write the markers of decisions."""
         reply = self._decide(command)
         for transactional_id in reply.touched:
             self._carry_out(transactional_id)
@@ -99,7 +97,7 @@ class EmbeddedTransactions:
         return reply
 
     def _carry_out(self, transactional_id: str) -> None:
-        """Log what is decided of an id, and write its markers."""
+        """Log the decision about an id, and write its markers."""
         self._log(transactional_id)
         known = self.get(transactional_id)
         if known is not None and known.state in _SETTLED:
@@ -114,7 +112,7 @@ class EmbeddedTransactions:
             self._storage.keep_producer_ids(ids.block_end)
 
     def load(self) -> None:
-        """Take what was written of transactions, and complete those that were decided."""
+        """Load the written records of transactions, and complete those that were decided."""
         found = read_transactions(self._topics)
         for transactional_id, known in found.items():
             self.rows[transaction_key(transactional_id)] = known
@@ -165,13 +163,13 @@ class EmbeddedTransactions:
     # -- sweeps
 
     def start(self) -> None:
-        """Begin to look for transactions that are open for too long, and ids that nobody uses any more."""
+        """Begin to look for transactions that are open for too long, and ids that are no longer used."""
         self._aborting.start()
         self._expiring.start()
 
     def abort_timed_out(self) -> None:
-        """Abort what is open for too long, and complete what was decided before, but failed to be carried
-        out: nobody else would, and its producer would be told for ever to wait.
+        """Abort transactions that are open for too long, and complete those decided before that failed to be
+        carried out: otherwise their producers would get the answer to wait for ever.
         """
         self._decide(AbortTimedOut())
         for transactional_id in [name for name, known in self.every() if known.state in PREPARED]:
@@ -179,7 +177,7 @@ class EmbeddedTransactions:
                 self._carry_out(transactional_id)
 
     def expire_ids(self) -> None:
-        """Forget ids that nobody uses any more."""
+        """Forget ids that are no longer used."""
         for transactional_id in self._decide(ExpireIds()).touched:
             with set_apart(f"the expiry of transactional id {transactional_id}", _EXPIRY_S):
                 self._carry_out(transactional_id)

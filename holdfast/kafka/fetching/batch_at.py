@@ -18,17 +18,16 @@ from holdfast.kafka.fetching.records import Records
 from holdfast.kafka.requests.raw_log import FETCH_BYTES, LIMIT_BATCH_BYTES, RawFetch, RawLog
 
 ATTEMPTS = 3
-"""So often is a batch fetched that is corrupt: what is on the way may be, and what lies there not."""
+"""Fetches of a batch that is corrupt: damage in transit goes away, damage in the log does not."""
 HANDFUL = 2_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchAt:
-    """The batch that holds an offset. *header* is what it says of itself, None when nothing can be made of
-    it.
+    """The batch that holds an offset, with its decoded *header*, None if it cannot be decoded.
 
-    *records* can be read, of a transaction that was aborted none; *record* is the one that was asked for.
-    *unreadable* tells what cannot be read, and *error* why.
+    *records* counts the readable records, 0 in an aborted transaction; *record* is the one asked for.
+    *unreadable* describes the part that cannot be read, and *error* the reason.
     """
 
     fetched: RawFetch
@@ -43,10 +42,10 @@ class BatchAt:
 async def batch_at(
     log: RawLog, topic: str, partition: int, offset: int, *, limit_bytes: int, committed: bool = False
 ) -> BatchAt:
-    """Return the batch that holds *offset*; TopicError where the log has none. With *committed* as readers of
-    committed records see it.
+    """Return the batch that holds *offset*, as readers of committed records see it if *committed*.
 
-    With *committed*, TopicError too for an offset that lies behind an open transaction.
+    Raises TopicError if the log does not hold *offset*, or, with *committed*, if a transaction that began
+    before it is open.
     """
     max_bytes = FETCH_BYTES
     for _ in range(ATTEMPTS):
@@ -54,7 +53,7 @@ async def batch_at(
         found = await asyncio.to_thread(_read, topic, partition, offset, fetched, data, limit_bytes)
         if found.error is None or found.error.reason == WireReason.SIZE:
             break
-        # With what follows it: where a damaged batch ends tells only the next one.
+        # Also fetch what follows it: only the next batch shows where a damaged one ends.
         max_bytes = min(LIMIT_BATCH_BYTES, len(fetched.data) + FETCH_BYTES)
     return found
 
@@ -62,7 +61,9 @@ async def batch_at(
 async def _held(
     log: RawLog, topic: str, partition: int, offset: int, max_bytes: int, *, committed: bool
 ) -> tuple[RawFetch, memoryview]:
-    """Return what a leader gives from the batch on that holds *offset*."""
+    """Fetch from the batch that holds *offset* on; return the answer and the bytes that begin with that
+    batch.
+    """
     while True:
         fetched = await log.fetch(topic, partition, offset, committed=committed, max_bytes=max_bytes)
         data = memoryview(fetched.data)
@@ -139,7 +140,7 @@ class Reading:
             header = decode_header(data)
             first, self._last = header.base_offset, header.last_offset
         except WireError:
-            first = self._last = offset  # where a worker that met it stands
+            first = self._last = offset  # the position of the worker that met it
         self.reader = BatchReader(data, aborted, first, limit_bytes=limit_bytes)
         self.count = 0
         self.error: WireError | None = None

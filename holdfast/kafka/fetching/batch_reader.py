@@ -1,9 +1,8 @@
 """Fetched bytes of one partition as columns: batch by batch, a handful at a time, and never more unpacked
 than a limit.
 
-aiokafka's reader takes records apart, in C. What it must not be given is kept from it here: it believes
-lengths and offsets, makes every header of a record at once, and reads some bytes behind the end of what it
-was given.
+aiokafka's reader decodes records, in C. Unsafe input is kept from it here: it believes lengths and offsets,
+makes every header of a record at once, and reads some bytes past the end of its input.
 """
 
 from __future__ import annotations
@@ -41,12 +40,12 @@ from holdfast.errors import WireError
 from holdfast.kafka.fetching.records import BatchOrigin, Records
 
 INLINE_BYTES, INLINE_PARTS = 1 << 20, 1_000
-"""What is no larger, packed and unpacked, nor in more parts, is unpacked at once: some 2 ms of the event
-loop. For more a thread is asked.
+"""Batches up to this size, packed and unpacked, and up to so many parts are unpacked at once: some 2 ms of
+the event loop. Larger ones go to a thread.
 """
 PIECE_BYTES = 1 << 20
-"""A larger batch is taken apart in pieces of so much, each of whole records: what is made of a piece may
-be 50 times as large.
+"""A larger batch is decoded in pieces of this size, each of whole records: decoded records may take 50 times
+the memory of a piece.
 """
 PIECE_RECORDS = 4_000
 """Nor has a piece more records: to find where they end takes a microsecond for each."""
@@ -67,13 +66,14 @@ _key, _value, _headers = DefaultRecord.key.__get__, DefaultRecord.value.__get__,
 
 
 class BatchReader:
-    """Reads *data*, whole batches as a leader gave them with *aborted*, from *position* on. `position` is the
+    """Reads *data*, whole batches as a leader sent them with *aborted*, from *position* on. `position` is the
     next offset to be read.
 
-    `take` appends records; None of it waits. When a batch is large it is *packed* first: its bytes are to be
-    unpacked elsewhere and handed back to `unpacked`. A WireError ends the reading: `unreadable` then tells of
-    the batch it stands before. All records before the one that is corrupt are read, however many are taken at
-    once: so every reader comes to the same offset. *skips* are offsets that are left out.
+    `take` appends records, at most as many as asked for. It never waits. A large batch is *packed* first: the
+    caller unpacks its bytes elsewhere and passes them to `unpacked`. A WireError ends the reading;
+    `unreadable` then describes the batch at which it ended. All records before a corrupt one are read,
+    whatever the number taken at once, so every reader comes to the same offset. *skips* are offsets that are
+    left out.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class BatchReader:
         except WireError:
             if self.header is None or not self._skips or not self._is_skipped(self.header):
                 raise
-            self._close()  # what is corrupt begins where the skip does
+            self._close()  # the corrupt part begins where the skip does
             return 0
 
     def _take(self, records: Records, count: int) -> int:
@@ -148,9 +148,7 @@ class BatchReader:
         return size
 
     def _finish(self) -> None:
-        """Let go of a large batch with its last record: what it unpacked to is not kept until somebody
-        reads on.
-        """
+        """Release a large batch with its last record, so that it is not kept until the next read."""
         try:
             self._next_piece()
         except WireError as error:
@@ -162,7 +160,7 @@ class BatchReader:
         try:
             found.extend(islice(self._piece, count))  # keeps what came before a failure
             if count == self._left:
-                next(self._piece, None)  # looks for bytes behind the last record
+                next(self._piece, None)  # fails on bytes that follow the last record
         except (CorruptRecordException, ValueError, OverflowError, MemoryError) as error:
             self._corrupt = WireError(
                 f"a record is corrupt: {error}", offset=self._at, reason=WireReason.LENGTH
@@ -293,7 +291,7 @@ class BatchReader:
             self._unpacked(header, memoryview(records))
 
     def _unpacked_at_once(self, header: BatchHeader, packed: bytes) -> bytes | None:
-        """Return what is in *packed*; None where that takes long, or is more than the limit."""
+        """Return *packed* unpacked; None if that takes long, or exceeds the limit."""
         if len(packed) > INLINE_BYTES:
             return None
         try:
@@ -309,13 +307,13 @@ class BatchReader:
             return None
 
     def unpack(self) -> bytes:
-        """Return what is `packed`, from any thread; WireError when it is corrupt or more than the limit."""
+        """Unpack `packed`, from any thread; WireError when it is corrupt or exceeds the limit."""
         assert self.packed is not None
         assert self.header is not None
         return decompress(self.header.compression, self.packed, limit_bytes=self._limit_bytes)
 
     def unpacked(self, records: bytes) -> None:
-        """Go on with what `unpack` returned."""
+        """Continue reading with the bytes that `unpack` returned."""
         assert self.packed is not None
         assert self.header is not None
         self.packed = None
@@ -355,7 +353,7 @@ class BatchReader:
         )  # which may be begun but once
 
     def _plain(self, header: BatchHeader, count: int, records: memoryview) -> memoryview:
-        """Return a batch of *records* as if they had never been packed, with room behind it."""
+        """Return a batch of *records* as if they had never been packed, with spare bytes at its end."""
         end = self._at + header.size_bytes
         if not header.compression and count == header.records_count and len(self._data) - end >= _SLACK_BYTES:
             return self._data[self._at : end]
@@ -370,7 +368,7 @@ class BatchReader:
     # -- what cannot be read
 
     def unreadable(self, topic: str, partition: int, error: WireError) -> Unreadable:
-        """Tell of the batch at which *error* ended the reading, by what its header says."""
+        """Describe the batch at which *error* ended the reading, from its header if that can be decoded."""
         header = self.header
         if header is None:
             try:
@@ -412,8 +410,8 @@ class BatchReader:
         )
 
     def _last_offset(self, header: BatchHeader | None, error: WireError) -> int:
-        """Return where the batch ends: before the next, whatever a header says that may be damaged itself;
-        -1 when nothing tells.
+        """Return the last offset of the batch, judged by the next batch since its own header may be damaged;
+        -1 if unknown.
         """
         begin, last = self._next_base(), -1 if header is None else header.last_offset
         if header is None or (
@@ -427,7 +425,7 @@ class BatchReader:
         )  # more than any batch has, and than a skip may have
 
     def _next_base(self) -> int:
-        """Return where the batch behind this one begins; -1 when it is not in sight."""
+        """Return the first offset of the batch that follows this one; -1 when it was not fetched."""
         with contextlib.suppress(WireError, StructError):
             (length,) = _INT32.unpack_from(self._data, self._at + _LENGTH_AT)
             return decode_header(self._data, self._at + _LENGTH_AT + _INT32.size + max(length, 0)).base_offset

@@ -1,4 +1,4 @@
-"""What a fetcher knows of each partition, and the chunks that it hands on."""
+"""A fetcher's state of each partition, and the chunks that it delivers."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class HeldResponse:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Whole batches of one partition, as fetched from *first* on; *following* is where the next fetch goes
-    on.
+    """Whole batches of one partition, fetched from offset *first* on; *following* is where the next fetch
+    begins.
     """
 
     source: FetchedPartition

@@ -1,9 +1,9 @@
 """Fetches partitions from their leaders, ahead and within a bound: compressed bytes as they came, in the
 order in which they came.
 
-aiokafka's client finds brokers, connects and authenticates; what is asked and what is made of an answer is
-here. One task for each leader has one request under way, which carries all partitions of that leader that
-have room. Nothing is unpacked here.
+aiokafka's client finds brokers, connects and authenticates; requests and the handling of responses are here.
+One task for each leader has one request under way, which carries all partitions of that leader that have
+room. Nothing is unpacked here.
 """
 
 from __future__ import annotations
@@ -43,22 +43,21 @@ logger = logging.getLogger(__name__)
 
 MAX_WAIT_MS = 100
 FULL_WAIT_MS = 10
-"""How long a leader holds a request while a partition of its has no room: it gets room any moment, and there
-is one request at a time. The same for who reads what is there already: at the end of one partition the next
-is waited for."""
+"""The time for which a leader holds a request while one of its partitions has no room: that may change any
+moment, and only one request is under way. Bounded reads use it too, because they read one partition after
+another.
+"""
 LEAST_SHARE_BYTES = 512 << 10
 LEAST_ROOM_BYTES = 64 << 10
 LARGEST_REQUEST_BYTES = 256 << 20
 SOCKET_BYTES = 4 << 20
 PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
 UNKNOWN_TOPIC_S = 30.0
-"""How long a topic may be unknown before it is taken for missing: one just made, or of a broker just
-started, is not known at once.
+"""The time for which a topic may be unknown before it counts as missing. A topic just created, or one of a
+broker just started, is not known at once.
 """
 STALE_CLIENT_S = 5.0
-"""After so long without an answer the brokers are looked for anew, at the addresses that the settings
-name.
-"""
+"""After so long without an answer the client bootstraps again, from the addresses in the settings."""
 CHECK_EVERY_S, UNKNOWN_PAUSE_S = 1.0, 0.2
 _CLOSE_S = 5.0
 
@@ -112,9 +111,7 @@ class Fetcher:
         self.broker_down = False
 
     def assign(self, sources: Mapping[Place, FetchedPartition]) -> None:
-        """Fetch *sources* and nothing else; what was fetched before is dropped, also what is still under
-        way.
-        """
+        """Fetch only *sources*; drop whatever was fetched before, including responses still under way."""
         self._sources, self._begin_again = dict(sources), []
         self._share_bytes = max(LEAST_SHARE_BYTES, self._queue_bytes // max(1, len(sources)))
         while self.chunks:
@@ -134,7 +131,7 @@ class Fetcher:
             room.set()
 
     def restart(self, source: FetchedPartition, offset: int, pause_s: float = 0.0) -> None:
-        """Drop what is queued of *source* and fetch it from *offset* on, after a pause."""
+        """Drop the queued chunks of *source* and fetch it from *offset* on, after a pause."""
         for chunk in [chunk for chunk in self.chunks if chunk.source is source]:
             self.chunks.remove(chunk)
             self.done(chunk)
@@ -166,8 +163,9 @@ class Fetcher:
     # -- who leads what
 
     async def _steer(self) -> None:
-        """Keep a client, know the leaders, and have a task for each; ends with an error that nobody
-        foresaw, and tells it.
+        """Keep a client connected, the leaders known, and a task running for each leader.
+
+        An unexpected error ends it and becomes `failure`, which wakes the reader.
         """
         try:
             while True:
@@ -386,8 +384,8 @@ class Fetcher:
             if not code and self._sources.get(source.place) is source:
                 if offset and not source.advised:
                     logger.warning(
-                        "%(source)s begins at offset %(offset)d, what was before was deleted: tables that"
-                        " begin now are partial",
+                        "%(source)s begins at offset %(offset)d, the records before it were deleted: tables"
+                        " that begin now are partial",
                         {"source": source, "offset": offset},
                     )
                     source.head = offset
@@ -400,7 +398,7 @@ class Fetcher:
         for answered in answers:
             source, offset = asked[answered.place]
             if source.following != offset or source.stopped:
-                continue  # restarted elsewhere meanwhile
+                continue  # restarted elsewhere since the request
             if answered.code:
                 moved = self._refused(source, answered) or moved
                 continue
@@ -423,7 +421,7 @@ class Fetcher:
                 return
             records, following = records[: whole[0]], max(following, whole[1])
         except WireError:
-            source.resting_until_s = float("inf")  # its reader will tell, and restart it
+            source.resting_until_s = float("inf")  # its reader reports the error, and restarts it
         source.size_bytes = 0
         chunk = Chunk(source, source.following, following, records, answered.aborted, held)
         held.chunks += 1

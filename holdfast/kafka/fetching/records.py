@@ -1,4 +1,4 @@
-"""Fetched records as columns: what a folder takes, and what is left to tell of a record that it refuses."""
+"""Fetched records as columns: the input of a folder, and the details that describe a refused record."""
 
 from __future__ import annotations
 
@@ -23,9 +23,7 @@ class FetchedRecord:
 
 
 class BatchOrigin(NamedTuple):
-    """What the batch of a record tells of it: whose clock its time is from, and the epoch of the leader that
-    took it.
-    """
+    """The clock that stamped a batch's records, and the epoch of the leader that took it."""
 
     broker_time: bool
     leader_epoch: int
@@ -36,11 +34,11 @@ UNTOLD = BatchOrigin(broker_time=False, leader_epoch=-1)
 
 @dataclass(slots=True)
 class Records:
-    """Consecutive records of one partition as columns of equal length, offsets ascending. *origins* has for
-    each run of records of one origin how many of all there are with it, and the origin.
+    """Consecutive records of one partition as columns of equal length, offsets ascending. *origins* has, for
+    each run of records of one origin, the number of all records up to its end, and the origin.
 
-    What is read is taken apart a handful at a time and then let go: the next handful is made in the same
-    memory, which the processor's cache still has.
+    Records are decoded a handful at a time and then released: the next handful reuses the same memory, which
+    is still in the processor's cache.
     """
 
     offsets: Sequence[int] = ()

@@ -1,5 +1,5 @@
-"""Where records come from: our own fetcher, pointed at exact positions, and what it brings as columns,
-pulled from the event loop.
+"""Fetches records from exact positions with our own fetcher, and returns them as columns, pulled from the
+event loop.
 """
 
 from __future__ import annotations
@@ -27,16 +27,14 @@ from holdfast.kafka.fetching.records import Records
 logger = logging.getLogger(__name__)
 
 HANDFUL = 2_000
-"""Records taken from what was fetched at once: 2 to 5 ms of the event loop, which others wait for
-meanwhile.
-"""
+"""Records decoded at once: 2 to 5 ms, for which the event loop runs nothing else."""
 HANDFUL_S = 0.005
 """A handful of many small batches ends after so long."""
 TAKE_S = 0.1
-"""What was taken is handed over after so long: batches that are slow to unpack hold up no others."""
+"""Records already decoded are returned after so long: batches that are slow to unpack delay no others."""
 ATTEMPTS = 3
-"""So often is a batch fetched that is corrupt, before it counts as unreadable: what is on the way may be,
-and what lies there not.
+"""Fetches of a corrupt batch before it counts as unreadable: damage in transit goes away, damage in the log
+does not.
 """
 RETRY_S = 0.1
 
@@ -46,8 +44,8 @@ class Fetched:
     """Records of one partition as one fetch brought them. *first* is the position before it: nothing between
     it and the records exists.
 
-    *broker_time* tells whose clock the last of them has its time from.
-    *readers* counts the processors that have them in hand; after the last the records are let go.
+    *broker_time* says whether the broker's clock stamped the last of them. *readers* counts the processors
+    that still use them; after the last, the records are released.
     """
 
     epoch: int
@@ -66,7 +64,7 @@ class Fetched:
 
 @dataclass(slots=True)
 class _Reading:
-    """How far a partition was taken.
+    """The progress of reading one partition.
 
     *following* is the offset after the last record taken, *position* after all that was read.
     """
@@ -106,7 +104,7 @@ class SourceFetcher:
         self._assigned = 0
         self._current: tuple[Chunk, BatchReader] | None = None
         self.unreadable: dict[Place, Unreadable] = {}
-        """Partitions that stand before a batch that cannot be read; all before it was fetched."""
+        """Partitions whose next batch cannot be read; all records before it were fetched."""
         self._met: dict[Place, Unreadable] = {}
         self.met = asyncio.Event()
         """Set when one more is met; who waits for it clears it."""
@@ -118,8 +116,8 @@ class SourceFetcher:
 
     @property
     def standing(self) -> Mapping[Place, Unreadable]:
-        """What was met that cannot be read, as far as nobody has come past it: after `assign` it is known
-        before it is met again.
+        """Return the unreadable batches that were met and not yet passed, also right after `assign`, before
+        they are met again.
         """
         return {
             place: met
@@ -137,7 +135,7 @@ class SourceFetcher:
         else.
 
         *advised* are positions that no state depends on: one that the log no longer holds moves to the log's
-        beginning. *skips* tells what of a partition is left out, whether it can be read or not.
+        beginning. *skips* returns the offsets of a partition to leave out, readable or not.
         """
         advised = advised or {}
         self._assigned += 1
@@ -154,7 +152,7 @@ class SourceFetcher:
         self._fetcher.assign(sources)
 
     async def fetch(self, epoch: int, wait_s: float) -> list[Fetched]:
-        """Return what is there, one item per partition; waits up to *wait_s* for the first record.
+        """Return the records that have arrived, one item per partition; wait up to *wait_s* for the first.
 
         At most *fetch_records*, and no more of them once they have *fetch_bytes*.
         """
@@ -266,7 +264,7 @@ class SourceFetcher:
     # -- what cannot be read
 
     def _unread(self, reading: _Reading, chunk: Chunk, reader: BatchReader, error: WireError) -> None:
-        """Fetch what is corrupt again; stop before what is so for good, or too large."""
+        """Fetch a corrupt batch again; stop before it if it stays corrupt, or is too large."""
         place, source = chunk.source.place, chunk.source
         reading.position = max(reading.position, reader.position)
         reading.attempts += 1
@@ -292,9 +290,7 @@ class SourceFetcher:
         self._fetcher.restart(source, found.first)
 
     def skip(self, place: Place, last: int) -> None:
-        """Go on after offset *last* of a partition that stands before an unreadable batch: a skip was made
-        of what is before.
-        """
+        """Resume after offset *last* of a partition whose next batch is unreadable and skipped."""
         found = self.unreadable.get(place)
         if found is None or last < found.first:
             return
@@ -305,8 +301,8 @@ class SourceFetcher:
         self._fetcher.restart(reading.source, last + 1)
 
     def hold(self, place: Place, held: bool) -> None:
-        """Fetch no more of a partition, or go on: what it has taken and cannot get rid of must not fill
-        what others share.
+        """Pause or resume fetching a partition: records that its reader cannot take must not fill the queue
+        that all partitions share.
         """
         reading = self._readings.get(place)
         if reading is not None and place not in self.unreadable:
@@ -327,14 +323,14 @@ class SourceFetcher:
         return 0 if reading is None else reading.source.head
 
     def passed(self, place: Place, following: int) -> int:
-        """Return the next offset to be read for one that has done all before *following*.
+        """Return the next offset to read of a partition whose records before *following* are all done.
 
-        That is behind markers of transactions and skipped batches, where no record was taken since.
+        It is past markers of transactions and skipped batches if no record was taken since.
         """
         reading = self._readings.get(place)
         return reading.position if reading is not None and reading.following == following else following
 
-    # -- what brokers tell
+    # -- positions that brokers report
 
     def ends(self) -> dict[Place, int]:
         """Return the end of each partition's committed log, as the last fetch gave it; where all of it is

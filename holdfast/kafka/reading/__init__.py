@@ -1,1 +1,1 @@
-"""Logs read by librdkafka's consumers: to their ends, past what is skipped, and past what cannot be read."""
+"""Logs read by librdkafka's consumers: to their ends, past skipped batches, and past unreadable ones."""

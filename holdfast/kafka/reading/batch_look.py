@@ -1,9 +1,9 @@
-"""What lies where a librdkafka consumer stands: looked up in the log itself, beside the consumer.
+"""Looks up the batch at which a librdkafka consumer is stuck, in the log itself and apart from the consumer.
 
-librdkafka says little of a batch that it cannot read, and of some nothing at all: a record with a key of -5
-bytes, which brokers take, is asked for again for ever. Nor does it tell which offsets a batch holds. So the
-batch is fetched raw and looked at strictly, and where the consumer itself has not refused it, a second one is
-asked what it makes of it.
+librdkafka says little of a batch that it cannot read, and of some nothing at all: it fetches a record with a
+key of -5 bytes, which brokers take, again for ever. Nor does it say which offsets a batch holds. So the batch
+is fetched raw and decoded strictly, and if the consumer itself has not refused it, a second consumer tries to
+read it.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from holdfast.kafka.requests.raw_log import RawLog
 logger = logging.getLogger(__name__)
 
 LOOK_S = 10.0
-"""How long one look may take; the next one begins anew."""
+"""The limit for one look; after that a new one begins."""
 LIMIT_RUN = 64
 """So many batches that follow each other are looked at at once."""
 PROBE_S, PROBE_POLL_S = 5.0, 0.05
 SILENCE_S = 0.5
-"""librdkafka tells what is in an answer while it takes it apart; a consumer that has had one and says
-nothing for so long read nothing.
+"""librdkafka reports the contents of an answer while it decodes it; a consumer that got an answer and is
+silent for so long read nothing.
 """
 
 
@@ -156,9 +156,9 @@ class BatchLook(threading.Thread):
         self.place, self.at = place, at
         self.found: list[Unreadable] = []
         self.log_start = -1
-        """Where the log begins; -1 where no leader has told."""
+        """The first offset of the log; -1 while no leader has answered."""
         self.sound_until = -1
-        """Where nothing was found: up to here all batches are as they should be."""
+        """All batches before this offset are sound."""
         self._stopping = threading.Event()
         self._ended = threading.Event()
 
@@ -196,7 +196,7 @@ class BatchLook(threading.Thread):
         at, refused = self.at, self._refused
         async with RawLog(self._settings, timeout_s=LOOK_S) as log:
             self.log_start, _ = await log.bounds(topic, partition)
-            if self.log_start > at:  # what was refused is the hole before it, and no batch
+            if self.log_start > at:  # the consumer refused the hole before it, and no batch
                 at, refused, self._insists = self.log_start, None, False
             while len(self.found) < LIMIT_RUN:
                 batch = await batch_at(log, topic, partition, at, committed=self._committed)
@@ -215,8 +215,8 @@ class BatchLook(threading.Thread):
     # -- what librdkafka makes of it
 
     def _refusal(self, at: int, last: int) -> str | None:
-        """Return why a new consumer reads nothing of the batch from *at* to *last*; None if it reads it,
-        or is not heard of in time.
+        """Return why a new consumer reads nothing of the batch from *at* to *last*; None if it reads it, or
+        says nothing in time.
         """
         topic, partition = self.place
         consumer = make_reader(

@@ -1,4 +1,4 @@
-"""Where the log of a partition begins and ends, asked of its leader."""
+"""The first and the end offset of a partition's log, asked of its leader."""
 
 from __future__ import annotations
 

@@ -38,8 +38,8 @@ class LogReader:
 
     `next` holds the next offset of each partition. `ended` holds its last reported end. Control
     records and holes may close a log, and are never delivered: so a reported end (PARTITION_EOF) moves
-    `next` as well. A log that is written to all the time has no end to tell; there an end that was asked for
-    is reached by a record.
+    `next` as well. A log that is written to all the time reports no end; there a requested end is reached by
+    a record.
     """
 
     def __init__(
@@ -51,8 +51,8 @@ class LogReader:
         refuse: Callable[[KafkaError], None] = raise_if_over,
         clock: Clock = system_clock,
     ) -> None:
-        """*skipper* gets the reader past batches that nobody can read. *limit* is how many records one call
-        takes: where reading goes on behind an error that was raised, 1, for those before it are lost. It
+        """*skipper* gets the reader past unreadable batches. *limit* is the most records one call takes: 1 if
+        reading continues after an error was raised, as the records before it in the call are lost. The reader
         calls *refuse* with each error but ends; an error that *refuse* raises ends the reading.
         """
         self.consumer, self._skipper, self._clock = consumer, skipper, clock
@@ -70,13 +70,13 @@ class LogReader:
         self._begin(starts)
 
     def follow(self, starts: Mapping[Place, int]) -> None:
-        """Read these partitions too (see `assign`); the others go on."""
+        """Read these partitions too (see `assign`); the others continue."""
         self.consumer.incremental_assign([TopicPartition(*place, offset) for place, offset in starts.items()])
         self._begin(starts)
 
     def begin_anew(self, place: Place, log_start: int) -> None:
-        """Read a partition again from *log_start* on, its first record, or from what is first by then; the
-        others go on.
+        """Read a partition again from *log_start* on, its first record, or from the first that is left by
+        then; the others continue.
         """
         self.consumer.incremental_unassign([TopicPartition(*place)])
         self.consumer.incremental_assign([TopicPartition(*place, log_start)])
@@ -160,8 +160,8 @@ def reading(
     clock: Clock = system_clock,
     limit: int = 1,
 ) -> Iterator[LogReader]:
-    """Open a reader of *topic* that passes what nobody can read; BrokerError for what keeps it from its
-    end.
+    """Open a reader of *topic* that passes unreadable batches; BrokerError for an error that keeps it from
+    the end.
     """
     reader = LogReader(
         make_reader(config, logger=logger),

@@ -1,5 +1,5 @@
-"""How a topic is followed in which members speak to each other, and when it has been read to its end
-though others go on writing to it.
+"""Follows a topic in which members exchange messages, and decides when it has been read to its end although
+others keep writing to it.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ FOLLOW_BYTES = 4_096
 
 
 def following(settings: Settings, name: str, wait_ms: int) -> dict[str, Any]:
-    """Return what a consumer needs to follow such a topic; *name* is a group that is never joined and never
-    committed to.
+    """Return a consumer's configuration for following such a topic; *name* is a group that is never joined
+    and never committed to.
 
     Every record wakes every reader of its partition, so with many members the answers, not the records, are
     the load: the broker collects for *wait_ms*. It is also what a start on a silent topic takes at least.
     """
-    # An open transaction of a stranger must not hide what members say: nobody writes transactionally here
-    # by rule.
+    # A stranger's open transaction must not hide members' messages: by rule no member writes transactionally
+    # here.
     common = reader_options(f"{settings.app}-{name}", committed=False, wait_ms=wait_ms)
     return settings.consumer(**common, **{"fetch.min.bytes": FOLLOW_BYTES})
 
 
 class EndOfLog:
-    """Where one partition ended at some moment after *reader* began to read it, and whether it has been read
-    so far.
+    """The end of one partition at some moment after *reader* began to read it, and whether it has been
+    reached.
 
     librdkafka reports an end by an answer without records (PARTITION_EOF), since an offset cannot: control
     records and holes may close a log. But in a log that is written to all the time every answer has records.
@@ -42,7 +42,7 @@ class EndOfLog:
     __slots__ = ("_end", "_place", "_reader")
 
     def __init__(self, reader: LogReader, place: Place) -> None:
-        """*place* has been assigned to *reader*."""
+        """*reader* has *place* assigned already."""
         self._reader, self._place, self._end = reader, place, -1
 
     def is_reached(self) -> bool:

@@ -7,7 +7,7 @@ from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, TIMESTAMP_NOT_AVAILABLE, 
 from holdfast.clock import Clock
 
 LIMIT_AHEAD_MS = 60_000
-"""How far a sender's clock may be ahead of the reader's before its times are not believed."""
+"""Times of a sender whose clock is further ahead of the reader's are not believed."""
 
 
 def credible_ms(message: Message, before_ms: int, clock: Clock) -> int:

@@ -38,10 +38,10 @@ T = TypeVar("T")
 
 _RETRY_S = 0.1
 _NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
-"""What a broker without topic ids gives."""
+"""The topic id that a broker without topic ids returns."""
 _LIMIT_REPORTED = 10_000
 _reported: set[tuple[str, str, str]] = set()
-"""Whose void skips this process has warned of: log of skips, topic, and its id now."""
+"""The void skips that this process has warned of: log of skips, topic, and its id now."""
 _LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 
 
@@ -49,8 +49,8 @@ def read_skips(settings: Settings, *, timeout_s: float | None = None, clock: Clo
     """Return every skip that was written down before this was called. Blocks; without the topic nothing is
     skipped. Those of a topic that was made again are set apart, with one warning in a process.
 
-    What is committed counts, up to the log's end at the call: where a transaction is open before that, its
-    end is waited for. BrokerError when all of it takes longer than *timeout_s* (default:
+    Only committed skips count, up to the log's end at the call: if a transaction is open before that, the
+    call waits for its end. BrokerError when all of it takes longer than *timeout_s* (default:
     `request_timeout_s`).
     """
     topic, limit_s = settings.skips_topic, settings.request_timeout_s if timeout_s is None else timeout_s
@@ -92,8 +92,8 @@ def _end(settings: Settings, topic: str, deadline_s: float, clock: Clock) -> int
 
 
 def _persist(ask: Callable[[float], T], deadline_s: float, clock: Clock) -> T:
-    """Return what *ask* gives, which is given the seconds left; it is called again until the deadline while
-    brokers come and go. TimeoutError then.
+    """Call *ask* with the seconds left, again until the deadline while brokers come and go, and return its
+    value. TimeoutError at the deadline.
     """
     while True:
         left_s = deadline_s - clock.monotonic_s()
@@ -122,7 +122,7 @@ def _read(settings: Settings, topic: str, end: int, deadline_s: float, clock: Cl
 
 def _skip_in(topic: str, offset: int | None, key: bytes | None, value: bytes | None) -> Skip | None:
     if value is None:
-        return None  # nobody takes back what was skipped
+        return None  # a skip is never taken back
     try:
         return decode_skip(key, value)
     except DecodeError as error:
@@ -137,7 +137,7 @@ def _skip_in(topic: str, offset: int | None, key: bytes | None, value: bytes | N
 
 
 def _sorted(settings: Settings, found: list[Skip], deadline_s: float, clock: Clock) -> Skips:
-    """Return what counts of *found*, in its order, with the skips of topics made again set apart."""
+    """Return the valid skips of *found*, in its order, with the skips of recreated topics set apart."""
     named = sorted({each.topic for each in found if each.topic_id})
     if not named:
         return Skips(found)
@@ -171,7 +171,7 @@ def _id(admin: AdminClient, topic: str, deadline_s: float, clock: Clock) -> str:
         found = _persist(ask, deadline_s, clock)
     except KafkaException as error:
         if error.args[0].code() in CLOSED_TOPIC | MISSING_TOPIC:
-            return ""  # nobody reads it now
+            return ""  # no client can read it now
         raise
     return "" if found == _NO_ID else found
 

@@ -1,8 +1,8 @@
-"""How a librdkafka consumer gets past a batch that it cannot read, and past nothing else.
+"""Takes a librdkafka consumer past a batch that it cannot read, and past nothing else.
 
-A consumer of librdkafka stands for ever before a batch that it cannot unpack or take apart. In a log by which
-members speak to each other such a batch holds nothing that any of them could read, so all of them pass it
-alike: what is passed follows from the log alone.
+A consumer of librdkafka is stuck for ever at a batch that it cannot unpack or decode. In a log by which
+members exchange messages no member can read such a batch, so all of them pass it alike: the log alone decides
+which batches are passed.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ STANDS_S = 1.0
 finds nothing.
 """
 STANDS_AGAIN_S = 0.1
-"""The same behind a batch that was passed: where one is, there are often more."""
+"""The same after a batch was passed: unreadable batches often come in groups."""
 LIMIT_STANDS_S = 60.0
 WATCH_S = 0.1
 INSIST_TIMES = 3
-"""What a consumer has refused or not given so often counts, even if we can read it."""
+"""A refusal or a silence of the consumer that was seen so often counts, even if we can read the batch."""
 STOP_S = 2.0
 TOLD_ONE_BY_ONE = 10
 CURE = (
@@ -46,7 +46,7 @@ CURE = (
 
 @dataclass(slots=True)
 class _Standing:
-    """Where one partition is read: *next* is the offset that is waited for, since *since_s*."""
+    """The position of reading one partition: offset *next* has been waited for since *since_s*."""
 
     next: int
     since_s: float
@@ -54,10 +54,10 @@ class _Standing:
     times: int = 0
     refused: str | None = None
     strays: bool = False
-    """Whether the consumer has gone elsewhere: what it gives until it is sent back is not of this place."""
+    """True while the consumer is elsewhere: records that it returns before it is sent back do not count."""
 
     is_behind: bool = False
-    """Whether the consumer tells of a batch below *next*."""
+    """True if the consumer reports a batch below *next*."""
 
     sound_until: int = -1
     """Up to here the log has been looked at, and holes in it are true."""
@@ -77,12 +77,12 @@ class _Standing:
 
 
 class Skipper:
-    """Sifts what a consumer polls: tells its partitions' positions by it, and takes them past batches that
-    cannot be read.
+    """Filters a consumer's polled messages: learns its positions from them, and takes its partitions past
+    batches that cannot be read.
 
-    Used from the consumer's thread, but for `close`; it never waits for the broker, which is asked by a
-    thread of its own. Given *stands*, it passes nothing, and calls *stands* once for each batch. *in_group*:
-    the consumer has its partitions from a group.
+    Used from the consumer's thread, but for `close`; it never waits for the broker, which a thread of its own
+    asks. Given *stands*, it passes nothing, and calls *stands* once for each batch. *in_group*: the consumer
+    has its partitions from a group.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Skipper:
         self._places[topic, partition] = _Standing(offset, self._clock.monotonic_s())
 
     def resume(self, topic: str, partition: int, offset: int) -> None:
-        """Note that reading of a partition goes on at *offset*, where it may have stood still before."""
+        """Note that reading of a partition resumes at *offset*, where it may have been stalled before."""
         standing = self._places.get((topic, partition))
         if standing is None or standing.next != offset:
             self.begin(topic, partition, offset)
@@ -128,12 +128,12 @@ class Skipper:
         if look is not None:
             look.stop(STOP_S)
 
-    # -- what was polled
+    # -- polled messages
 
     def sift(self, consumer: Consumer, messages: Sequence[Message]) -> list[Message]:
-        """Return *messages* without those that only tell of a batch that cannot be read.
+        """Return *messages* without those that only report a batch that cannot be read.
 
-        Call it also when there are none.
+        Call it also when there are no messages.
         """
         out = []
         for message in messages:
@@ -160,8 +160,8 @@ class Skipper:
             standing.moved(offset, self._clock.monotonic_s())
 
     def strays(self, place: Place) -> bool:
-        """Return whether the consumer gives what is not where a partition stands: nothing of it is to be
-        heeded.
+        """Return whether the consumer is elsewhere than the partition's position: its messages must be
+        ignored.
         """
         standing = self._places.get(place)
         return standing is not None and standing.strays
@@ -186,8 +186,8 @@ class Skipper:
     def _is_in_place(self, consumer: Consumer, place: Place, offset: int) -> bool:
         """Return whether a record may have its offset. Brokers do not check those within a batch.
 
-        One far off would end the reading early; librdkafka goes on behind it, where nothing is, and begins
-        anew with the whole log.
+        One far off would end the reading early; librdkafka would continue after it, where there is nothing,
+        and then start again with the whole log.
         """
         standing = self._places.get(place)
         if standing is None:
@@ -204,7 +204,7 @@ class Skipper:
             and not -1 < _end_of(consumer, place) < standing.next
         ):
             # A search for another offset was still under way when it was sent here; only a log that is
-            # shorter by now begins anew.
+            # shorter by now is read again from its beginning.
             self._go(consumer, place, standing.next)
             return False
         standing.moved(offset + 1, self._clock.monotonic_s())
@@ -214,7 +214,7 @@ class Skipper:
         """Return whether a record may not lie at *offset*, where a hole would have to be before it.
 
         In a log of ours a hole is rare, and every one is looked at but that of a lost beginning. Topics of
-        users may be full of them: there only the end tells.
+        users may be full of them: there only the end decides.
         """
         if self._stands is None and (standing.has_begun or standing.next > 0):
             return offset >= standing.sound_until
@@ -236,10 +236,10 @@ class Skipper:
         standing.times += 1
         standing.refused = why
 
-    # -- what is standing still
+    # -- stalled partitions
 
     def look(self, consumer: Consumer) -> None:
-        """See what was found, and look at the next partition that stands still, if any."""
+        """Act on the last finished look, and begin to look at the next stalled partition, if any."""
         if self._look is not None:
             if not self._look.over:
                 return
@@ -318,9 +318,9 @@ class Skipper:
                 )
 
     def _go(self, consumer: Consumer, place: Place, offset: int) -> None:
-        """Have the consumer go on at *offset*.
+        """Have the consumer resume at *offset*.
 
-        Unlike a seek, this throws away what is under way, as a search for another offset.
+        Unlike a seek, this discards fetches and offset searches that are under way.
         """
         try:
             if self._in_group:  # whose assignment is not ours to change
@@ -345,5 +345,5 @@ def _end_of(consumer: Consumer, place: Place) -> int:
 
 
 def _is_told(count: int) -> bool:
-    """Return whether to tell of the *count*th time: who writes one such batch may write thousands."""
+    """Return whether the *count*th such batch is logged: a client that writes one may write thousands."""
     return count <= TOLD_ONE_BY_ONE or count & (count - 1) == 0

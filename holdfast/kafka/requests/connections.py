@@ -22,16 +22,17 @@ from holdfast.kafka.requests.oidc import OidcTokens
 
 
 def connector(settings: Settings, *, timeout_s: float) -> Callable[[], AIOKafkaClient]:
-    """Return what makes clients that are not yet connected, each of whose requests waits up to
-    *timeout_s*; reads the PEM files once.
+    """Return a function that makes unconnected clients, whose requests each wait up to *timeout_s*; reads the
+    PEM files once.
     """
     how = _connections(settings, timeout_s)
     return lambda: AIOKafkaClient(bootstrap_servers=settings.bootstrap_servers.split(","), **how)
 
 
 async def log_in_refused(settings: Settings, *, timeout_s: float) -> str | None:
-    """Return why a broker does not let this client in, None where none says so: aiokafka's `bootstrap` tells
-    only that it cannot connect.
+    """Return why a broker refuses this client's authentication; None if no broker does.
+
+    aiokafka's `bootstrap` reports only that it cannot connect.
     """
     how = _connections(settings, timeout_s)
     for host, port, _ in collect_hosts(settings.bootstrap_servers.split(",")):

@@ -20,9 +20,7 @@ from holdfast.kafka.codes import NO_GROUP, name_of, retriable
 from holdfast.kafka.requests.connections import connector, log_in_refused
 
 ATTEMPT_S = 3.0
-"""How long the first attempt may take. Each further one may take twice as long, for a coordinator that is
-slow.
-"""
+"""The timeout of the first attempt. Each further one may take twice as long, for a slow coordinator."""
 _GROUP_COORDINATOR = 0
 _BACKOFF = Backoff(0.05, 1.0)
 
@@ -30,11 +28,11 @@ _BACKOFF = Backoff(0.05, 1.0)
 async def committed_offsets(
     settings: Settings, group: str, *, timeout_s: float, clock: Clock = system_clock
 ) -> dict[Place, int]:
-    """Return what *group* has committed, of the topics that this principal may see; nothing for one that does
-    not exist.
+    """Return the committed offsets of *group*, of the topics that this principal may see; empty for a group
+    that does not exist.
 
-    Asked again while the coordinator moves, loads its log or does not answer. BrokerError at the deadline,
-    and at once for credentials that are refused; GroupError for what else no patience mends.
+    The request is repeated while the coordinator moves, loads its log or does not answer. BrokerError at the
+    deadline, and at once for refused credentials; GroupError for any other permanent error.
     """
     asked = f"offsets of group {group}"
     until_s, waits_s, why = clock.monotonic_s() + timeout_s, _BACKOFF.waits_s(), "no answer"
@@ -79,8 +77,8 @@ async def _require_log_in(settings: Settings, wait_s: float) -> None:
 
 
 async def _ask(settings: Settings, group: str, timeout_s: float) -> tuple[int, dict[Place, int]]:
-    """Return an error code, 0 for none, and what is committed. Each attempt has connections of its own, which
-    find out who is there.
+    """Return an error code, 0 for success, and the committed offsets. Each attempt has connections of its
+    own, so it finds the brokers of that moment.
     """
     client = connector(settings, timeout_s=timeout_s)()
     try:

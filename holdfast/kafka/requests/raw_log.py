@@ -1,9 +1,9 @@
 """A partition's log as it lies on the broker: whole record batches, control batches included, which consumers
 never show.
 
-Fetched with aiokafka's client and its own requests; only what is in the bytes is ours
-(holdfast/core/kafka/record_batch.py). And the one thing that may have to be written there by hand: the end of
-a transaction that the brokers have lost.
+It is fetched with aiokafka's client and its own requests; only the decoding of the bytes is ours
+(holdfast/core/kafka/record_batch.py). One thing can be written here too: the end of a transaction that the
+brokers have lost.
 """
 
 from __future__ import annotations
@@ -87,10 +87,11 @@ class RawLog:
         committed: bool = False,
         max_bytes: int = FETCH_BYTES,
     ) -> RawFetch:
-        """Return what the leader gives from the batch that holds *offset* on: at least one whole batch where
-        there is any.
+        """Return the leader's batches from the one that holds *offset* on: at least one whole batch if there
+        is any.
 
-        With *committed* it ends at the last stable offset, and tells which transactions in it were aborted.
+        With *committed* they end at the last stable offset, and the aborted transactions among them are
+        listed.
         """
         code, fetched = await self._fetch(topic, partition, offset, committed, max_bytes)
         if code in OUT_OF_LOG:
@@ -116,8 +117,8 @@ class RawLog:
         """Write the marker that ends the open transaction of a producer in a partition, as its coordinator
         would.
 
-        What is right is for the caller to know (holdfast/core/broker_logs/lost_ends.py). BrokerError when the
-        leader refuses; the broker lets who may alter the cluster do it.
+        The caller decides whether that is right (holdfast/core/broker_logs/lost_ends.py). BrokerError when
+        the leader refuses; the broker requires the permission to alter the cluster.
         """
         request = WriteTransactionMarker(topic, partition, producer_id, epoch, commit, coordinator_epoch)
 
@@ -136,8 +137,8 @@ class RawLog:
     async def _answer(
         self, topic: str, partition: int, ask: Callable[[int], Awaitable[tuple[int, T]]]
     ) -> tuple[int, T]:
-        """Return what a partition's leader answers to *ask*, an error code and more, once it does not say
-        that it is not the leader.
+        """Return the answer of a partition's leader to *ask*, an error code and a value; an answer of a
+        broker that is not the leader is retried with the next.
         """
         deadline_s = self._clock.monotonic_s() + self._timeout_s
         why = "it has no leader"
@@ -189,7 +190,7 @@ class RawLog:
             topics=[(topic, [(partition, offset, max_bytes)])],
         )
         response = await self._client.send(leader, request)
-        # By place and not by name: aiokafka cannot name what is in a null array, which stands for no aborted
+        # By position and not by name: aiokafka cannot name the items of a null array, which means no aborted
         # transactions.
         if response.API_VERSION < LEAST_FETCH_VERSION:
             raise BrokerError(

@@ -43,14 +43,14 @@ Connect: TypeAlias = Callable[[], Any]
 _UNFINISHED = {KafkaError.CONCURRENT_TRANSACTIONS}
 """The coordinator still ends the transaction before: it takes milliseconds."""
 UNKNOWN_TOPIC_S = 5.0
-"""How long brokers may say that a topic is unknown before it is taken for missing: one just made, or of a
-broker just started, is not known at once. While no broker answers, nobody says so.
+"""The time for which brokers may call a topic unknown before it counts as missing. A topic just created, or
+one of a broker just started, is not known at once. Time without any broker's answer does not count.
 """
 BATCH_BYTES = 500_000
 BATCH_RECORDS = 2_000
 """Records of one batch: so many small ones are packed in 1 to 2 ms."""
 ROUND_BYTES = 4 << 20
-"""What is on its way at a time, over all partitions that a transaction writes to."""
+"""The most bytes under way at a time, over all partitions that a transaction writes to."""
 _QUICK_PAUSE_S, _PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.05, 0.5
 _CLOSE_S = 5.0
 _TRANSACTION_COORDINATOR = 1
@@ -66,7 +66,7 @@ class SentBatch(NamedTuple):
 
 @dataclass(slots=True)
 class _Lot:
-    """What a transaction writes to one partition, and how much of it is written."""
+    """A transaction's records for one partition, and how many of them are written."""
 
     records: Sequence[Written]
     at: int = 0
@@ -86,7 +86,7 @@ class _Lot:
 def producers(
     connect: Connect, *, transaction_timeout_s: float, compression: int = 0
 ) -> Callable[[str], TransactionalClient]:
-    """Return what makes the producer of a transactional id."""
+    """Return a function that makes the producer of a transactional id."""
     return lambda transactional_id: TransactionalClient(
         connect,
         transactional_id=transactional_id,
@@ -157,7 +157,7 @@ class TransactionalClient:
     # -- a transaction
 
     def _builder(self, place: Place) -> DefaultRecordBatchBuilder:
-        """Return what makes the next batch of a place."""
+        """Return a builder for the next batch of a topic partition."""
         sequence = self._sequences.get(place, 0)
         return DefaultRecordBatchBuilder(
             2, self._compression, 1, self._me.producer_id, self._me.epoch, sequence, BATCH_BYTES
@@ -198,10 +198,10 @@ class TransactionalClient:
         return offsets
 
     async def _append_batches(self, batches: Mapping[Place, SentBatch]) -> dict[Place, int]:
-        """Append a batch to each place, as part of the transaction; return the offset of each one's first
-        record.
+        """Append a batch to each topic partition, as part of the transaction; return the offset of each one's
+        first record.
 
-        What is not answered is sent again as it is: by its sequence the leader knows it.
+        A batch without an answer is sent again unchanged: the leader recognises it by its sequence.
         """
         self._begun = True
         if not self._second_version:
@@ -227,7 +227,7 @@ class TransactionalClient:
             self.why = ", ".join(map(name_of, codes))
             await pauses.wait(quick=codes == _UNFINISHED)
             if codes != _UNFINISHED and not await self._client.force_metadata_update():
-                unknown.forget()  # what is known of topics is of before
+                unknown.forget()  # the known topics are those of before
 
     async def _append_once(self, batches: Mapping[Place, SentBatch]) -> list[Appended]:
         by_leader: dict[int, dict[Place, bytes]] = {}
@@ -235,7 +235,7 @@ class TransactionalClient:
         for place, batch in batches.items():
             leader = self._client.cluster.leader_for_partition(TopicPartition(*place))
             if leader is None or leader < 0:
-                # Of a topic that was deleted meanwhile the brokers tell nothing any more.
+                # Brokers no longer report a topic that was deleted since the batch was made.
                 is_known = self._client.cluster.partitions_for_topic(place[0]) is not None
                 code = KafkaError.LEADER_NOT_AVAILABLE if is_known else KafkaError.UNKNOWN_TOPIC_OR_PART
                 out.append(Appended(place, code, -1))
@@ -299,8 +299,8 @@ class TransactionalClient:
             self._me = me
             self._sequences.clear()
         elif (not commit or self._asked_again) and (code := await self._initialize(self._me)):
-            # The first version cannot tell what is late: nothing of this transaction that is still under way
-            # may meet the next.
+            # The first version cannot recognise late requests: none of this transaction that is still under
+            # way may meet the next.
             self._refuse(code)
         self._joined.clear()
         self._begun = False
@@ -308,8 +308,8 @@ class TransactionalClient:
     # -- asking the coordinator
 
     async def _ask(self, request: RawRequest, read: Callable[[bytes], tuple[int, T]]) -> tuple[int, T]:
-        """Return what the coordinator answers once it is there and at leisure: an error code, 0 for none,
-        and more.
+        """Return the coordinator's answer, an error code (0 for success) and a value, once it is available
+        and not busy.
         """
         pauses, self._asked_again = Pauses(), False
         while True:
@@ -341,8 +341,8 @@ class TransactionalClient:
                 " transaction took longer than transaction_timeout_s"
             )
         if code == KafkaError.UNKNOWN:
-            # Seen from a broker that had just stood still. Whether the transaction is committed is open until
-            # somebody fences it.
+            # Seen from a broker that had just been frozen. It is open whether the transaction is committed,
+            # until another owner fences it.
             raise FencedError(
                 f"{self.transactional_id}: the broker failed ({why}) at this owner's transaction: only the"
                 " next owner can tell what became of it"
@@ -384,7 +384,7 @@ class _TimeUnknown:
         return now_s - self._since_s >= UNKNOWN_TOPIC_S
 
     def forget(self) -> None:
-        """Begin anew: what is said next was not said before."""
+        """Start over: forget which topics were unknown and since when."""
         self._since_s = None
 
 

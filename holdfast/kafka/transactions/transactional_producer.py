@@ -1,4 +1,4 @@
-"""What the writer of a changelog needs of a transactional producer, and what that tells it."""
+"""The interface by which a changelog's writer uses a transactional producer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TransactionalProducer(Protocol):
 
     Each asks until it is answered: the caller limits the time, and `why` holds the last answer. They raise
     FencedError when a newer owner exists, UndeliverableError when a topic refuses a record, AbortableError
-    when the transaction has to be made anew, and BrokerError for anything else.
+    when the transaction has to be repeated, and BrokerError for anything else.
     """
 
     transactional_id: str
@@ -52,8 +52,8 @@ class TransactionalProducer(Protocol):
         ...
 
     async def append(self, records: Mapping[Place, Sequence[Written]]) -> dict[Place, int]:
-        """Append records to each place, in order, as part of the transaction, which the first begins; return
-        the offset behind each one's last.
+        """Append records to each topic partition, in order, as part of the transaction, which the first call
+        begins; return the offset after each one's last.
         """
         ...
 

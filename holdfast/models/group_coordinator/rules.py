@@ -3,7 +3,8 @@
 
 `step` takes a group, a request and its time, and returns the group and the replies. Joins and syncs wait in
 the group until they are answered. Deadlines that have passed are worked off first, each at its own time, so
-the result does not depend on when somebody looks. Names of rules are those of Kafka's GroupMetadataManager.
+the result does not depend on when the group is looked at. Names of rules are those of Kafka's
+GroupMetadataManager.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def step(group: ClassicGroup, request: Request, at_ms: int) -> tuple[ClassicGrou
 
 
 def next_deadline_ms(group: ClassicGroup) -> int | None:
-    """Return when the group changes though nobody asks anything; None for never."""
+    """Return when the group changes without a request; None for never."""
     due = TransitionContext(group).due()
     return None if due is None else due[0]
 
@@ -121,7 +122,7 @@ class TransitionContext:
                 self._maybe_complete(when_ms)
 
     def due(self) -> tuple[int, int, str] | None:
-        """Return the earliest deadline: its time, its place among others of that time, and what it is."""
+        """Return the earliest deadline: its time, its rank among others of that time, and its kind."""
         group, due = self.group, []
         if group.join_ends_ms is not None:
             due.append((group.join_ends_ms, 0, "join"))
@@ -134,7 +135,7 @@ class TransitionContext:
     def _join_is_over(self, at_ms: int) -> None:
         group = self.group
         if group.join_limit_ms is not None and group.newcomers and at_ms < group.join_limit_ms:
-            # Somebody came while the first join waited: others may be on their way.
+            # A member came while the first join waited: others may be on their way.
             self._set(
                 join_ends_ms=min(at_ms + group.settings.initial_delay_ms, group.join_limit_ms),
                 newcomers=False,
@@ -336,7 +337,7 @@ class TransitionContext:
         self._set(members=members)
         if members and not joined:
             self._set(join_ends_ms=at_ms + max(each.rebalance_ms for each in members), join_limit_ms=None)
-            return  # nobody is there to lead: wait for one of the static members
+            return  # no member is there to lead: wait for one of the static members
         self._set(
             join_ends_ms=None, join_limit_ms=None, newcomers=False, generation=self.group.generation + 1
         )
@@ -503,5 +504,5 @@ def _differs(said: str | None, known: str) -> bool:
 
 
 def _session_runs(member: ClassicMember) -> bool:
-    """Who waits for an answer of the coordinator cannot be blamed for silence."""
+    """A member that waits for an answer of the coordinator cannot be blamed for silence."""
     return member.join is None and member.sync is None

@@ -1,5 +1,5 @@
-"""What the classic group coordinator keeps, is asked and replies (PROTOCOL.md#the-classic-coordinator):
-plain values, no rules.
+"""State, requests and replies of the classic group coordinator (PROTOCOL.md#the-classic-coordinator): plain
+values, no rules.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ NO_GENERATION = -1
 
 
 class GroupState(StrEnum):
-    """Where a classic group is."""
+    """The state of a classic group."""
 
     EMPTY = "Empty"
     PREPARING = "PreparingRebalance"
@@ -54,7 +54,7 @@ class JoinGroup(msgspec.Struct, frozen=True, kw_only=True):
     requires_id: bool = True
     protocol_type: str = "consumer"
     may_skip_assignment: bool = True
-    """Whether a leader that is back under a new id understands that it need not assign again."""
+    """True if a leader that is back under a new id understands that it need not assign again."""
 
 
 class SyncGroup(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,7 +89,7 @@ class LeaveGroup(msgspec.Struct, frozen=True, kw_only=True):
 class OffsetCommit(msgspec.Struct, frozen=True, kw_only=True):
     """OffsetCommit, or (*transactional*) TxnOffsetCommit, which is fenced alike where it names a member.
 
-    Generation -1 without a member is a simple consumer, or a producer that does not tell of its group.
+    Generation -1 without a member is a simple consumer, or a producer that does not name its group.
     """
 
     request: int
@@ -117,7 +117,7 @@ Request: TypeAlias = (
 
 
 class GroupReply(NamedTuple):
-    """What the request of that number is answered with.
+    """The answer to the request of that number.
 
     *members* are the leader's list of (member id, subscription).
     """
@@ -152,7 +152,7 @@ class ClassicMember(msgspec.Struct, frozen=True, kw_only=True):
     synced: bool = False
 
     def subscription(self, protocol: str) -> bytes:
-        """Return what it subscribed to under *protocol*."""
+        """Return its subscription under *protocol*."""
         return dict(self.protocols).get(protocol, b"")
 
 

@@ -1,6 +1,4 @@
-"""Where rows go: how many partitions a topic has, which of them a row belongs to, which topics are not
-there.
-"""
+"""The destinations of rows: a topic's partitions, the partition of each row, and topics that do not exist."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ METADATA_TIMEOUT_S = 2.0
 INTERNAL = frozenset(
     ["__consumer_offsets", "__transaction_state", "__share_group_state", "__cluster_metadata"]
 )
-"""Topics that brokers let nobody write to, though they tell of them as of any other."""
+"""Topics that no client may write to, though brokers list them as any other."""
 
 
 class Destinations:
@@ -57,7 +55,7 @@ class Destinations:
             if error.args[0].code() in REFUSED_TOPIC:
                 return error.args[0]  # type: ignore[no-any-return]
             if known is not None:
-                return None  # the broker is away; what was known a minute ago is the best there is
+                return None  # the broker is away; a minute-old count is the best there is
             raise BrokerError(
                 f"topic {topic}: {error.args[0].str()}; check that the broker is reachable"
             ) from error
@@ -74,7 +72,7 @@ class Destinations:
         return found.error or KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
 
     def ask(self, client: Any) -> None:
-        """Ask *client* from now on, and keep what is known."""
+        """Ask *client* from now on, and keep the known counts."""
         self._client = client
 
     def forget(self, topic: str) -> None:
@@ -109,7 +107,7 @@ class Destinations:
         return out
 
     def among(self) -> dict[str, int]:
-        """Return the count of partitions by which `of` places keys, by topic."""
+        """Return the count of partitions by which `of` chooses a key's partition, by topic."""
         return {topic: count for topic, (count, _) in self._counts.items()}
 
     def outside(self, row: OutboxRow) -> bool:

@@ -1,9 +1,9 @@
-"""What topics take: whose records, and how large a batch of them may be, asked of the broker and learned from
-what it refuses.
+"""The limits of topics: who may write to them, and how large a batch may be, asked of the broker and learned
+from its refusals.
 
 A broker refuses a batch that is larger than its topic's `max.message.bytes`, with every record in it, and the
 transaction they are in. So batches are cut below the limit, and a record that is larger by itself is known
-before it costs anybody a transaction.
+before it costs other rows a transaction.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CLIENT_BATCH_BYTES = 1_000_000
 itself.
 """
 LEARNED_SHARE = 4
-"""Batches are cut to this part of one that was refused, where nobody says what the limit is."""
+"""Batches are cut to this part of a refused batch, if the limit is unknown."""
 
 _BATCH_BYTES = 61
 _RECORD_LEAST, _HEADER_LEAST = 7, 2  # lengths and the like in one byte each
@@ -90,7 +90,9 @@ class Rounds:
 
 
 class TopicLimits:
-    """The limits of topics, as far as the broker tells or its refusals show. For one thread; `close` it."""
+    """The limits of topics, as far as the broker reports them or its refusals show. For one thread; `close`
+    it.
+    """
 
     def __init__(
         self, client: Mapping[str, Any], producer: Mapping[str, Any], clock: Clock = system_clock
@@ -105,7 +107,7 @@ class TopicLimits:
         self._client_bytes = int(producer.get("batch.size", CLIENT_BATCH_BYTES))
         codec = producer.get("compression.type", producer.get("compression.codec", "none"))
         self.compresses = codec not in (None, "none")
-        """Whether a record's size on the wire is known only once it was sent."""
+        """True if a record's size on the wire is known only once it was sent."""
 
     def look(self, topics: Iterable[str]) -> None:
         """See to it that the limits of *topics* are known: waits for those that were never asked for, not
@@ -148,15 +150,15 @@ class TopicLimits:
             allowed = asked[topic].result(ASK_S).authorized_operations
         except (KafkaException, LateError, ValueError) as error:
             logger.info(
-                "topic %(topic)s does not tell who may write to it: %(error)s",
+                "the broker does not report who may write to topic %(topic)s: %(error)s",
                 {"topic": topic, "error": error},
             )
             return True
         return not allowed or AclOperation.WRITE in allowed
 
     def too_large(self, row: OutboxRow) -> str | None:
-        """Return why *row* can never be in its topic as that stands now; None where it may be, or nobody can
-        tell.
+        """Return why *row* can never be in its topic under the present limit; None if it may be, or if that
+        is unknown.
 
         Do not call it for rows with small key and value that were not refused before. Most rows are such, and
         counting headers takes time.
@@ -236,7 +238,7 @@ class TopicLimits:
         self._asking.update({resource.name: future for resource, future in found.items()})
 
     def _collect(self, waiting: Iterable[str]) -> None:
-        """Take in what was answered, and wait for the answers about *waiting*."""
+        """Take in the answers, and wait for those about *waiting*."""
         until_s = self._clock.monotonic_s() + ASK_S
         waiting = set(waiting)
         for topic, future in list(self._asking.items()):
@@ -247,10 +249,10 @@ class TopicLimits:
                 entry = future.result(max(0.0, until_s - self._clock.monotonic_s())).get(CONFIG)
                 self._known[topic] = int(entry.value), self._clock.monotonic_s()
             except (KafkaException, LateError, AttributeError, TypeError, ValueError) as error:
-                # Most often: this principal may not describe the topic. What it is refused tells as well,
-                # only later.
+                # Most often: this principal may not describe the topic. Refusals show the limit as well, only
+                # later.
                 logger.info(
-                    "topic %(topic)s does not tell its %(config)s: %(error)s",
+                    "the broker does not report %(config)s of topic %(topic)s: %(error)s",
                     {"topic": topic, "config": CONFIG, "error": error},
                 )
                 if code_of(error) == KafkaError.TOPIC_AUTHORIZATION_FAILED:

@@ -22,14 +22,14 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is left to do of a take: *parts*, none of them empty, one after the other.
+    """The rest of a take: *parts*, none of them empty, one after the other.
 
-    Every row behind a refused row of its key has left the plan, so the parts keep the order of every key.
+    Every row after a refused row of its key has left the plan, so the parts keep the order of every key.
     """
 
     parts: tuple[Part, ...] = ()
     is_plain: bool = False
-    """No topic is refused, no row failed before and none has a flaw: the next rows may be taken ahead."""
+    """No topic is refused, no row failed before or has a flaw: the next rows may be taken ahead."""
 
     @property
     def rows(self) -> list[OutboxRow]:
@@ -43,7 +43,7 @@ class Plan:
         return {part.rows[0].id: part.flaw or "" for part in flawed}
 
     def first(self, *parts: Sequence[OutboxRow]) -> Plan:
-        """Return the plan with *parts* in the place of its first part; empty ones are left out.
+        """Return the plan with *parts* instead of its first part; empty ones are left out.
 
         >>> rows = [OutboxRow(id, "t", b"k", b"v", [], None, None, 0, 0, None) for id in range(4)]
         >>> [[row.id for row in part.rows] for part in Plan((Part(rows),)).first([], rows[:1], rows[1:]).parts]

@@ -35,8 +35,8 @@ logger = logging.getLogger(__name__)
 SLICE_S = 0.5
 """Longest single wait inside the client; between two, `stop` takes effect."""
 FLUSH_S = 0.05
-"""How soon it is noticed that a record was not delivered: the client's flush goes on waiting for those
-behind it.
+"""The delay after which an undelivered record is noticed: the client's flush continues to wait for the
+records after it.
 """
 PROGRESS_RECORDS = 5_000
 LIMIT_MESSAGE_BYTES = 64 << 20
@@ -99,11 +99,11 @@ class Publisher:
         self._failed: list[_Failed] = []
         self._undelivered = False
         self._has_begun = True
-        """Whether the broker has the progress of the transaction, or none is open."""
+        """True if the broker has the progress of the transaction, or no transaction is open."""
         self._producer = make_producer(
             {
                 **client,
-                "logger": Quiet(logger),  # every refusal is told, once
+                "logger": Quiet(logger),  # every refusal is logged, once
                 "transactional.id": transactional_id,
                 "transaction.timeout.ms": int(transaction_timeout_s * 1000),
                 "linger.ms": 5,  # a commit flushes at once; this only gathers what one transaction produces
@@ -144,8 +144,8 @@ class Publisher:
         what: str,
         stopping: Callable[[], bool] | None = None,
     ) -> None:
-        """Call *call* with short timeouts until it returns; a call that timed out goes on in the client,
-        asking again continues it.
+        """Call *call* with short timeouts until it returns; a call that timed out continues in the client,
+        and the next call resumes it.
         """
         deadline_s, stopping = self._clock.monotonic_s() + timeout_s, stopping or self._stopping
         while True:
@@ -168,7 +168,7 @@ class Publisher:
                     ) from error
 
     def _fenced(self, why: KafkaError) -> HoldfastError:
-        """Return what it means that the broker takes no more of this leader's transaction."""
+        """Return the error for a broker that takes no more of this leader's transaction."""
         if why.code() == KafkaError.INVALID_TXN_STATE and not self._has_begun:
             return BrokerError(
                 f"progress topic {self._progress.topic} takes nothing: it is not there, or this principal may"
@@ -242,7 +242,7 @@ class Publisher:
         """Return when the broker has the progress of the transaction, before it gets the first row.
 
         A lone broker that dies and comes back later than the transaction's timeout may forget to end it. The
-        next leader looks for what is open on the progress topic: rows that were there alone would be
+        next leader looks for open transactions on the progress topic: rows that were there alone would be
         published again. Raises BrokerError when the topic refuses it, Aborted when it did not arrive.
         """
         progress = self._producer_progress
@@ -337,7 +337,9 @@ class Publisher:
             raise PublishStopped
 
     def _refused(self, rows: Sequence[OutboxRow], destinations: Sequence[Destination]) -> HoldfastError:
-        """Return what was refused: the progress, or some of *rows*, which go to *destinations*."""
+        """Return the error for the refused records: the progress, or some of *rows*, which go to
+        *destinations*.
+        """
         for each in self._failed:
             if each.destination[0] == self._progress.topic:
                 return BrokerError(

@@ -1,4 +1,4 @@
-"""What becomes of rows that Kafka refuses: held with their key for a while, set aside when they have
+"""Handles rows that Kafka refuses: they are held with their key for a while, and set aside when they have
 failed often enough.
 """
 
@@ -33,8 +33,8 @@ LIMIT_NOTING = 16
 WARN_EVERY_S = 60.0
 """Rows that are set aside are logged this often at WARNING, each of them at INFO."""
 HOLD_SHARE = 9.0
-"""How much longer a topic that is refused is left alone than it took to deal with it: others keep nine
-tenths of their rate.
+"""For how many times its handling time a refused topic is left alone: others keep nine tenths of their
+rate.
 """
 
 
@@ -47,7 +47,7 @@ class Hold:
 
 
 class Refusals:
-    """The refused rows and topics of one term, and the plan for what is left.
+    """The refused rows and topics of one term, and the plan for the remaining rows.
 
     A strategy asks for a plan once per take, and again after each refusal. Rows that failed are remembered by
     the database, topics only here.
@@ -91,8 +91,8 @@ class Refusals:
     # -- plans
 
     def plan(self, rows: Sequence[OutboxRow], destinations: Destinations) -> Plan:
-        """Return what to publish of *rows*, a take in order. A row that Kafka is known to refuse is held and
-        not in the plan, nor are the rows behind it on its key.
+        """Return the plan for publishing *rows*, a take in order. A row that Kafka is known to refuse is held
+        and not in the plan, nor are the rows after it on its key.
         """
         refused = self._hold_refused_topics(rows, destinations)
         fit = [row for row in rows if row.topic not in refused] if refused else rows
@@ -102,7 +102,7 @@ class Refusals:
 
     def failed(self, plan: Plan, why: Mapping[int, str]) -> Plan:
         """Note that rows failed, each for its reason, and return the plan without them, without rows that
-        their topics cannot take, and without what waits behind any of these.
+        their topics cannot take, and without the rows that wait for any of these.
 
         *why* goes by row id. A row that waits for one of its key has not been tried, so it has not failed.
         """
@@ -124,7 +124,7 @@ class Refusals:
         return plan.kept(is_left)
 
     def transaction_refused(self, plan: Plan, refused: RowsRefused, destinations: Destinations) -> Plan:
-        """Return what is left of *plan*, whose first part came to nothing since Kafka refused some of it.
+        """Return the rest of *plan*, whose first part came to nothing since Kafka refused some of it.
 
         A refused record takes its whole batch with it. So where several were in one, either the batch was too
         large, and will be cut smaller; or they are halved until one is alone.
@@ -142,8 +142,8 @@ class Refusals:
         return left
 
     def rows_refused(self, plan: Plan, why: Mapping[int, KafkaError]) -> Plan:
-        """Return what is left of *plan*, of whose first part nothing was delivered since Kafka refused the
-        rows of *why*, by id.
+        """Return the rest of *plan*, of whose first part nothing was delivered since Kafka refused the rows
+        of *why*, by id.
         """
         if (left := self._without_blamed(plan, why)) is not None:
             return left
@@ -153,8 +153,8 @@ class Refusals:
         return plan.first(rows[:begin], rows[begin:middle], rows[middle:])
 
     def _without_blamed(self, plan: Plan, why: Mapping[int, KafkaError]) -> Plan | None:
-        """Return the plan without those rows of its first part that are to blame; None where that is one of
-        several, and nobody knows which.
+        """Return the plan without the rows of its first part that are to blame; None if there are several and
+        it is unknown which one is.
         """
         blamed = [row for row in plan.parts[0].rows if row.id in why]
         if blamed and all(why[row.id].code() in TOO_LARGE for row in blamed):
@@ -166,11 +166,10 @@ class Refusals:
     # -- rows
 
     def _note_failed(self, row: OutboxRow, reason: str) -> bool:
-        """Hold *row* for a while, and return True: the rows behind it on its key wait. Or set it aside when
-        it has failed often enough, and return False.
+        """Hold *row* for a while, and return True: the rows after it on its key wait. Or set it aside when it
+        has failed often enough, and return False.
 
-        Whatever is asked of the database after this knows that the row is held; `settle` tells whether that
-        was noted.
+        Later queries of the database know that the row is held; `settle` returns once that was noted.
         """
         settings, rows = self._settings, self._shard_rows.rows
         self._stats.last_error = f"row {row.id} for {row.topic}: {reason}"
@@ -279,7 +278,7 @@ def _halves(
     rows: Sequence[OutboxRow], at: Sequence[Destination], refused: frozenset[Destination]
 ) -> tuple[Sequence[OutboxRow], Sequence[OutboxRow]]:
     """Return *rows*, which go to *at*, in two parts: those with a key for a *refused* destination apart,
-    behind the others, or simply the halves where that divides nothing.
+    after the others, or simply the halves where that divides nothing.
 
     No key is in both parts of the first kind, since a key has one destination: no order is broken.
     """

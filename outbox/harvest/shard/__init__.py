@@ -1,1 +1,1 @@
-"""What leads a shard, whatever its strategy: its rows on a thread of their own, waits and counts."""
+"""The leader of a shard, whatever its strategy: its rows on a thread of their own, waits and counts."""

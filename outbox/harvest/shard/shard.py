@@ -1,5 +1,5 @@
-"""What every strategy's leader of a shard has: its rows on a thread of their own, how long to wait for
-more, what it counts.
+"""The parts that every strategy's leader of a shard has: its rows on a thread of their own, its waits for
+more rows, its counts.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Latency:
 
 @dataclass(slots=True)
 class ShardStats:
-    """What one shard's leaders in this process have done since it started; counters never go back."""
+    """The counts of one shard's leaders in this process since it started; counters never go back."""
 
     shard: int
     leading: bool = False
@@ -68,10 +68,10 @@ class ShardStats:
     pending: int = 0
     """Rows in the table, counted now and then, up to a hundred thousand."""
     oldest_created_ms: int | None = None
-    """When the first of the rows last taken was written; None once none was left."""
+    """When the first of the rows last taken was written; None once no row was left."""
     last_error: str = ""
     began_again: int = 0
-    """How often rows' numbers were found to begin again."""
+    """The number of times that rows' numbers were found to begin again."""
     holds: set[str] = field(default_factory=set)
     """Topics that nothing can be written to now."""
     trouble: Trouble = field(default_factory=lambda: Trouble("of this process"))
@@ -92,7 +92,7 @@ class LeaderSignals:
         self.flush = threading.Event()
 
     def stop(self) -> None:
-        """Finish what was begun."""
+        """Finish the work begun, then end."""
         self._stop.set()
         self.nudged.set()
 
@@ -106,7 +106,7 @@ class LeaderSignals:
         return self._stop.is_set() or not self._leading()
 
     def abandoned(self) -> bool:
-        """Return whether waiting for what was begun is pointless."""
+        """Return whether waiting for unfinished work is pointless."""
         return self._abandon.is_set() or (not self._leading() and not self._stop.is_set())
 
     def rests(self) -> bool:
@@ -146,7 +146,7 @@ class ShardRows:
         self.buckets = buckets_of(shard, settings.shards) if settings.shards > 1 else None
         self.worker = WorkerThread(f"holdfast-outbox-rows-{shard}", signals.abandoned)
         self.wakeup: Wakeup | None = self.rows.wakeup()
-        # Only holdfast's own writers tell of every row they write.
+        # Only holdfast's own writers notify of every row they write.
         self._is_notified = self.wakeup is not None and self.rows.layout.name == "holdfast"
         self._poll_s = LEAST_POLL_S
         self._clock, self._count_at_s = clock, clock.monotonic_s() + COUNT_EVERY_S
@@ -177,7 +177,7 @@ class ShardRows:
 
     @property
     def quiet(self) -> bool:
-        """Whether there have been no rows for a while."""
+        """Return whether there have been no rows for a while."""
         return self._poll_s >= self.settings.idle_poll_s
 
     def wait(self) -> None:

@@ -1,4 +1,4 @@
-"""A thread that does one thing after the other for somebody who must not wait for ever."""
+"""A thread that does one job after the other for a caller that must not wait for ever."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Pending(Generic[T]):
         return self._future.done()
 
     def result(self) -> T:
-        """Return what came of it, or raise it; raises Abandoned when waiting has become pointless."""
+        """Return the job's result, or raise its error; raises Abandoned when waiting has become pointless."""
         while True:
             try:
                 return self._future.result(SLICE_S)
@@ -65,7 +65,7 @@ class WorkerThread:
         return self.submit(call, *args, **kwargs).result()
 
     def close(self, timeout_s: float) -> bool:
-        """End the thread once it has done what was queued; False when that takes longer."""
+        """End the thread once it has done the queued jobs; False when that takes longer."""
         self._jobs.put(None)
         self._thread.join(timeout_s)
         return not self._thread.is_alive()

@@ -1,13 +1,13 @@
 """Strategy `fenced`: rows and progress in one Kafka transaction, rows deleted afterwards; exactly once for
 readers of committed records.
 
-    fence -> read progress -> delete what was published -> { take the lowest rows -> publish them with
+    fence -> read progress -> delete the published rows -> { take the lowest rows -> publish them with
     progress -> delete them }
 
-Whatever moment a leader dies at, the next one repairs it. Before the commit, nobody has seen the records and
-the rows are still there. After it, the progress record names the rows, and they are deleted before anything
-else is published. A leader that wakes up after its successor has fenced it can publish nothing more, and what
-it deletes was published: only published rows are ever deleted.
+At whatever moment a leader dies, the next one repairs it. Before the commit, no reader has seen the records
+and the rows are still there. After it, the progress record names the rows, and they are deleted before
+anything else is published. A leader that wakes up after its successor has fenced it can publish nothing more,
+and the rows it deletes were published: only published rows are ever deleted.
 
 The rows of the next batch are taken while this one is being committed. They lie above it, and are taken only
 if nothing became visible below: a row that commits late has a lower id, and rows of its key may come after
@@ -53,7 +53,7 @@ ABORTS_IN_TURN = 5
 class FencedTerm:
     """One term of one leader.
 
-    `run` returns when it is over; whatever happens, what it leaves behind is repaired by the next one.
+    `run` returns when it is over; whatever happens, the next term repairs the state that it leaves.
     """
 
     def __init__(self, term: Term, clock: Clock = system_clock) -> None:
@@ -158,7 +158,7 @@ class FencedTerm:
         return deleted
 
     def _end(self) -> None:
-        """Let go of everything. What is still being deleted was published, so it may go on."""
+        """Release everything. Rows still being deleted were published, so their deletion may continue."""
         self._ahead = self._deleting = None
         self._stats.in_flight = 0
         publisher, self._publisher = self._publisher, None
@@ -194,7 +194,7 @@ class FencedTerm:
             self._numbers.note()
 
     def _is_watched(self, rows: Sequence[OutboxRow]) -> bool:
-        """Return whether somebody else is at work on the table, so that *rows* must be left to him for
+        """Return whether another program is at work on the table, so that *rows* must be left to it for
         now.
         """
         foreign = self._foreign
@@ -211,7 +211,7 @@ class FencedTerm:
         return False
 
     def _retry_now(self) -> None:
-        """Try again now what is held."""
+        """Retry the held rows now."""
         self._signals.flush.clear()
         self._ahead = None
         self._refusals.retry_now()
@@ -269,7 +269,7 @@ class FencedTerm:
                 self._settle()
                 plan = self._refusals.transaction_refused(plan, refused, destinations)
                 if self._signals.stopping():
-                    # and leave all of the plan: what comes later in it may be behind a row that is left
+                    # and leave all of the plan: later rows in it may follow a row that is left
                     break
             meanwhile = None
         self._refusals.settle()
@@ -326,7 +326,7 @@ class FencedTerm:
             self._settle()
 
     def _settle(self) -> None:
-        """Wait until what was published is deleted."""
+        """Wait until the published rows are deleted."""
         if self._deleting is not None:
             deleting, rows = self._deleting
             self._deleting = None

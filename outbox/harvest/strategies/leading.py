@@ -1,4 +1,4 @@
-"""Going on after errors: what a term does until it is over, the same for every strategy."""
+"""Retries a term's work after errors until the term is over, the same for every strategy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def lead_on(term: Term, lead: Callable[[], None], producer: str) -> None:
     """Call *lead*, which leads until `stop`, again after each error: that costs a pause, never
     the term.
 
-    Pauses grow while nothing is published in between. The term tells `stats.trouble` when it works again.
+    Pauses grow while nothing is published in between. The term reports to `stats.trouble` when it works
+    again.
     """
     signals, stats, waits_s = term.signals, term.stats, BACKOFF.waits_s()
     stats.trouble.who = producer

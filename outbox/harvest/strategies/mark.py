@@ -9,10 +9,10 @@ does better is listed in docs/PROTOCOL.md.
 
 Order: rows of one key may be in flight together. The producer is idempotent and *gapless*: once a record is
 lost, nothing after it is appended, so a reader sees R0, R1, R1, R2 at worst, never R0, R2, R1. After a loss,
-what is left of the batch is published in ever smaller parts, until a row that is to blame is alone.
+the rest of the batch is published in ever smaller parts, until a row that is to blame is alone.
 
 The rows of the next batch are marked, and those of the last one deleted, while this one is on its way. When
-anything in it fails, what was marked ahead is given back: rows of a key that has to wait may be among them.
+anything in it fails, rows marked ahead are given back: rows of a key that has to wait may be among them.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ logger = logging.getLogger(__name__)
 
 FIRST_ROWS = 64
 LAST_ANSWERS_S = 1.0
-"""How long a producer that a fatal error ended waits for what is on its way: a broker that answers at all
-does so sooner. What a silent one appends later repeats rows.
+"""The time for which a producer that a fatal error ended waits for outstanding answers: a broker that answers
+at all does so sooner. Records that a silent one appends later repeat rows.
 """
 
 
 class MarkTerm:
     """One term of one leader.
 
-    `run` returns when it is over; rows it leaves marked are marked anew by the next leader.
+    `run` returns when it is over; rows it leaves marked are marked again by the next leader.
     """
 
     def __init__(self, term: Term, clock: Clock = system_clock) -> None:
@@ -172,7 +172,7 @@ class MarkTerm:
         return marking
 
     def _harvest(self, rows: Sequence[OutboxRow], full: bool) -> None:
-        """Publish *rows*, delete what was delivered and give back the rest."""
+        """Publish *rows*, delete the delivered ones and give back the rest."""
         self._lost = {row.id for row in rows}
         self._whole |= {row.id: row for row in rows}
         try:
@@ -195,7 +195,7 @@ class MarkTerm:
             self._purging = (self._shard_rows.submit(self._marks.purge, ids, self._leader_id), ids)
 
     def _give_back(self) -> None:
-        """Count what was marked ahead among what is lost."""
+        """Count the rows marked ahead among the lost ones."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
             self._lost.update(row.id for row in ahead.result())
@@ -209,7 +209,7 @@ class MarkTerm:
             self._purged(ids)
 
     def _settle(self) -> None:
-        """Delete what is delivered, take the mark off what is not."""
+        """Delete the delivered rows, take the mark off the others."""
         self._settle_purge()
         delivered, lost = sorted(self._delivered), sorted(self._lost)
         if delivered:
@@ -260,7 +260,7 @@ class MarkTerm:
         yield part._replace(rows=part.rows[begin:])
 
     def _publish(self, plan: Plan) -> Plan:
-        """Publish the first part of *plan*, and return what is left of it."""
+        """Publish the first part of *plan*, and return the rest of it."""
         if flaws := plan.flaws:
             return self._refusals.failed(plan, flaws)
         if self._signals.stopping():
@@ -281,7 +281,7 @@ class MarkTerm:
             self._stats.latency.observe_since(rows[0].created_ms, self._clock.now_ms())
 
     def _lost_some(self, plan: Plan, sent: int, failed: dict[int, KafkaError]) -> Plan:
-        """Return what is left of *plan*, whose first part are the rows that were not delivered of *sent*.
+        """Return the rest of *plan*, whose first part are the rows that were not delivered of *sent*.
 
         Raises BrokerError when Kafka refused none of them.
         """
@@ -351,8 +351,8 @@ class MarkTerm:
         """Wait for the answers to the rows *sent*, and move those that did not fail from lost to
         delivered.
 
-        A producer that a fatal error ended sends nothing more: what it has in hand fails at once, what is on
-        its way within LAST_ANSWERS_S.
+        A producer that a fatal error ended sends nothing more: queued records fail at once, records on their
+        way within LAST_ANSWERS_S.
         """
         until_s = self._clock.monotonic_s() + self._settings.heartbeat_timeout_s + SLICE_S
         ended_s: float | None = None

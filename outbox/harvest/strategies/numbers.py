@@ -17,7 +17,7 @@ LOOK_EVERY_S = 10.0
 
 
 class NumberWatch:
-    """One term's; the progress of its producer carries what was found from leader to leader."""
+    """The watch of one term; the progress of its producer carries the findings from leader to leader."""
 
     def __init__(self, term: Term, clock: Clock = system_clock) -> None:
         self._term, self._clock = term, clock
@@ -26,7 +26,7 @@ class NumberWatch:
         self._noted = Noted(outbox="")
         self._look_at_s = 0.0
         self.began_again = False
-        """Whether this look, or an earlier one of the term, found that they did."""
+        """True if this look, or an earlier one of the term, found that they did."""
 
     def begin(self, progress: ProducerProgress) -> None:
         """Compare what the progress says with what the database does: the token of the outbox, the highest
@@ -78,7 +78,7 @@ class NumberWatch:
         return self._noted.outbox == self._progress.outbox
 
     def found_again(self, rows: Sequence[OutboxRow]) -> None:
-        """*rows* have numbers of others that were published."""
+        """*rows* have numbers of other rows that were published."""
         if not self._progress.highest and self.began_again:  # which is known
             return
         self._begins_again(

@@ -1,9 +1,9 @@
-"""Marks of others in the table of a `fenced` harvester: reapers (or harvesters of strategy `mark`) that still
-run publish the same rows.
+"""Other programs' marks in the table of a `fenced` harvester: reapers (or harvesters of strategy `mark`) that
+still run publish the same rows.
 
 A reaper marks rows, publishes and deletes them. It heeds no marks but its own, so nothing in the table can
-keep it off; what can be done is to see it at work and to leave the rows to it. Marks that stand still are
-what a reaper left behind when it ended: after a while these rows are published as all others.
+keep it off; the harvester can only see it at work and leave the rows to it. Marks that no longer change are
+left over from a reaper that ended: after a while these rows are published as all others.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from holdfast.outbox.harvest.table.rows import OutboxRows
 from holdfast.outbox.schema.layouts import OutboxRow
 
 QUIET_S = 10.0
-"""How long nobody may have marked a row, or taken a marked one away, before this harvester publishes."""
+"""The time without a row marked, or a marked one taken away, after which this harvester publishes."""
 
 Mark = tuple[int, str]
 
 
 class ForeignMarks:
-    """What is known of marks in a table whose rows this harvester publishes without marking them."""
+    """The marks in a table whose rows this harvester publishes without marking them."""
 
     def __init__(self, clock: Clock = system_clock, quiet_s: float | None = None) -> None:
         self._clock, self._quiet_s = clock, QUIET_S if quiet_s is None else quiet_s
@@ -37,16 +37,16 @@ class ForeignMarks:
             self.moved()
 
     def moved(self) -> None:
-        """Somebody else was seen at work."""
+        """Another program was seen at work."""
         self._moved_s = self._clock.monotonic_s()
 
     def others(self, marks: Iterable[Mark]) -> bool:
-        """Return whether there are marks among these that are not known to be left behind."""
+        """Return whether there are marks among these that are not known to be left over."""
         return not self._left_behind.issuperset(marks)
 
     @property
     def refusal(self) -> str | None:
-        """Why nothing may be published now; None when nobody else is at work."""
+        """Return why nothing may be published now; None when no other program is at work."""
         if self._moved_s is None:
             return None
         quiet_s = self._clock.monotonic_s() - self._moved_s
@@ -59,12 +59,12 @@ class ForeignMarks:
         )
 
     def settled(self, left_behind: Iterable[Mark]) -> None:
-        """Nobody has been at work for long: *left_behind* are all marks that are still there."""
+        """No other program has been at work for long: *left_behind* are all marks that are still there."""
         self._left_behind, self._seen, self._moved_s = frozenset(left_behind), frozenset(), None
 
     @property
     def waits(self) -> bool:
-        """Whether somebody else was at work, and `settled` was not called since."""
+        """Return whether another program was at work, and `settled` was not called since."""
         return self._moved_s is not None
 
 

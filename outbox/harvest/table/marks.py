@@ -21,8 +21,8 @@ from holdfast.outbox.schema.layouts import OutboxRow
 
 
 class MarkedRows:
-    """The rows of an outbox in goharvest's layout, for one leader at a time; beside `OutboxRows`, over the
-    same connection.
+    """The rows of an outbox in goharvest's layout, for one leader at a time; an addition to `OutboxRows`,
+    over the same connection.
     """
 
     def __init__(self, rows: OutboxRows) -> None:
@@ -61,7 +61,7 @@ class MarkedRows:
                         f"UPDATE {self._table} SET {self._leader} = {self._mark()} WHERE {self._among(ids)}",
                         {"me": leader_id},
                     )
-                    if marked < len(ids):  # they are locked: nobody took one away
+                    if marked < len(ids):  # they are locked: no other program took one away
                         raise self._refuses(f"marking {len(ids)} rows changed {marked}")
         if not found and self._database.is_postgres and self._cannot_mark(own | named, len(topics)):
             raise self._refuses("marking the lowest rows changed none")

@@ -1,9 +1,9 @@
-"""Whether the numbers of an outbox's rows began again, and what is noted of them in the database.
+"""Detects that the numbers of an outbox's rows began again, and keeps notes for that in the database.
 
 A table that was emptied with its numbers, restored from a backup, or lost its last commits in a failover
 gives numbers a second time. What a database gave last, where it lets this user ask, is compared with the
 highest that was published. The lease table notes that of each shard, in a row of the number -1 - shard, with
-a token that tells this outbox from another of the same name.
+a token that distinguishes this outbox from another of the same name.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from holdfast.outbox.schema.database import Database
 
 
 class Noted(msgspec.Struct, frozen=True, kw_only=True):
-    """What the database notes of one shard's numbers."""
+    """The database's note about one shard's numbers."""
 
     outbox: str
     highest: int = 0
@@ -33,7 +33,7 @@ class Noted(msgspec.Struct, frozen=True, kw_only=True):
 
     @staticmethod
     def read(highest: int, packed: str) -> Noted:
-        """Return what was noted; what cannot be read says that nothing was."""
+        """Return the decoded note; an unreadable one counts as none."""
         fields = str(packed).split("/")
         if len(fields) != 3 or not (fields[1].isdigit() and fields[2].isdigit()):
             return Noted(outbox="")
@@ -108,7 +108,7 @@ class Numbering:
         return int(found[0][0] or 0) if found else 0
 
     def last_if_known(self) -> int | None:
-        """Return what `last` does, None also where the database refuses the question."""
+        """Return the value of `last`, None also if the database refuses the question."""
         try:
             return self.last()
         except OutboxDatabaseError as error:

@@ -1,6 +1,6 @@
-"""The rows that a term published last: what is deleted must be gone, and what comes back under its number is
-either the same row, which the database did not delete, or another, since numbers began again. What comes back
-under another number is written again by the DELETE itself: a trigger that keeps what is deleted.
+"""The rows that a term published last. Deleted rows must be gone; a row that comes back under its number is
+either the same row, which the database did not delete, or another, since numbers began again. A row that
+comes back under another number is written again by the DELETE itself: a trigger that keeps deleted rows.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ T = TypeVar("T")
 LIMIT_REMEMBERED = 50_000
 """Rows; one that comes back does so in the next take, since it is the lowest."""
 LOOKED_ABOVE = 100
-"""Where one is looked for that the DELETE wrote, so many more than were deleted: services write too."""
+"""The search for a row that the DELETE wrote covers so many more than were deleted: services write too."""
 
 
 class RowsDone:
@@ -49,15 +49,15 @@ class RowsDone:
 
     def are_suspect(self, marks: Mapping[int, Known]) -> bool:
         """Return whether a row like one of these was published before, under another number: a service wrote
-        both in one transaction, or a DELETE wrote it again. `delete_suspects` tells which.
+        both in one transaction, or a DELETE wrote it again. `delete_suspects` decides which.
         """
         return not self._contents.isdisjoint(marks.values())
 
     def delete_suspects(
         self, call: Callable[..., Any], rows: Sequence[OutboxRow], delete: Callable[[], T]
     ) -> T:
-        """Return what *delete* does, which deletes *rows*, and remember the rows that it wrote in their place
-        as published.
+        """Return the result of *delete*, which deletes *rows*, and remember the rows that it wrote instead of
+        them as published.
         """
         result, came = self._deleted(call, rows, delete)
         self._identities.update({row.id: known(identity_of(row)) for row in came})

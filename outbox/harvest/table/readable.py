@@ -1,4 +1,4 @@
-"""Whether a harvester can read its outbox: asked before it takes part in the election, where it might lead a
+"""Checks that a harvester can read its outbox, before it takes part in the election, where it might lead a
 shard that another could publish.
 """
 
@@ -77,12 +77,12 @@ def warn_of_lost_progress(rows: OutboxRows, settings: HarvestSettings) -> None:
 
 
 def _problems(rows: OutboxRows) -> tuple[list[str], bool]:
-    """Return what is wrong with the tables, and whether all four are there; nothing where they cannot be
-    looked at.
+    """Return the faults of the tables, and whether all four are there; no faults if they cannot be looked
+    at.
     """
     try:
         with connected(rows.database.url) as connection:
             found, has_table = problems(connection, rows.tables), inspect(connection).has_table
             return found, all(has_table(each.name, schema=each.schema) for each in rows.tables.every)
     except OutboxDatabaseError:
-        return [], True  # what keeps the rows from being read has been said by then
+        return [], True  # the error that keeps the rows from being read was reported before

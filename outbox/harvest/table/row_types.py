@@ -1,6 +1,4 @@
-"""What a harvester reads and writes beside the rows themselves: leases, epochs, the status, quarantined
-rows.
-"""
+"""A harvester's data besides the rows themselves: leases, epochs, the status, quarantined rows."""
 
 from __future__ import annotations
 
@@ -11,8 +9,8 @@ from holdfast.outbox.schema.layouts import OutboxRow
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardLeader:
-    """Who took the last epoch of a shard: written by `OutboxRows.epoch`, read by people, metrics and
-    `OutboxRows.check`.
+    """The leader that took the last epoch of a shard: written by `OutboxRows.epoch`, read by people, metrics
+    and `OutboxRows.check`.
     """
 
     shard: int
@@ -31,7 +29,7 @@ class ShardEpoch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutboxStatus:
-    """What waits in an outbox.
+    """The contents of an outbox.
 
     *waiting* is counted up to a million; *failing* rows are among them; *quarantined* ones are not.
     """
@@ -43,7 +41,7 @@ class OutboxStatus:
     quarantined: int
     leases: tuple[ShardLeader, ...]
     numbers: str | None = None
-    """What is to be said of the rows' numbers; None while they only rise."""
+    """A remark on the rows' numbers; None while they only rise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,5 @@
-"""What a harvester does with the rows of an outbox: take the lowest, delete the published, set aside what
-Kafka will not have.
+"""A harvester's operations on the rows of an outbox: take the lowest, delete the published, set aside those
+that Kafka refuses.
 
 Why no row can be skipped: ids are given at INSERT and become visible at COMMIT, so a lower id may appear
 after a higher one was published. Nothing here remembers how far it came: `take` asks for the lowest rows that
@@ -46,8 +46,9 @@ LIMIT_COUNTED: Final = 1_000_000
 LIMIT_IDS: Final = 10_000  # of one statement
 
 Ends = tuple[bool, bool]
-"""Whether a range of buckets begins above bucket 0, and whether it ends below the last. What is no bucket at
-all is below the one or above the other: some shard has to take it, or it would wait in silence.
+"""Return values: whether a range of buckets begins above bucket 0, and whether it ends below the last. A
+number that is no bucket at all is below the one or above the other: some shard has to take it, or it would
+wait in silence.
 """
 
 
@@ -100,9 +101,9 @@ class OutboxRows:
     ) -> list[OutboxRow]:
         """Return at most *limit* rows in the order of their ids: the lowest, or the lowest above *after_id*.
 
-        *buckets* are those of a shard (a range of step 1); the first and the last shard also take what is no
-        bucket, as rows with a flaw. Left out are rows of the keys *excluding*, rows that failed and are not
-        due yet and, with *hold_keys*, all later rows of their topic and key.
+        *buckets* are those of a shard (a range of step 1); the first and the last shard also take rows
+        without a valid bucket, as rows with a flaw. Left out are rows of the keys *excluding*, rows that
+        failed and are not due yet and, with *hold_keys*, all later rows of their topic and key.
 
         *expecting* makes it safe to take rows above *after_id* while those up to it are in flight: nothing is
         returned unless exactly that many rows up to *after_id* would be taken in the same look at the table.
@@ -245,7 +246,7 @@ class OutboxRows:
         10,000.
 
         A row that is given whole is deleted only if it was created when the given one was: numbers may have
-        begun again meanwhile. Compare the count, and see `require_gone`.
+        begun again since. Compare the count, and see `require_gone`.
         """
         whole = [each for each in rows if isinstance(each, OutboxRow)]
         ids = [each for each in rows if not isinstance(each, OutboxRow)]
@@ -321,7 +322,7 @@ class OutboxRows:
         return there
 
     def kept_text(self, row_id: int, rows: int) -> str:
-        """Return what to say of rows that stay in the table although they are deleted."""
+        """Return the message about rows that stay in the table although they are deleted."""
         return (
             f"row {row_id} of {self._outbox}"
             + (f" and {rows - 1} others were" if rows > 1 else " was")
@@ -482,7 +483,7 @@ class OutboxRows:
         return moved == 1
 
     def try_beside(self, row: OutboxRow) -> None:
-        """Do to *row* and the tables beside the outbox what harvesters do, within a transaction that the
+        """Do to *row* and the other tables of the outbox what harvesters do, within a transaction that the
         caller rolls back. OutboxDroppedError or OutboxDatabaseError when something has no effect, or fails.
         """
         named = {
@@ -535,7 +536,7 @@ class OutboxRows:
         """
         names = [name for name in self._columns if name != self._order]
         columns = ", ".join(names)
-        # leader_id is goharvest's mark: a row that comes back is nobody's.
+        # leader_id is goharvest's mark: a row that comes back is unmarked.
         values = ", ".join("NULL" if name == "leader_id" else name for name in names)
         moved = 0
         for some in _parts(sorted(ids)):
@@ -592,12 +593,12 @@ class OutboxRows:
         return int(found[0][0])
 
     def noted(self, shard: int) -> Noted:
-        """Return what is noted of the numbers of *shard*; without a token where nothing is."""
+        """Return the note about the numbers of *shard*; without a token if there is no note."""
         found = self.database.rows(f"SELECT epoch, leader FROM {self._lease} WHERE shard = {-1 - int(shard)}")
         return Noted.read(int(found[0][0]), _as_text(found[0][1])) if found else Noted(outbox="")
 
     def note(self, shard: int, noted: Noted) -> None:
-        """Note what is known of the numbers of *shard*."""
+        """Write the note about the numbers of *shard*."""
         named = {
             "shard": -1 - shard,
             "epoch": noted.highest,
@@ -611,8 +612,8 @@ class OutboxRows:
         """Within a transaction: raise FencedError unless *held* is the newest epoch of its shard, and keep it
         so until the end of it.
 
-        A leader that slept through its succession is refused here, whatever it still believes. None is nobody
-        in particular: a person.
+        A leader that slept through its succession is refused here, whatever it still believes. None means a
+        person who runs a command.
         """
         if held is None:
             return
@@ -636,7 +637,7 @@ class OutboxRows:
         self._leases()
 
     def lease(self, shard: int) -> ShardLeader | None:
-        """Return who took the last epoch of *shard*; None when nobody ever did."""
+        """Return the leader that took the last epoch of *shard*; None if the shard was never led."""
         return next((each for each in self._leases() if each.shard == shard), None)
 
     def _leases(self) -> tuple[ShardLeader, ...]:
@@ -649,7 +650,7 @@ class OutboxRows:
         )
 
     def status(self) -> OutboxStatus:
-        """Return what waits, fails and was set aside, and who leads."""
+        """Return the counts of waiting, failing and quarantined rows, and the leaders."""
         oldest = self.database.rows(self._oldest())
         row = self.layout.decode(oldest[0]) if oldest else None
         return OutboxStatus(
@@ -663,7 +664,7 @@ class OutboxRows:
         )
 
     def _numbers(self) -> str | None:
-        """Return what is to be said of the rows' numbers; None while they only rise."""
+        """Return a remark on the rows' numbers; None while they only rise."""
         found = self.database.rows(
             f"SELECT epoch, leader FROM {self._lease} WHERE shard < 0 ORDER BY shard DESC"
         )
@@ -700,8 +701,8 @@ class OutboxRows:
     # --- the connection -------------------------------------------------------------------------------------
 
     def wakeup(self) -> Wakeup | None:
-        """Return what hears of new rows at their commit, on a connection of its own; None where the
-        database cannot tell (poll then).
+        """Return a listener that is notified of new rows at their commit, on a connection of its own; None if
+        the database cannot notify (poll then).
         """
         return Wakeup(self.database.url, self.tables.outbox) if self.database.is_postgres else None
 
@@ -746,7 +747,7 @@ _PLAIN = re.compile(r"[0-9A-Za-z-]{1,64}")
 
 
 def _is_plain(event_id: str | None) -> bool:
-    """Return whether an event's id can stand in a statement as it is, which any UUID can."""
+    """Return whether an event's id can be written into a statement as it is, as any UUID can."""
     return event_id is not None and _PLAIN.fullmatch(event_id) is not None
 
 

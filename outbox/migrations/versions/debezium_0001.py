@@ -1,5 +1,5 @@
-"""Layout debezium: the event router's table where it does not exist yet, with a number that orders rows,
-and the tables beside it.
+"""Layout debezium: the event router's table if it does not exist yet, with a number that orders rows, and the
+other tables of the outbox.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Make what is missing; a table that Debezium reads already gets the column holdfast_id, which
-    Debezium does not mind.
+    """Make the missing tables and columns; a table that Debezium reads already gets the column holdfast_id,
+    which Debezium does not mind.
     """
     by_number = op.get_context().dialect.name != "postgresql"
     number = Column(
@@ -54,7 +54,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Drop the tables beside the outbox and the number; the outbox itself may be Debezium's, and stays."""
+    """Drop the other tables of the outbox and the number; the outbox itself may be Debezium's, and stays."""
     refuse_loss(outbox=False)
     drop_own()
     drop_number("holdfast_id")

@@ -1,4 +1,4 @@
-"""Layout goharvest: goharvest's own table where it does not exist yet, and holdfast's tables beside it."""
+"""Layout goharvest: goharvest's own table if it does not exist yet, and holdfast's additional tables."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Make what is missing; a table that goharvest uses already stays as it is."""
+    """Make the missing tables; a table that goharvest uses already stays as it is."""
     fields: list[Column[Any]] = [
         Column("create_time", instant, nullable=False),
         Column("kafka_topic", String(249), nullable=False),
@@ -36,6 +36,6 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Drop the tables beside the outbox; the outbox itself may be goharvest's, and stays."""
+    """Drop holdfast's additional tables; the outbox itself may be goharvest's, and stays."""
     refuse_loss(outbox=False)
     drop_own()

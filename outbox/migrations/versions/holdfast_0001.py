@@ -1,4 +1,4 @@
-"""Layout holdfast: the outbox, and the tables beside it."""
+"""Layout holdfast: the outbox, and its additional tables."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""How a record lies in an outbox table: holdfast's own layout, goharvest's, and that of Debezium's outbox
-event router.
+"""The formats of a record in an outbox table: holdfast's own layout, goharvest's, and that of Debezium's
+outbox event router.
 
 A layout says which columns a table has, which of them make an `OutboxRow`, and which a written record fills.
-What is the same for all of them (quarantine, attempts, leases) is in `tables.py`; where a row lies is no
+Parts common to all of them (quarantine, attempts, leases) are in `tables.py`; the format of a row is no
 concern of the harvester.
 """
 

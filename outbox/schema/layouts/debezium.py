@@ -38,8 +38,7 @@ class DebeziumLayout(Layout):
 
     Published as the router publishes with its defaults: topic *topic_prefix* + aggregatetype, key
     aggregateid, value payload (JSON as the database prints it, text and bytes as they are), header `id`; with
-    *type_header*, the column type goes into that header, as `table.fields.additional.placement` would place
-    it.
+    *type_header*, the column type goes into that header, as `table.fields.additional.placement` would put it.
     """
 
     topic_prefix: str = "outbox.event."
@@ -90,8 +89,8 @@ class DebeziumLayout(Layout):
 
     def selection(self, table: Table) -> list[ColumnElement[Any]]:
         names = ("holdfast_id", "id", "aggregatetype", "aggregateid", "type")
-        # As its driver gives it, which `Database` tells not to parse JSON: a cast to text would make digits
-        # of a column of bytes.
+        # As its driver gives it, which `Database` forbids to parse JSON: a cast to text would make digits of
+        # a column of bytes.
         return [*(table.c[name] for name in names), type_coerce(table.c.payload, LargeBinary())]
 
     def decode(self, raw: Sequence[Any]) -> OutboxRow:

@@ -145,7 +145,7 @@ class GoharvestLayout(Layout):
 
 
 def _headers(names: Any, values: Any) -> tuple[list[Header], str | None]:
-    """Return the headers of a row by its two columns, or none and what is wrong with them."""
+    """Return the headers of a row from its two columns, or no headers and the fault of the columns."""
     column = "kafka_header_keys"
     try:
         read = read_texts(names)

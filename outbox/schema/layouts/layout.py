@@ -1,4 +1,4 @@
-"""What every layout says of its table."""
+"""The interface of a layout: its table, and the records in it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Layout(ABC):
     topic: ClassVar[str]
     key: ClassVar[str]
     sharded: ClassVar[bool] = False
-    """Whether rows carry a bucket, so that several leaders may share the table."""
+    """True if rows carry a bucket, so that several leaders may share the table."""
     written: ClassVar[Mapping[str, str]]
     """Of each column that a written record fills, its type as Postgres names it; arrays are handed over as
     JSON.
@@ -40,7 +40,7 @@ class Layout(ABC):
 
     @abstractmethod
     def selection(self, table: Table) -> list[ColumnElement[Any]]:
-        """Return what `decode` takes, in its order, before the attempts."""
+        """Return the columns that `decode` takes, in its order, before the attempts."""
 
     def created(self, table: Table) -> ColumnElement[Any] | None:
         """Return when a row was created, in ms, as `decode` gives it; None where the layout has no time."""
@@ -52,6 +52,6 @@ class Layout(ABC):
 
     @abstractmethod
     def encode(self, record: PreparedRecord) -> tuple[Any, ...]:
-        """Return the values of `written`, in its order; OutboxRecordError where the layout has no place
-        for something.
+        """Return the values of `written`, in its order; OutboxRecordError if the layout has no column for
+        one.
         """

@@ -35,8 +35,8 @@ class KnownTopics(set[str]):
 
 
 class OddValues:
-    """Reads the values of one row one by one. `flaw` tells of the first that means nothing where it is, and
-    what the column takes; None while all have a meaning.
+    """Reads the values of one row one by one. `flaw` describes the first invalid value and the values that
+    its column takes; None while all are valid.
     """
 
     __slots__ = ("flaw",)
@@ -61,7 +61,7 @@ class OddValues:
         return found
 
     def as_bytes(self, column: str, found: Any) -> bytes | None:
-        """Return bytes as they are and text as UTF-8; None for null, and for what is neither."""
+        """Return bytes as they are and text as UTF-8; None for null and for other values."""
         if found is None or type(found) is bytes:
             return found
         if isinstance(found, bytearray | memoryview):
@@ -76,7 +76,7 @@ class OddValues:
         return None
 
     def as_text(self, column: str, found: Any) -> str:
-        """Return text as it is and bytes read as UTF-8; for what is neither, and for null, what shows it."""
+        """Return text as it is and bytes read as UTF-8; a representation for null and other values."""
         read = self.as_bytes(column, str(found) if isinstance(found, uuid.UUID) else found)
         if read is None:
             self.refuse(column, found, "text")

@@ -1,4 +1,4 @@
-"""What a harvester reads of a table, what a service writes to it, and which bucket owns it."""
+"""A row as a harvester reads it and as a service writes it, and the bucket that owns it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class OutboxRow(msgspec.Struct, frozen=True, gc=False):
 
 
 def identity_of(row: OutboxRow) -> int:
-    """Return what identifies *row* beyond its number, in 32 bits."""
+    """Return a mark that identifies *row* beyond its number, in 32 bits."""
     return row_mark(
         row.key, row.value, row.created_ms, () if row.created_ms is not None else tuple(row.headers)
     )

@@ -49,7 +49,7 @@ def test_every_extra_that_brings_packages_is_looked_for() -> None:
     assert {*machine.PURPOSES} == {*EXTRAS.values()}
 
 
-def test_a_machine_that_lacks_something_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_that_lacks_something_is_reported_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     def none() -> Path:
         raise JavaMissingError("no java in PATH; install a JDK 17 or newer")
 
@@ -92,7 +92,7 @@ def application(kafka: EmbeddedKafka, name: str) -> Application:
     return Application(settings=settings, processors=(counts,))
 
 
-def test_topics_that_are_missing_are_named_and_none_are_when_they_are_made(kafka: EmbeddedKafka) -> None:
+def test_missing_topics_are_named_until_they_are_made(kafka: EmbeddedKafka) -> None:
     shop = application(kafka, "missing")
     assert unwell(cluster(shop.settings, shop))["topic words"] == "does not exist (source)"
     create_topics(shop.settings, shop.processors, partitions=2)
@@ -107,7 +107,7 @@ def test_a_broker_that_is_away_ends_the_questions() -> None:
     assert found.cure.startswith("check bootstrap.servers and security.protocol")
 
 
-def test_more_copies_than_brokers_are_told() -> None:
+def test_more_copies_than_brokers_are_reported() -> None:
     seen = ClusterTopics(brokers=(1,), topics={})
     assert unwell(brokers(Settings(replication_factor=3), seen)) == {
         "replication": "replication_factor is 3, and there are 1 broker(s)"
@@ -124,7 +124,7 @@ def test_rights_that_a_worker_lacks_are_found_on_topics_that_may_be_seen() -> No
 @pytest.mark.parametrize(
     ("behind_ms", "fitness"), [(0, Fitness.OK), (900, Fitness.OK), (5_000, Fitness.WARNING)]
 )
-def test_a_clock_that_is_behind_the_brokers_is_told(
+def test_a_clock_that_is_late_against_the_brokers_is_reported(
     behind_ms: int, fitness: Fitness, kafka: EmbeddedKafka
 ) -> None:
     settings = application(kafka, f"clocks{behind_ms}").settings
@@ -150,7 +150,7 @@ def announce(settings: Settings) -> None:
 # The command
 
 
-def test_wrong_settings_are_told_and_the_machine_is_looked_at_all_the_same() -> None:
+def test_wrong_settings_are_reported_and_the_machine_is_checked_all_the_same() -> None:
     found = [*diagnoses(Globals(flags={"web_port": "abc", "nosuch": 1}), offline=False)]
     told = [each for each in found if each.check == "settings"]
     assert len(told) == 2
@@ -158,6 +158,6 @@ def test_wrong_settings_are_told_and_the_machine_is_looked_at_all_the_same() -> 
     assert "python" in {each.check for each in found}
 
 
-def test_an_application_that_cannot_be_loaded_is_told() -> None:
+def test_an_application_that_cannot_be_loaded_is_reported() -> None:
     found = [*diagnoses(Globals(application="no_such_module"), offline=True)]
     assert "there is no module no_such_module" in unwell(iter(found))["application"]

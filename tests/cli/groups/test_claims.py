@@ -142,7 +142,7 @@ def run(
 def test_a_list_that_waits_reflects_every_frame_there_is_or_says_that_it_does_not_yet(
     fleet: Fleet, run: Run, broker: SessionBroker, fresh_topic: FreshTopic
 ) -> None:
-    """A worker that has just begun is ready before it has folded what was there."""
+    """A worker that has just begun is ready before it has folded the frames that are there."""
     coordination = fresh_topic("marshal", partitions=PARTITIONS)
     producer = Producer(broker.client_config())
     place = coordination_partition("orders", PARTITIONS)
@@ -218,7 +218,7 @@ def test_claims_are_listed_in_the_columns_of_kafka_consumer_groups(
     ]
 
 
-def test_the_json_form_keeps_its_names_and_tells_how_far_each_answer_is_true(fleet: Fleet, run: Run) -> None:
+def test_the_json_form_keeps_its_names_and_says_how_far_each_answer_is_true(fleet: Fleet, run: Run) -> None:
     fleet.claim("shop", "orders", 0, age_s=500)
     fleet.pause("idle", 1, for_s=600)
     code, out, _ = run("list", "-o", "json")
@@ -295,7 +295,7 @@ def test_one_claim_is_shown_with_all_that_is_known(fleet: Fleet, run: Run) -> No
     assert "0badcafe" in out
 
 
-def test_a_claim_nobody_ever_held_is_told_as_that(run: Run) -> None:
+def test_a_claim_that_was_never_held_is_reported_as_that(run: Run) -> None:
     code, out, err = run("show", "shop", "orders", "3")
     assert (code, out) == (1, "")
     assert "no client has ever claimed orders/3 for shop" in err
@@ -303,7 +303,7 @@ def test_a_claim_nobody_ever_held_is_told_as_that(run: Run) -> None:
     assert (code, "'/'" in err) == (2, True)
 
 
-def test_watching_tells_what_changed_and_not_each_heartbeat(
+def test_watching_prints_changes_and_not_each_heartbeat(
     fleet: Fleet, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps: Iterator[Callable[[], None]] = iter(
@@ -362,7 +362,7 @@ def test_watching_as_json_gives_one_line_a_change(fleet: Fleet, run: Run) -> Non
     assert json.loads(line)["client_id"] == "worker-7"
 
 
-def test_workers_that_cannot_answer_are_told_with_the_cause(fleet: Fleet, run: Run) -> None:
+def test_workers_that_cannot_answer_are_reported_with_the_cause(fleet: Fleet, run: Run) -> None:
     fleet.worker.cause = "restoring claims/2: 5 of 90"
     for replica in fleet.worker.replicas.values():
         replica.serving = False

@@ -209,7 +209,7 @@ def test_a_group_is_paused_and_resumed_and_refused_with_names(desk: GroupDesk, r
         assert f"go-1-g1 (shop: {topic}/1)" in err
 
 
-def test_a_reset_shows_what_it_would_do_and_does_it_when_told_to(desk: GroupDesk, run: Run) -> None:
+def test_a_reset_shows_what_it_would_do_and_does_it_when_asked_to(desk: GroupDesk, run: Run) -> None:
     topic = desk.topic()
     desk.hold("worker-7/i7", topic, {0: 40, 1: 41})
     desk.give_back("worker-7/i7", topic, {0: 40, 1: 41})
@@ -303,7 +303,7 @@ def test_a_group_that_has_read_all_records_has_no_lag_though_markers_close_the_l
     producer.abort_transaction(DEADLINE_S)
 
 
-def test_a_reset_tells_each_step_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_reset_prints_each_step_once(capsys: pytest.CaptureFixture[str]) -> None:
     """Off a terminal it wrote the members it waited for five times a second."""
     tell = _teller()
     waiting = ResetProgress(step=ResetStep.WAITING, total=1, waiting_for=("anna",))
@@ -336,7 +336,9 @@ def carried_out(error: Exception, *, asked: bool) -> None:
 def test_what_fails_after_a_signal_is_no_reset_that_was_given_up(
     error: type[HoldfastError], asked: bool
 ) -> None:
-    """It ended with 130 when nobody knew whether it was decided, or told the outage and no signal."""
+    """It ended with 130 when it was unknown whether the reset was decided, or reported the outage and no
+    signal.
+    """
     with pytest.raises(error) as failed:
         carried_out(error("whether it was decided is unknown"), asked=asked)
     assert getattr(failed.value, "__notes__", []) == ["a signal had asked to give the reset up"] * asked
@@ -388,7 +390,7 @@ def test_a_reset_that_is_terminated_leaves_no_group_paused(
         assert said, f"it ended before it said {line}"
     if line == "waiting for":
         assert lines(run("describe", "shop", "--state")[1])[1][4] == "Paused"
-    for _ in range(2):  # as who ends a group of processes may reach one of them twice
+    for _ in range(2):  # as a shell that ends a group of processes may reach one of them twice
         process.send_signal(number)
     shown, more = process.communicate(timeout=DEADLINE_S)
     assert "Traceback" not in more

@@ -29,7 +29,7 @@ from tests.support.places import DOCS
 
 
 @pytest.mark.long
-def test_a_topic_that_is_deleted_meanwhile_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_topic_that_is_deleted_during_the_look_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     with EmbeddedKafka() as kafka:
         for topic in ("kept", "gone"):
             kafka.create_topic(topic)
@@ -45,7 +45,7 @@ def test_a_topic_that_is_deleted_meanwhile_is_left_out(monkeypatch: pytest.Monke
 
 
 def test_a_group_that_was_level_and_is_silent_since_has_stopped() -> None:
-    """Each of its commits left no lag, so that only its silence tells that it has died."""
+    """Each of its commits left no lag, so only its silence shows that it has died."""
     with EmbeddedKafka() as kafka:
         kafka.create_topic("orders")
         settings = Settings(kafka={"bootstrap.servers": kafka.bootstrap}, request_timeout_s=300)
@@ -82,7 +82,7 @@ def told(group: str, partition: int, standing: LagStanding, behind: int) -> Part
     )
 
 
-def test_groups_that_need_somebody_come_first() -> None:
+def test_groups_that_need_attention_come_first() -> None:
     found = [
         told("a", 0, LagStanding.OK, 0),
         told("b", 0, LagStanding.WARN, 2),
@@ -96,7 +96,7 @@ def test_groups_that_need_somebody_come_first() -> None:
     ]
 
 
-# -- watching, and what Prometheus is told
+# -- watching, and the metrics for Prometheus
 
 
 def samples(page: LagPage) -> dict[str, float]:
@@ -107,7 +107,7 @@ def samples(page: LagPage) -> dict[str, float]:
     }
 
 
-def test_the_page_of_metrics_is_what_prometheus_is_told() -> None:
+def test_the_page_of_metrics_is_the_one_that_prometheus_gets() -> None:
     page = LagPage([told("a", 0, LagStanding.STALL, 7)], 0)
     labels = {family.name: sorted(label for label in family.samples[0].labels) for family in page.collect()}
     wanted = "".join(
@@ -121,7 +121,7 @@ def test_the_page_of_metrics_is_what_prometheus_is_told() -> None:
     )
 
 
-def test_a_group_is_told_with_its_standing_and_lag() -> None:
+def test_a_group_is_shown_with_its_state_and_lag() -> None:
     found = [told("a", 0, LagStanding.OK, 0), told("a", 1, LagStanding.STALL, 7)]
     assert samples(LagPage(found, 1_500)) == {
         "holdfast_consumergroups_read_timestamp_seconds": 1.5,
@@ -136,7 +136,7 @@ def test_a_group_is_told_with_its_standing_and_lag() -> None:
 
 
 def watched(monkeypatch: pytest.MonkeyPatch, *looks: list[PartitionLag] | Exception) -> lag.Watching:
-    """Return what watches a cluster that answers, or raises, so; a minute passes before each look."""
+    """Return a watch of a cluster that answers, or raises, so; a minute passes before each look."""
     clock, answers = ManualClock(now_ms=-60_000), iter(looks)
 
     def asked(settings: Settings, *, clock: ManualClock) -> list[PartitionLag]:
@@ -158,7 +158,7 @@ def watched(monkeypatch: pytest.MonkeyPatch, *looks: list[PartitionLag] | Except
         LostRecordsError("records were deleted meanwhile"),
     ],
 )
-def test_watching_tells_changes_and_a_cluster_that_is_away_once(
+def test_watching_prints_changes_and_an_unreachable_cluster_once(
     passing: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     watching = watched(
@@ -204,7 +204,7 @@ def test_nothing_is_watched_that_cannot_be_read_at_the_beginning(monkeypatch: py
 
 
 def test_a_leader_that_says_nothing_is_a_broker_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a watch outlives it: a bare TimeoutError would be told as an empty line."""
+    """So that a watch outlives it: a bare TimeoutError would be printed as an empty line."""
     with EmbeddedKafka() as kafka:
         kafka.create_topic("orders")
         settings = Settings(kafka={"bootstrap.servers": kafka.bootstrap}, request_timeout_s=300)
@@ -214,7 +214,7 @@ def test_a_leader_that_says_nothing_is_a_broker_that_is_away(monkeypatch: pytest
 
 
 class Silent(Future[ListOffsetsResultInfo]):
-    """The future of an answer that does not come, for those who do not want to wait for that."""
+    """The future of an answer that does not come, for callers that do not want to wait for that."""
 
     def result(self, timeout: float | None = None) -> ListOffsetsResultInfo:
         raise TimeoutError

@@ -48,7 +48,7 @@ def test_a_member_that_joins_takes_one_partition_and_two_rounds_of_the_cooperati
     assert "1 of 3 partitions change their member, spread 0, 2 rounds" in err
 
 
-def test_a_file_and_flags_make_one_membership_and_json_tells_all(run: Run, tmp_path: Path) -> None:
+def test_a_file_and_flags_make_one_membership_and_json_has_all(run: Run, tmp_path: Path) -> None:
     membership = {
         "topics": {"orders": 4},
         "members": [{"id": "a"}, {"id": "b", "topics": ["orders"]}],

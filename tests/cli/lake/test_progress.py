@@ -1,4 +1,4 @@
-"""The line that tells how far a command is."""
+"""The line that shows how far a command is."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.support.patience import DEADLINE_S
 
 
 class Terminal(io.StringIO):
-    """Says that it is one, and when the line of a quarter has been written: the one before it may tell of
-    nothing yet.
+    """Says that it is a terminal, and when the line of a quarter has been written: the line before it may
+    show nothing yet.
     """
 
     def __init__(self, *, terminal: bool = True) -> None:
@@ -67,6 +67,6 @@ def test_a_log_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any(each.startswith(line) for each in told.splitlines())
 
 
-def test_work_that_nobody_watches_costs_nothing_and_fails_nowhere() -> None:
+def test_work_that_is_not_watched_costs_nothing_and_fails_nowhere() -> None:
     begin("replay of totals", 1)
     advance(1)

@@ -43,7 +43,7 @@ def producer(broker: SessionBroker, name: str) -> Producer:
     return made
 
 
-def test_transactions_of_every_application_are_told_with_how_they_ended(
+def test_transactions_of_every_application_are_listed_with_how_they_ended(
     broker: SessionBroker, fresh_topic: FreshTopic, run: Run
 ) -> None:
     topic, name = fresh_topic("events", partitions=5), f"shop-{ending()}"
@@ -92,7 +92,7 @@ def test_transactions_of_every_application_are_told_with_how_they_ended(
     del first, second, zombie
 
 
-def test_what_a_group_has_committed_is_told_and_explained(
+def test_the_commits_of_a_group_are_listed_and_explained(
     broker: SessionBroker, fresh_topic: FreshTopic, run: Run
 ) -> None:
     topic, group = fresh_topic("events", partitions=2), f"group/{ending()}"
@@ -121,8 +121,8 @@ def test_what_a_group_has_committed_is_told_and_explained(
 
 
 def last_of(broker: SessionBroker, group: str, run: Run) -> Any:
-    """Return what `explain` says of the last commit of *group*: behind it there may be records of groups of
-    other tests.
+    """Return the answer of `explain` about the last commit of *group*: after it there may be records of
+    groups of other tests.
     """
     reader = Consumer(broker.client_config(**{"group.id": "reader", "enable.auto.commit": False}))
     try:
@@ -145,13 +145,13 @@ def last_of(broker: SessionBroker, group: str, run: Run) -> Any:
     raise AssertionError(f"no commit of {group} in partition {place}")
 
 
-def test_groups_that_keep_up_stopped_and_went_back_are_told(
+def test_groups_that_keep_up_stopped_and_went_back_are_listed(
     broker: SessionBroker, fresh_topic: FreshTopic, run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name, now_ms = f"shop-{ending()}", system_clock.now_ms()
     old, new = fresh_topic("events", partitions=1), fresh_topic("events", partitions=1)
     filler = Producer(broker.client_config())
-    # The new one has nothing that is two minutes old, however long this takes.
+    # No record of the new one is two minutes old, however long this takes.
     for topic, at_ms in ((old, now_ms - 3_600_000), (new, now_ms + 1_800_000)):
         for _ in range(10):
             filler.produce(topic, b"x", partition=0, timestamp=at_ms)

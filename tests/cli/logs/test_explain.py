@@ -36,8 +36,9 @@ from tests.support.marker_batches import marker_batch
 from tests.support.patience import DEADLINE_S
 
 LINGER_MS = 50_000
-"""What is flushed together is one batch, however slow the machine is: a flush ends the wait. Of a topic that
-the client knows, that is: a record whose partition is not known when a flush begins is sent as it comes."""
+"""Long enough that records that are flushed together are one batch, however slow the machine is: a flush ends
+the wait. This is true of a topic that the client knows: a record whose partition is not known when a flush
+begins is sent alone."""
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -287,7 +288,7 @@ def test_an_offset_is_explained_with_its_batch_its_record_and_what_committed_rea
     assert (code, shown["batch.kind"], shown["record.value"]) == (0, "transactional", "c2")
 
 
-def test_offsets_that_are_not_there_are_told_with_what_is(written: Written, run: Run) -> None:
+def test_offsets_that_are_not_there_are_reported_with_those_that_are(written: Written, run: Run) -> None:
     where = ("--bootstrap", written.broker.bootstrap, "--timeout", str(DEADLINE_S))
     code, _, err = run(written.topic, "0", "100000", *where)
     assert (code, "is not in the log" in err) == (1, True), err
@@ -406,7 +407,7 @@ def test_a_damaged_batch_is_explained_by_what_its_header_claims(
         )
 
 
-def test_how_a_transaction_ended_is_found_behind_a_batch_that_cannot_be_read(
+def test_how_a_transaction_ended_is_found_after_a_batch_that_cannot_be_read(
     broker: SessionBroker, run: Run
 ) -> None:
     topic = bombs_topic(broker)
@@ -497,7 +498,9 @@ def batch(offset: int, **more: Any) -> RecordBatch:
 
 
 @pytest.mark.long
-def test_a_broken_batch_is_told_with_its_byte_and_those_around_it_are_shown(tmp_path: Path, run: Run) -> None:
+def test_a_broken_batch_is_reported_with_its_byte_and_those_around_it_are_shown(
+    tmp_path: Path, run: Run
+) -> None:
     spoiled = bytearray(encode_batch(batch(1)))
     spoiled[-1] ^= 1
     path = write(tmp_path / "s.log", batch(0), bytes(spoiled), batch(2))
@@ -566,11 +569,11 @@ def test_markers_end_the_transactions_of_their_own_producer_only() -> None:
         (("orders", "0", "0", "--segment", "x"), "not both"),
     ],
 )
-def test_a_slip_in_the_command_is_told(run: Run, arguments: tuple[str, ...], why: str) -> None:
+def test_a_slip_in_the_command_is_reported(run: Run, arguments: tuple[str, ...], why: str) -> None:
     code, _, err = run(*arguments)
     assert (code, why in err) == (2, True), err
 
 
-def test_a_broker_that_is_not_there_is_told_in_time(run: Run) -> None:
+def test_a_broker_that_is_not_there_is_reported_in_time(run: Run) -> None:
     code, _, err = run("orders", "0", "0", "--bootstrap", "127.0.0.1:1", "--timeout", "2")
     assert (code, "127.0.0.1:1" in err) == (1, True), err

@@ -49,7 +49,7 @@ class Desk:
         self._broker, self._capsys = broker, capsys
 
     def run(self, topic: str, *more: str) -> tuple[int, list[dict[str, Any]], str]:
-        """Return the exit code, the records and the notes beside them."""
+        """Return the exit code, the records, and the notes on stderr."""
         with pytest.raises(SystemExit) as left:
             main(
                 [
@@ -78,7 +78,7 @@ class Desk:
         return self._capsys.readouterr().err
 
     def seen(self, topic: str) -> dict[int, list[bytes | None]]:
-        """Return what a reader of committed records gets of each partition, to where it has to wait."""
+        """Return the committed records of each partition, up to the offset where a reader has to wait."""
         return {
             number: [message.value() for message in found]
             for number, found in read_topic(self._broker, topic).items()
@@ -140,7 +140,7 @@ def test_a_transaction_without_its_markers_is_ended_as_was_decided(
     del made
 
 
-def test_what_is_under_way_does_not_hang(frail: SessionBroker, desk: Desk) -> None:
+def test_an_open_transaction_that_is_young_does_not_hang(frail: SessionBroker, desk: Desk) -> None:
     topic = frail.create_topic("orders", partitions=PARTITIONS)
     with open_transaction(frail.config, topic, PARTITIONS):
         assert desk.run(topic, "--end")[:2] == (0, [])
@@ -165,7 +165,7 @@ def test_what_came_after_its_transaction_was_committed_is_left_to_people(
 
 
 def stray(broker: SessionBroker, topic: str, transactional_id: str, after: RecordBatch) -> None:
-    """Append a batch of the same producer and epoch behind the end of its transaction."""
+    """Append a batch of the same producer and epoch after the end of its transaction."""
     late = RecordBatch(
         attributes=TRANSACTIONAL_BIT,
         base_timestamp_ms=after.base_timestamp_ms,
@@ -190,7 +190,7 @@ def stray(broker: SessionBroker, topic: str, transactional_id: str, after: Recor
     assert response.topics[0][1][0][1] == 0, response
 
 
-def test_an_unknown_topic_is_told(desk: Desk) -> None:
+def test_an_unknown_topic_is_reported(desk: Desk) -> None:
     assert "topic nowhere does not exist" in desk.refused("nowhere")
 
 

@@ -1,4 +1,4 @@
-"""`holdfast producers`, the metrics of the books and the alert rules, asked of tables in memory behind a
+"""`holdfast producers`, the metrics of the books and the alert rules, asked of tables in memory through a
 real web port.
 """
 
@@ -136,7 +136,7 @@ def run(
     return command
 
 
-def test_producers_are_listed_with_what_is_wrong_with_each(run: Run) -> None:
+def test_producers_are_listed_with_the_faults_of_each(run: Run) -> None:
     code, out, err = run("list")
     lines = [line.split() for line in out.splitlines()]
     assert code == 0, err
@@ -197,12 +197,12 @@ def test_one_producer_is_shown_with_its_registration_its_books_and_its_outbox(ru
     assert (code, "nobody has registered nobody" in err) == (1, True)
 
 
-def test_a_topic_without_books_is_told_with_those_that_have_them(run: Run) -> None:
+def test_a_topic_without_books_is_reported_with_those_that_have_them(run: Run) -> None:
     code, _, err = run("list", "--topic", "payments")
     assert (code, "ledgers exist for: orders, raw" in err) == (2, True), err
 
 
-def test_an_application_that_keeps_no_books_is_told_how_to(
+def test_an_application_that_keeps_no_books_is_shown_how_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""What `-A` finds, and whose settings count."""
+"""The application that `-A` finds, and the settings that count."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_without_a_name_it_is_the_built_in_application() -> None:
         ("shop_bare", ["neither `app` nor `processors`"]),
     ],
 )
-def test_what_is_not_an_application_is_refused_with_what_was_found(
+def test_a_spec_that_names_no_application_is_refused_with_the_objects_found(
     shop: Path, spec: str, parts: list[str]
 ) -> None:
     with pytest.raises(ConfigError) as refused:

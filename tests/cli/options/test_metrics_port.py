@@ -43,7 +43,7 @@ def port_of(listening: socket.socket) -> int:
     ],
     ids=lambda words: words[1],
 )
-def test_a_port_that_is_taken_is_told_before_the_command_takes_part_in_anything(
+def test_a_port_that_is_taken_is_reported_before_the_command_takes_part_in_anything(
     words: tuple[str, ...],
     listening: socket.socket,
     tmp_path: Path,
@@ -56,7 +56,7 @@ def test_a_port_that_is_taken_is_told_before_the_command_takes_part_in_anything(
         port = port_of(listening)
         with pytest.raises(SystemExit) as ended:
             main([*words, "--metrics-port", str(port), "--bootstrap", f"{LOOPBACK}:{port_of(broker)}"])
-        with pytest.raises(BlockingIOError):  # nobody has connected
+        with pytest.raises(BlockingIOError):  # no client has connected
             broker.accept()
     assert ended.value.code == 2
     assert capsys.readouterr().err.splitlines()[-1] == (

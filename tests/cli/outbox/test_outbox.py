@@ -21,7 +21,7 @@ Run = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def outbox(tmp_path: Path) -> FreshOutbox:
-    """Name an outbox that nobody has made yet."""
+    """Name an outbox that is not made yet."""
     return FreshOutbox(
         url=f"sqlite:///{tmp_path / 'shop.db'}", table="outbox", layout=layout_named("holdfast")
     )
@@ -178,9 +178,7 @@ def test_rows_set_aside_are_listed_put_back_and_discarded(run: Run, outbox: Fres
         (["status", "--database", "nonsense"], "is not a database URL"),
     ],
 )
-def test_a_command_line_that_is_wrong_says_what_is_and_exits_with_2(
-    run: Run, arguments: list[str], said: str
-) -> None:
+def test_a_wrong_command_line_is_reported_and_exits_with_2(run: Run, arguments: list[str], said: str) -> None:
     run("init")
     code, _, told = run(*arguments)
     assert (code, said in told) == (2, True), told
@@ -203,7 +201,7 @@ def test_the_database_of_the_settings_is_that_of_every_command(
 ) -> None:
     """`harvest` heeded the file and `--set`; the others heeded the environment alone.
 
-    What is set wins over the environment.
+    The settings win over the environment.
     """
     monkeypatch.chdir(tmp_path)
     said = {"outbox_database": outbox.url, "outbox_table": "messages", "outbox_layout": "goharvest"}
@@ -233,7 +231,7 @@ def test_the_database_of_the_settings_is_that_of_every_command(
 
 
 @pytest.mark.parametrize("layout", ["holdfast", "goharvest", "debezium"])
-def test_the_statements_are_printed_for_who_runs_them_himself(run: Run, layout: str) -> None:
+def test_the_statements_are_printed_for_administrators_who_run_them_themselves(run: Run, layout: str) -> None:
     code, told, _ = run(
         "init", "--sql", "--dialect", "postgresql", "--layout", layout, "--table", "shop.outbox"
     )

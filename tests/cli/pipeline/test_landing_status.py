@@ -1,4 +1,4 @@
-"""What a landing tells of itself: its metrics, and its line on a terminal."""
+"""A landing's metrics, and its line on a terminal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ REPORTS = {
 }
 
 
-def test_the_line_tells_rows_rate_lag_and_the_last_commit() -> None:
+def test_the_line_shows_rows_rate_lag_and_the_last_commit() -> None:
     assert (
         landing_summary(REPORTS, 40, 2.0, 13_000)
         == "2 topics, 90 rows, 25 rows/s, lag 17, last commit 3 s ago"
@@ -29,7 +29,7 @@ def test_the_line_tells_rows_rate_lag_and_the_last_commit() -> None:
     assert landing_summary({}, 0, 0.0, 13_000) == "0 topics, 0 rows, 0 rows/s, lag 0, last commit none yet"
 
 
-def test_the_metrics_tell_each_topic() -> None:
+def test_the_metrics_show_each_topic() -> None:
     registry = CollectorRegistry()
     registry.register(LandingPage(REPORTS))
     told = [line for line in generate_latest(registry).decode().splitlines() if not line.startswith("#")]

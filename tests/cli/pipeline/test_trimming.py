@@ -1,4 +1,4 @@
-"""`holdfast pipeline trim` shows what may go of a source, and deletes it when it is told to."""
+"""`holdfast pipeline trim` shows which records of a source may go, and deletes them with `--yes`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ processors = [totals]
 
 
 @pytest.mark.long
-def test_it_deletes_what_is_landed_and_folded_once_it_is_told_to(
+def test_it_deletes_the_landed_and_folded_records_once_it_is_asked_to(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = f"shop_{ending()}"

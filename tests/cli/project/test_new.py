@@ -89,7 +89,7 @@ def test_its_order_goes_to_the_partition_that_its_table_looks_in(project: Path) 
 @pytest.mark.variants("arguments1", "arguments2", "arguments3", "arguments4")
 @pytest.mark.process
 @pytest.mark.parametrize("arguments", [(), ("ada",), ("ada", "19.99"), ("ada", "-1"), ("ada", "1", "2")])
-def test_its_order_tells_how_it_is_used(project: Path, arguments: tuple[str, ...]) -> None:
+def test_its_order_shows_how_it_is_used(project: Path, arguments: tuple[str, ...]) -> None:
     done = subprocess.run(
         [sys.executable, "order.py", *arguments],
         cwd=project,
@@ -176,7 +176,7 @@ def test_nothing_of_a_folder_is_overwritten(tmp_path: Path) -> None:
     assert kept.read_text() == "mine"
 
 
-def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="cannot be written: Not a directory"):
         lay_out("bakery", tmp_path / "file" / "bakery")

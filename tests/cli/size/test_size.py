@@ -44,7 +44,7 @@ def of_all(load: Load, figure: str, settings: Settings = SETTINGS) -> float:
     return found
 
 
-def test_a_worker_folds_its_share_and_stands_by_for_as_much() -> None:
+def test_a_worker_folds_its_share_and_has_as_much_again_as_standby() -> None:
     found = named(LOAD)
     assert (found["partitions folded"].each, found["partitions held"].each) == (8, 16)
     assert found["partitions held"].all == 64
@@ -136,7 +136,7 @@ def test_workers_are_as_many_as_the_records_need_and_at_most_one_a_partition(run
     assert "for 4 workers" in run("size", "--partitions", "4", "--records-per-s", "5000000")[2]
 
 
-def test_what_comes_near_a_limit_is_told(run: Run) -> None:
+def test_a_load_that_comes_near_a_limit_is_reported(run: Run) -> None:
     _, _, err = run("size", "--partitions", "100000", "--workers", "1000")
     assert "the broker's record of the group: " in err
     assert "max.message.bytes" in err
@@ -166,7 +166,7 @@ def test_settings_count(run: Run, tmp_path: Path) -> None:
         ((), "Missing option '--partitions'"),
     ],
 )
-def test_a_wrong_load_is_told_in_a_line(run: Run, options: tuple[str, ...], why: str) -> None:
+def test_a_wrong_load_is_reported_in_a_line(run: Run, options: tuple[str, ...], why: str) -> None:
     code, out, err = run("size", *options)
     assert (code, out) == (2, "")
     assert why in err

@@ -1,4 +1,4 @@
-"""What of a table's notes outlives `tables repair`: those that no replay of the source can tell again."""
+"""The notes of a table that outlive `tables repair`: those that no replay of the source gives again."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_a_table_that_is_put_back_to_its_base_keeps_what_the_base_lacks_and_is_w
 
 
 @pytest.mark.long
-def test_a_table_with_a_base_is_not_mended_to_a_place_before_it(books: Books) -> None:
+def test_a_table_with_a_base_is_not_mended_to_an_offset_before_it(books: Books) -> None:
     second = books.version(2, migrate={1: doubled})
     bootstrap(second, books.settings, MIGRATE)
     for applied in (-1, STOOD - 1):

@@ -98,7 +98,7 @@ class Shop:
         return {} if code else {line[0]: line[4] for line in lines}
 
 
-def test_rows_go_on_in_the_next_version(tmp_path: Path) -> None:
+def test_rows_continue_in_the_next_version(tmp_path: Path) -> None:
     folder = tmp_path / "shop"
     folder.mkdir()
     with EmbeddedKafka() as kafka:
@@ -109,7 +109,7 @@ def test_rows_go_on_in_the_next_version(tmp_path: Path) -> None:
         shop.write("a", "bb", "a")
         with shop.worker():
             wait_until("version 1", lambda: shop.rows() == {"a": "2", "bb": "1"}, DEADLINE_S)
-        shop.write("a")  # nobody of version 1 folds this
+        shop.write("a")  # no worker of version 1 folds this
 
         (folder / "shop.py").write_text(SECOND)
         assert shop.run("topics", "create")[0] == 0

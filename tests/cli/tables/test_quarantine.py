@@ -208,13 +208,13 @@ def listed(run: Run, shop: Shop, *arguments: str) -> list[dict[str, Any]]:
     return records
 
 
-def test_an_empty_quarantine_is_told_as_empty(shop: Shop, run: Run) -> None:
+def test_an_empty_quarantine_is_reported_as_empty(shop: Shop, run: Run) -> None:
     code, out, err = run(shop, "list")
     assert (code, len(out.splitlines())) == (0, 1)
     assert "no quarantined records" in err
 
 
-def test_what_was_set_aside_is_listed_with_coordinates_and_reason(shop: Shop, run: Run) -> None:
+def test_quarantined_records_are_listed_with_coordinates_and_reason(shop: Shop, run: Run) -> None:
     for partition, value in ((0, b"bad"), (2, b"worse" * 100), (2, None)):
         offset = shop.send(partition, value, key=b"k\xff" if partition else "ключ".encode())
         shop.set_aside(partition, offset, reason=f"reason {partition}\nof {offset}")
@@ -317,7 +317,7 @@ def test_a_value_too_large_to_copy_is_taken_from_its_topic(shop: Shop, run: Run)
     assert (code, copy.value(), copy.key()) == (0, value, key)
 
 
-def test_a_value_that_is_nowhere_any_more_is_told(shop: Shop, run: Run, broker: SessionBroker) -> None:
+def test_a_value_that_is_nowhere_any_more_is_reported(shop: Shop, run: Run, broker: SessionBroker) -> None:
     coordinates = shop.set_aside(2, shop.send(2, b"x" * 1_000), copy_bytes=0)
     shop.send(2, b"later")
     client = AdminClient(broker.client_config())
@@ -419,7 +419,7 @@ def test_what_to_retry_must_be_said(shop: Shop, run: Run, arguments: tuple[str, 
     assert (code, "--all" in err) == (2, True)
 
 
-def test_an_application_without_a_quarantine_topic_is_told_where_to_look(
+def test_an_application_without_a_quarantine_topic_is_shown_where_to_look(
     shop: Shop, run: Run, broker: SessionBroker
 ) -> None:
     broker.delete_topics([shop.quarantine])

@@ -54,7 +54,7 @@ class Shop:
         (folder / f"{self.module}.py").write_text(SHOP.format(source=self.source))
 
     def note(self, skip: Skip) -> None:
-        """Write a skip as a worker does, or somebody else."""
+        """Write a skip as a worker does, or another program."""
         producer = Producer(self.broker.client_config())
         producer.produce(self.settings.skips_topic, encode_skip(skip), skip.key, partition=0)
         assert producer.flush(DEADLINE_S) == 0
@@ -170,7 +170,7 @@ def test_what_can_be_read_is_not_skipped(shop: Shop, run: Run) -> None:
     )
 
 
-def test_offsets_that_are_not_there_and_topics_of_others_are_refused(shop: Shop, run: Run) -> None:
+def test_missing_offsets_and_foreign_topics_are_refused(shop: Shop, run: Run) -> None:
     send(shop.broker, shop.source, "none", [b"0", b"1"])
     assert "offset 7 is not in the log, which holds 0 to 1" in refused(run, shop, 7)
     assert "offset 2 is not in the log" in refused(run, shop, 2), "the end"

@@ -126,7 +126,7 @@ def run(
     return command
 
 
-def test_each_partition_is_listed_with_who_serves_it(announced: MemoryWorker, run: Run) -> None:
+def test_each_partition_is_listed_with_the_worker_that_serves_it(announced: MemoryWorker, run: Run) -> None:
     code, out, said = run("list", "--output", "json")
     assert (code, said) == (0, "")
     assert json.loads(out) == [
@@ -143,7 +143,7 @@ def test_each_partition_is_listed_with_who_serves_it(announced: MemoryWorker, ru
     ]
 
 
-def test_partitions_of_a_next_version_that_build_and_that_wait_are_told_apart(
+def test_building_and_waiting_partitions_of_a_next_version_are_distinguished(
     broker: SessionBroker, settings: Settings, announced: MemoryWorker, run: Run
 ) -> None:
     announced.built = {("totals", 0): "it is built", ("totals", 1): "it waits"}
@@ -159,7 +159,7 @@ def test_partitions_of_a_next_version_that_build_and_that_wait_are_told_apart(
     assert "1 partitions have folded all there is, and wait" in said
 
 
-def test_named_tables_are_listed_and_steps_which_have_none_are_not(
+def test_named_tables_are_listed_and_steps_without_a_table_are_not(
     announced: MemoryWorker, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     totals = Processor(
@@ -174,7 +174,7 @@ def test_named_tables_are_listed_and_steps_which_have_none_are_not(
     ] * PARTITIONS
 
 
-def test_a_table_that_nobody_serves_is_said(worker: MemoryWorker, run: Run) -> None:
+def test_a_table_without_a_serving_worker_is_reported(worker: MemoryWorker, run: Run) -> None:
     code, out, said = run("list")
     assert (code, out.split()) == (
         0,
@@ -333,7 +333,7 @@ def test_a_row_is_watched_until_it_is_enough(
     assert looked == [0.2] * 4
 
 
-def test_a_watch_outlives_a_rebalance_and_tells_of_it_once(
+def test_a_watch_outlives_a_rebalance_and_prints_it_once(
     announced: MemoryWorker, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at, looked = by_key("ada", PARTITIONS), list[float]()

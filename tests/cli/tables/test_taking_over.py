@@ -41,7 +41,9 @@ def total(key: str, value: dict[str, int]) -> tuple[str, Total] | None:
 
 
 class OldShop:
-    """What a Faust application has left behind: orders read up to somewhere, and a table's changelog."""
+    """The topics that a Faust application leaves: orders, a group's offsets in them, and a table's
+    changelog.
+    """
 
     def __init__(self, broker: SessionBroker) -> None:
         self.name = f"old-{ending()}"
@@ -115,7 +117,7 @@ def test_rows_and_position_are_what_the_table_begins_with(shop: OldShop) -> None
     processor = shop.processor()
     takeover = shop.takeover(processor)
     asyncio.run(takeover.write(takeover.plan()[0]))
-    take(takeover)  # goes on where it was ended
+    take(takeover)  # continues where it was ended
     assert [each.done for each in takeover.plan()] == [True, True]
     live = read_live(processor, shop.settings)
     assert [each.applied for each in live] == [2, 2]
@@ -143,7 +145,7 @@ def test_a_position_alone_is_taken_over_too(shop: OldShop) -> None:
     ]
 
 
-def test_replays_begin_with_what_was_taken_over_and_verify_says_so(shop: OldShop) -> None:
+def test_replays_begin_with_the_rows_taken_over_and_verify_says_so(shop: OldShop) -> None:
     shop.orders(5, committed=3)
     shop.table({"ada": 12, "dora": 7})
     processor = shop.processor()

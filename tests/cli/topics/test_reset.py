@@ -55,7 +55,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 @pytest.mark.long
 @pytest.mark.parametrize(("declared", "stays"), [(PROCESSORS + AGENT, True), (PROCESSORS, False)])
-def test_agents_go_on_at_their_offsets_since_what_they_keep_stays(
+def test_agents_continue_at_their_offsets_since_their_state_stays(
     module: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], declared: str, stays: bool
 ) -> None:
     (tmp_path / f"{module}.py").write_text(declared)
@@ -112,7 +112,8 @@ def test_a_time_is_where_the_sources_are_folded_from(
         told = "totals.v1: orders/0 from offset 3, orders/2 from offset 5"
         assert f"place   table              {told}" in capsys.readouterr().out
         assert [each.base for each in read_live(totals, settings)] == [None] * 3, "a preview writes nothing"
-        for _ in range(2):  # what was cut is given again, and begins with deleting what was placed
+        # the cut records are given again, and the second reset begins with deleting those it placed
+        for _ in range(2):
             assert reset("--yes", *time) == 0
             assert [each.applied for each in read_live(totals, settings)] == [2, -1, 4]
         verdict = verify(totals, settings, ReplayOptions(engine="local"))
@@ -128,7 +129,7 @@ def test_a_time_is_where_the_sources_are_folded_from(
 
 @pytest.mark.long
 @pytest.mark.parametrize("retention", [None, "landed"])
-def test_a_table_of_outputs_that_are_emptied_begins_behind_them_and_lacks_nothing(
+def test_a_table_of_outputs_that_are_emptied_begins_after_them_and_lacks_nothing(
     tmp_path: Path, retention: str | None
 ) -> None:
     between = Stream("between", Text(), retention=retention)
@@ -161,7 +162,7 @@ def test_a_table_of_outputs_that_are_emptied_begins_behind_them_and_lacks_nothin
 
         fold()
         end = Admin(settings).offsets([("between", 0)])["between", 0][1]
-        for _ in range(2):  # given again, it places them where they are
+        for _ in range(2):  # given again, it leaves them where they are
             reset = ApplicationReset(settings, chain, empty_outputs=True)
             reset.check()
             for step in reset.steps():
@@ -199,7 +200,7 @@ app = create_app([totals])
         ("migrate={1: lambda rows, key, row: None}", "totals: leave out migrate="),
     ],
 )
-def test_a_version_that_goes_on_from_an_earlier_one_is_not_reset_since_it_could_not_begin(
+def test_a_version_that_continues_an_earlier_one_is_not_reset_since_it_could_not_begin(
     module: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], how: str, cure: str
 ) -> None:
     (tmp_path / f"{module}.py").write_text(GOES_ON.format(how=how))
@@ -235,7 +236,7 @@ def test_a_bootstrap_that_is_frozen_while_its_application_is_reset_writes_nothin
         frozen = Producer(kafka.client_config(**builder))
         frozen.init_transactions(DEADLINE_S)
         frozen.begin_transaction()
-        frozen.produce("orders", b"{}")  # which stays: as would a changelog that is made anew
+        frozen.produce("orders", b"{}")  # it stays: as would a changelog that is made again
         frozen.flush(DEADLINE_S)
         reset = ApplicationReset(settings, [emitting], empty_outputs=True)
         for step in reset.steps():

@@ -118,7 +118,7 @@ def test_aborted_records_are_left_out_and_do_not_hold_up_the_end(
     assert shown(shop, "any", back=0) == []
 
 
-def test_following_goes_on_with_what_comes(shop: Application, kafka: EmbeddedKafka) -> None:
+def test_following_continues_with_new_records(shop: Application, kafka: EmbeddedKafka) -> None:
     kafka.create_topic("live")
     produce(shop, "live", [b"first"])
     coming = records(shop, "live", back=None, follow=True)
@@ -128,7 +128,7 @@ def test_following_goes_on_with_what_comes(shop: Application, kafka: EmbeddedKaf
     coming.close()  # type: ignore[attr-defined]
 
 
-def test_a_topic_that_does_not_exist_is_told_with_its_neighbour(
+def test_a_topic_that_does_not_exist_is_reported_with_its_neighbour(
     shop: Application, kafka: EmbeddedKafka
 ) -> None:
     kafka.create_topic("payments")

@@ -116,7 +116,7 @@ def test_from_nothing_to_a_checked_application(shop: Shop) -> None:
     assert (after.returncode, after.stderr) == (0, "every topic is as it should be\n")
 
 
-def test_list_shows_what_there_is_and_what_is_missing(shop: Shop) -> None:
+def test_list_shows_existing_and_missing_topics(shop: Shop) -> None:
     assert {(row["role"], row["exists"], row["partition_count"]) for row in shop.json("list")} == {
         ("source", False, None),
         ("changelog", False, None),
@@ -145,7 +145,7 @@ def test_list_shows_what_there_is_and_what_is_missing(shop: Shop) -> None:
         ]
 
 
-def test_list_all_shows_the_topics_of_others_too(make_shop: MakeShop) -> None:
+def test_list_all_shows_foreign_topics_too(make_shop: MakeShop) -> None:
     mine, other = make_shop("mine"), make_shop("other")
     for project in (mine, other):
         assert project.run("create", "-A", "shop", "--partitions", "1").returncode == 0
@@ -179,7 +179,7 @@ def test_describe_shows_each_partition_with_kafkas_columns(shop: Shop) -> None:
     assert "topic absent does not exist" in absent.stderr
 
 
-def test_check_tells_errors_from_warnings_by_the_exit_code(shop: Shop, broker: SessionBroker) -> None:
+def test_check_separates_errors_from_warnings_by_the_exit_code(shop: Shop, broker: SessionBroker) -> None:
     broker.create_topic(
         f"{shop.app}-orders",
         partitions=2,

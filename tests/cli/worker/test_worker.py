@@ -49,7 +49,7 @@ def named(made: list[Launch], variable: str) -> list[str | None]:
     return [each.variables.get(variable) for each in made]
 
 
-# What is started
+# The processes that are started
 
 
 def test_one_worker_has_the_settings_of_the_command_line_as_variables() -> None:
@@ -84,12 +84,12 @@ def test_each_of_several_workers_has_a_port_a_folder_and_a_member_id_of_its_own(
         (Settings(web_port=65_535), "leaves no ports for 2 workers"),
     ],
 )
-def test_workers_that_could_not_be_told_apart_are_refused(settings: Settings, said: str) -> None:
+def test_workers_that_could_not_be_distinguished_are_refused(settings: Settings, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         launches(settings, {}, application=None, level="info", processes=2)
 
 
-def test_a_port_that_is_taken_is_told_before_anything_is_started() -> None:
+def test_a_port_that_is_taken_is_reported_before_anything_is_started() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -100,7 +100,7 @@ def test_a_port_that_is_taken_is_told_before_anything_is_started() -> None:
             require_ports(Settings(web_port=port), 1)
 
 
-def test_an_address_that_this_machine_has_not_is_told_before_anything_is_started() -> None:
+def test_an_address_that_this_machine_has_not_is_reported_before_anything_is_started() -> None:
     elsewhere = Settings(web_bind="192.0.2.7", web_token="x", web_port=free_ports(1)[0])
     with pytest.raises(ConfigError, match=r"worker\.1 cannot listen on 192.0.2.7 port"):
         require_ports(elsewhere, 1)
@@ -147,7 +147,7 @@ def test_a_signal_ends_every_worker_and_then_the_supervisor(
     supervisor = WorkerProcesses([launch(program, name) for name in names], grace_s=DEADLINE_S, named=True)
 
     def up() -> None:
-        # What is half written would be written over what the signal writes.
+        # A half-written file would be written over the one that the signal writes.
         wait_until("both", lambda: all(text_of(tmp_path / name) == "up" for name in names), DEADLINE_S)
 
     assert ended(supervisor, number, after=up) == code
@@ -155,7 +155,7 @@ def test_a_signal_ends_every_worker_and_then_the_supervisor(
 
 
 @pytest.mark.process
-def test_a_worker_that_dies_is_started_again_and_told(tmp_path: Path) -> None:
+def test_a_worker_that_dies_is_started_again_and_reported(tmp_path: Path) -> None:
     told = list[str]()
     lives = tmp_path / "lives"
     program = (

@@ -203,7 +203,7 @@ def _written(message: Message) -> Written:
 
 
 class Ownership:
-    """Who owned what when, by the guarded view of the log: the judge of every delivery."""
+    """The owners of each claim over time, by the guarded view of the log: the judge of every delivery."""
 
     def __init__(self, log: list[Written], *, stale_after_s: int) -> None:
         self._log, self._stale_after_s = log, stale_after_s
@@ -249,7 +249,7 @@ async def drain(
 
 
 class Child:
-    """A consumer in a process of its own that tells each message the moment it has it; it dies with the
+    """A consumer in a process of its own that reports each message as soon as it has it; it dies with the
     test.
     """
 
@@ -304,7 +304,7 @@ class Child:
 
     @property
     def stopped(self) -> bool:
-        """Return whether it stands still, by SIGSTOP."""
+        """Return whether the process is stopped by SIGSTOP."""
         return Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
     def signal(self, number: signal.Signals) -> None:

@@ -64,7 +64,7 @@ def stop_at_gate(side: str, count: int) -> None:
 
 
 class Work:
-    """What is done with a message."""
+    """The work on a message."""
 
     def __init__(self, *, commit: bool, go_on: bool, block: tuple[int, str] | None) -> None:
         self._commit, self._go_on, self._block = commit, go_on, block
@@ -81,7 +81,7 @@ class Work:
         if self._block is not None and message.offset == self._block[0]:
             until_s = time.monotonic() + DEADLINE_S
             while not Path(self._block[1]).exists() and time.monotonic() < until_s:
-                time.sleep(0.05)  # an event loop that stands still is what is tried
+                time.sleep(0.05)  # the test is of a blocked event loop
             tell("unblocked")
         if self._commit:
             try:

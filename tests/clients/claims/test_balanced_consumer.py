@@ -108,7 +108,7 @@ async def cancelled(*tasks: asyncio.Task[Any]) -> None:
 async def test_three_then_four_then_two_members_settle_and_what_stays_never_pauses(
     ground: BalancedGround,
 ) -> None:
-    """Joining and leaving release nothing that stays: same owner, same epoch, not one frame of release;
+    """Joining and leaving release no partition that stays: same owner, same epoch, not one frame of release;
     messages keep coming.
     """
     taken: dict[str, list[tuple[float, Any]]] = {name: [] for name in "abcd"}
@@ -161,7 +161,9 @@ def fresh(taken: dict[str, list[tuple[float, Any]]], since_s: float) -> set[int]
 async def test_a_static_member_restarted_within_its_session_finds_its_partitions_waiting(
     ground: BalancedGround,
 ) -> None:
-    """G3 on the broker: the generation is the same before and after, and nobody touched its partitions."""
+    """G3 on the broker: the generation is the same before and after, and no other member touched its
+    partitions.
+    """
     named = {"heartbeat_interval_s": PATIENT_S}
     async with ground.member("b", static_id="s-b", **named) as other:
         async with ground.member("a", static_id="s-a", **named) as first:
@@ -196,7 +198,7 @@ async def test_a_killed_member_s_part_goes_to_the_others_and_new_partitions_are_
 
 
 @scenario
-async def test_a_broker_that_takes_long_to_tell_how_many_partitions_there_are_keeps_nobody_from_being_heard(
+async def test_a_broker_that_takes_long_to_report_how_many_partitions_there_are_delays_no_heartbeat(
     ground: BalancedGround,
 ) -> None:
     async with ground.member("a") as member:
@@ -220,7 +222,7 @@ async def test_a_broker_that_takes_long_to_tell_how_many_partitions_there_are_ke
 
         async def hear_again() -> None:
             last = balancer.rows.get(mine)
-            # Its row goes where this process stood still for longer than its session.
+            # Its row is removed if this process stalled for longer than its session.
             await until("a sign of life", lambda: balancer.rows.get(mine) not in (None, last))
 
         for _ in range(3):
@@ -251,7 +253,7 @@ async def consumed(member: ClaimConsumer) -> None:
 
 
 @scenario
-async def test_a_member_that_supports_no_common_assignor_is_told(ground: BalancedGround) -> None:
+async def test_a_member_that_supports_no_common_assignor_is_reported(ground: BalancedGround) -> None:
     async with ground.member("a", assignors="range") as first:
         await until("the first", lambda: len(held(first)) == PARTITIONS)
         with pytest.raises(MembershipError, match="assignors") as refused:

@@ -35,7 +35,7 @@ def ground(broker: SessionBroker, fresh_topic: FreshTopic) -> Iterator[BalancedG
 
 
 def interrupted(taken: Taken, staying: Iterable[tuple[str, int]]) -> dict[int, str]:
-    """Return which of the partitions that stayed with their owner did not go on all the while, and why not.
+    """Return which of the partitions that stayed with their owner were interrupted, and why.
 
     A pause is a stop and a start, however short: it shows by another lease, of another epoch when the claim
     was given up for it, by a message left out, or out of turn. So no clock decides, and a machine that stalls
@@ -59,8 +59,8 @@ def interrupted(taken: Taken, staying: Iterable[tuple[str, int]]) -> dict[int, s
 async def a_member_comes_and_goes(ground: BalancedGround) -> tuple[Taken, list[tuple[str, int]], list[int]]:
     """Let a fourth member join three and leave again, with messages on every partition all the while.
 
-    Return what was taken, who held what all the time (as those who watch the log see it before, between and
-    after), and which partitions were released meanwhile, as often as they were.
+    Return the messages taken, the partitions that stayed with their owner (as readers of the log see it
+    before, between and after), and the partitions released in between, once for each release.
     """
     taken: Taken = {name: [] for name in "abcd"}
     members = {name: ground.member(name, heartbeat_interval_s=PATIENT_S) for name in "abcd"}

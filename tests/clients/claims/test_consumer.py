@@ -58,7 +58,7 @@ def wide(broker: SessionBroker, fresh_topic: FreshTopic) -> Iterator[Ground]:
 
 
 def committed_in_kafka(ground: Ground) -> dict[int, int]:
-    """Return what the group has committed to Kafka, by partition."""
+    """Return the offsets that the group has committed to Kafka, by partition."""
     reader = Consumer({**ground.config, "group.id": ground.group})
     try:
         wanted = [TopicPartition(ground.topic, at) for at in range(ground.partitions)]
@@ -238,7 +238,7 @@ async def test_a_log_that_ends_before_the_groups_offset_is_reported_once_with_it
     broker: SessionBroker, fresh_topic: FreshTopic, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As after a leader that lost records: the claim is won again at the same offset and given back again,
-    until somebody resets it.
+    until an operator resets it.
     """
     ground = Ground(broker.config, fresh_topic)
     ground.fill(5)
@@ -259,7 +259,7 @@ async def test_a_log_that_ends_before_the_groups_offset_is_reported_once_with_it
 
 @scenario
 async def test_another_number_of_coordination_partitions_stops_a_member(ground: Ground) -> None:
-    """All claims have moved; who goes on as before would own them twice."""
+    """All claims have moved; a member that continued as before would own them twice."""
     async with ground.consumer("first", partitions_lookup_s=0.5) as consumer:
         admin = AdminClient({**ground.config})
         admin.create_partitions([NewPartitions(ground.coordination, 3)])[ground.coordination].result(
@@ -270,7 +270,7 @@ async def test_another_number_of_coordination_partitions_stops_a_member(ground: 
 
 
 @scenario
-async def test_what_happens_to_claims_is_told_as_it_happens(ground: Ground) -> None:
+async def test_events_of_claims_are_reported_as_they_happen(ground: Ground) -> None:
     told: list[tuple[Event, int]] = []
 
     async def listen(consumer: ClaimConsumer) -> None:

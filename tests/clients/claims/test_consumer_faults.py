@@ -84,9 +84,9 @@ async def test_a_killed_owner_is_replaced_within_two_intervals_and_a_second(
 
 
 async def told_by_a_heartbeat(ground: Ground, child: Child) -> int:
-    """Return the offset of the last message of the child, once a heartbeat has told that it is done.
+    """Return the offset of the last message of the child, once a heartbeat has reported it done.
 
-    An interval passes until then, or longer where the child or the broker stands still.
+    An interval passes until then, or longer if the child or the broker stalls.
     """
     done: int = child.messages[-1]["offset"]
     await until(
@@ -116,7 +116,7 @@ async def test_a_frozen_owner_hands_out_nothing_after_its_thaw(ground: Ground, c
         thawed_s = time.monotonic()
         child.signal(signal.SIGCONT)
         await until("the thawed one to have had its chance", lambda: time.monotonic() > thawed_s + 2.5)
-        # Where the heir stands still in its turn, the claim comes back: only of that stay may there be more.
+        # If the heir stalls in its turn, the claim comes back: only of that stay may there be more.
         late = [each for each in child.messages if each["at_s"] >= thawed_s and each["epoch"] <= stay_before]
         assert [each for each in late if each["gate_s"] >= thawed_s] == [], (
             "its gate was asked after the thaw"
@@ -186,7 +186,7 @@ def stay(child: Child, before_s: float) -> int:
 async def test_a_stopped_event_loop_gives_its_claim_up_and_hands_out_nothing_more(
     ground: Ground, children: list[Child], tmp_path: Path
 ) -> None:
-    """Its heartbeats go on, so its health tells: one message is in hand for longer than a handler may
+    """Its heartbeats continue, so its health shows it: one message is in hand for longer than a handler may
     take.
     """
     ground.fill(5_000)
@@ -250,7 +250,7 @@ async def test_a_flush_that_loses_its_claim_in_an_outage_is_an_error(
                 await consumer.flush()
         ground.fill(1, start=1)
         flushed = False
-        while not flushed:  # a machine that stands still for a second costs it the claim again
+        while not flushed:  # a machine that stalls for a second costs it the claim again
             (later,) = await take(consumer, 1, commit=False)
             assert later.offset in (0, 1), "a frame that was under way may have brought the offset after all"
             with suppress(ClaimLostError):
@@ -361,7 +361,9 @@ async def test_kills_at_any_moment_deliver_nothing_twice_at_most_once(
 async def test_at_least_once_a_kill_brings_again_what_the_last_heartbeat_had_not(
     ground: Ground, children: list[Child]
 ) -> None:
-    """M15, the other mode: nothing is left out, and nothing comes again of which a heartbeat has told."""
+    """M15, the other mode: no message is left out, and none comes again that a heartbeat has reported
+    done.
+    """
     feeding = asyncio.create_task(feed(ground, 0.01))
     children.append(first := ground.process("same", heartbeat_interval_s=1.0))
     await until("it to work", lambda: len(first.messages) >= 20)
@@ -376,7 +378,7 @@ async def test_at_least_once_a_kill_brings_again_what_the_last_heartbeat_had_not
     assert again > done, "what a heartbeat has told is not done again"
 
 
-# -- beside a Go fleet
+# -- with a Go fleet
 
 
 def replayed(ground: Ground, group: str, topic: str) -> list[tuple[float, Frame]]:
@@ -394,18 +396,18 @@ def replayed(ground: Ground, group: str, topic: str) -> list[tuple[float, Frame]
 
 
 @scenario
-async def test_beside_the_recorded_go_fleet_nothing_is_delivered_without_owning_it(
+async def test_with_the_recorded_go_fleet_nothing_is_delivered_without_owning_it(
     broker: SessionBroker, fresh_topic: FreshTopic
 ) -> None:
-    """The fleet's 510 s in 13 s: its minute is our second and a half, so what was stale after 120 s is
-    stale after 3.
+    """The fleet's 510 s in 13 s: its minute is our second and a half, so a claim that was stale after 120 s
+    is stale after 3.
     """
     ground = Ground(broker.config, fresh_topic, partitions=6)
     frames = replayed(ground, "g1", "orders")
     assert {frame.client_id for _, frame in frames} > {"c1"}
     ground.fill(
         1 + max(getattr(frame, "current_offset", 0) for _, frame in frames)
-    )  # who takes over begins where the fleet stood
+    )  # the next owner begins at the fleet's offset
     feeding = asyncio.create_task(feed(ground, 0.02))
     out: list[tuple[int, ClaimedMessage]] = []
 
@@ -414,7 +416,7 @@ async def test_beside_the_recorded_go_fleet_nothing_is_delivered_without_owning_
     async def work(consumer: Any) -> None:
         async for message in consumer:
             out.append((clock.asked_at_ms(), message))
-            with suppress(ClaimLostError):  # the fleet may have taken it meanwhile: that is the fleet's right
+            with suppress(ClaimLostError):  # the fleet may have taken it since: that is the fleet's right
                 message.commit()
 
     async with ground.consumer("holdfast-1", heartbeat_interval_s=1.5, greedy=True, clock=clock) as consumer:
@@ -453,7 +455,7 @@ async def test_beside_the_recorded_go_fleet_nothing_is_delivered_without_owning_
         assert len(fleet) >= 3
 
 
-def test_the_judge_finds_a_delivery_of_somebody_elses_partition(ground: Ground) -> None:
+def test_the_judge_finds_a_delivery_of_a_partition_of_another_member(ground: Ground) -> None:
     ground.write(Heartbeat(int(time.time()), "other001", "c1", ground.group, ground.topic, 0, 5))
     (written,) = ground.written()
     judge = Ownership([written], stale_after_s=2)

@@ -128,7 +128,7 @@ class Rig:
             self.read()
 
     def put(self, begin: int, end: int, *, moves_to: int = 0) -> None:
-        """Have messages arrive; with *moves_to* the log goes on to there without any."""
+        """Have messages arrive; with *moves_to* the log continues to there without any."""
         assert self.lease is not None
         records = cast("list[Message]", [Record(offset) for offset in range(begin, end)])
         batches = [FetchedMessages(self.lease, records, begin, end, True, 10)]
@@ -168,7 +168,7 @@ def test_the_last_batch_of_a_claim_that_is_given_back_is_handed_out() -> None:
     assert rig.hands._next_batch() is None
 
 
-def test_a_claim_is_not_given_back_between_the_messages_of_what_is_committed() -> None:
+def test_a_claim_is_not_given_back_between_the_messages_of_a_committed_batch() -> None:
     rig = Rig()
     rig.put(0, 5, moves_to=7)
     first = rig.hands._next_message()
@@ -186,10 +186,10 @@ def test_a_claim_is_not_given_back_between_the_messages_of_what_is_committed() -
 
 
 @pytest.mark.parametrize("taken", [0, 2])
-def test_what_nobody_takes_in_the_drain_window_is_the_next_owners(taken: int) -> None:
+def test_messages_not_taken_in_the_drain_window_are_the_next_owners(taken: int) -> None:
     rig = Rig()
     rig.put(0, 3)
-    rig.put(3, 6)  # not announced before what is committed has been taken
+    rig.put(3, 6)  # not announced before the committed batch has been taken
     for _ in range(taken):
         assert rig.hands._next_message() is not None
     rig.terminate()
@@ -206,7 +206,7 @@ def test_what_nobody_takes_in_the_drain_window_is_the_next_owners(taken: int) ->
     assert rig.engine.delivery.undelivered == 0
 
 
-def test_a_stop_that_keeps_the_claims_gives_back_what_is_committed_and_not_handed_out() -> None:
+def test_a_stop_that_keeps_the_claims_gives_back_messages_that_are_committed_and_not_handed_out() -> None:
     rig = Rig()
     rig.put(0, 5)
     assert rig.hands._next_message() is not None
@@ -216,7 +216,7 @@ def test_a_stop_that_keeps_the_claims_gives_back_what_is_committed_and_not_hande
     assert rig.hands._next_message() is None
 
 
-def test_what_is_committed_is_lost_with_the_claim_and_said_to_be() -> None:
+def test_committed_messages_are_lost_with_the_claim_and_reported_as_lost() -> None:
     rig = Rig()
     rig.put(0, 5)
     assert rig.hands._next_message() is not None
@@ -249,7 +249,7 @@ def test_no_more_is_committed_than_a_kill_may_cost() -> None:
 
 
 def test_at_least_once_nothing_more_is_handed_out_after_the_end_began() -> None:
-    """What is not handed out then is the next owner's, so nobody waits for it."""
+    """Messages not handed out then are the next owner's, so the end does not wait for them."""
     rig = Rig(Delivery.AT_LEAST_ONCE)
     rig.put(0, 5)
     message = rig.hands._next_message()
@@ -263,7 +263,7 @@ def test_at_least_once_nothing_more_is_handed_out_after_the_end_began() -> None:
     assert not [event for event in rig.engine.events.seen() if event.event is Event.UNDELIVERED]
 
 
-def test_a_taker_that_comes_by_during_a_stop_does_not_lose_what_was_set_aside() -> None:
+def test_a_taker_that_comes_by_during_a_stop_does_not_lose_the_batch_set_aside() -> None:
     """Both want the batch that was set aside. Whichever gets it, the member learns that it was not handed
     out: else the release would wait for it.
     """

@@ -24,7 +24,7 @@ from tests.support.patience import DEADLINE_S
 
 BEAT_S = 1.0
 WORK_S = 9 * BEAT_S
-"""How long the first message takes: four times as long as it took to be called wedged."""
+"""The time that the first message takes: four times as long as it took to be called wedged."""
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def ground(broker: SessionBroker, fresh_topic: FreshTopic) -> Iterator[Ground]:
 
 @pytest.fixture
 def awake() -> Iterator[AwakeClock]:
-    """Give a clock by which no claim lapses because the machine stands still."""
+    """Give a clock by which no claim lapses because the machine stalls."""
     with AwakeClock() as clock:
         yield clock
 

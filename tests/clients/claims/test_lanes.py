@@ -93,7 +93,7 @@ def told(message: ClaimedMessage) -> dict[str, Any]:
     }
 
 
-def test_the_check_of_order_sees_what_is_out_of_order() -> None:
+def test_the_check_of_order_sees_messages_that_are_out_of_order() -> None:
     def seen(*offsets: tuple[int, int]) -> list[dict[str, Any]]:
         return [{"key": "k", "offset": offset, "epoch": epoch} for offset, epoch in offsets]
 
@@ -104,8 +104,8 @@ def test_the_check_of_order_sees_what_is_out_of_order() -> None:
 
 
 def test_the_book_follows_the_lowest_lane_also_when_it_is_another_member_s_that_moves() -> None:
-    """Two that commit at the same moment see each other's commit only later: without a second look the
-    book would stay behind.
+    """Two that commit at the same moment see each other's commit only later: without a second look the book
+    would lag.
     """
     names = ClaimNames(2)
     mine, other = names.claimed_as("orders")
@@ -158,7 +158,7 @@ async def test_members_share_one_partition_and_each_key_is_in_order_with_one_of_
         tasks = [asyncio.create_task(work(each)) for each in members]
         await until("every member to have one lane", lambda: [each.load for each in members] == [1] * LANES)
         await until("all to be handled", lambda: len(handled()) == 400)
-        fill(ground, 10, key=b"key-0", start=400)  # the other lanes stand idle, and move on all the same
+        fill(ground, 10, key=b"key-0", start=400)  # the other lanes are idle, and move on all the same
         await until("the rest to be handled", lambda: len(handled()) == 410)
         for member in members:
             await member.flush()
@@ -185,7 +185,7 @@ async def test_members_share_one_partition_and_each_key_is_in_order_with_one_of_
 
 
 @scenario
-async def test_messages_without_a_key_go_round_and_none_is_left_out(ground: Ground) -> None:
+async def test_messages_without_a_key_go_round_and_none_of_them_is_missing(ground: Ground) -> None:
     ground.fill(40)
     async with ground.consumer("one", lanes=LANES, greedy=True) as consumer:
         found = await take(consumer, 40)
@@ -212,7 +212,9 @@ async def test_batches_are_of_one_lane_and_commit_as_a_whole(ground: Ground) -> 
 
 
 @scenario
-async def test_a_lane_that_is_stuck_costs_its_share_of_the_queue_and_holds_up_nobody(ground: Ground) -> None:
+async def test_a_lane_that_is_stuck_costs_its_share_of_the_queue_and_holds_up_no_other_lane(
+    ground: Ground,
+) -> None:
     fill(ground, 600)
     named = {
         "lanes": LANES,
@@ -222,7 +224,7 @@ async def test_a_lane_that_is_stuck_costs_its_share_of_the_queue_and_holds_up_no
         "batch_messages": 50,
         "release_if_behind": False,
     }
-    with AwakeClock() as awake:  # none of the five comes again because the machine stands still
+    with AwakeClock() as awake:  # none of the five comes again because the machine stalls
         await one_lane_is_stuck(ground, ground.consumer("one", clock=awake, **named))
 
 
@@ -246,7 +248,7 @@ async def one_lane_is_stuck(ground: Ground, one: ClaimConsumer) -> None:
         assert consumer.counters()["queued_messages"] <= 80
         while (
             sum(each["lane"] == stuck for each in seen) < 600 - wanted or held
-        ):  # it goes on where it stood, and gets all
+        ):  # it continues at its offset, and gets all
             for message in held[:]:
                 message.commit()
                 held.remove(message)
@@ -258,7 +260,7 @@ async def one_lane_is_stuck(ground: Ground, one: ClaimConsumer) -> None:
 
 
 @scenario
-async def test_a_killed_member_s_lanes_go_on_exactly_where_the_log_stands_and_in_order(
+async def test_a_killed_member_s_lanes_continue_exactly_at_the_offsets_of_the_log_and_in_order(
     ground: Ground, children: list[Child]
 ) -> None:
     fill(ground, 1_000)
@@ -288,7 +290,7 @@ async def test_a_killed_member_s_lanes_go_on_exactly_where_the_log_stands_and_in
             await until("the second to have all", lambda: heir.load == LANES)
         everything = [(each["at_s"], each) for each in child.messages]
         offsets = {each["offset"] for each in child.messages}
-        # The first may have handled all of a lane and not committed yet: the log shows what is left.
+        # The first may have handled all of a lane and not committed yet: the log shows the rest.
         lanes = {offset: lane_of(b"key-%d" % (offset % 16), 0, LANES) for offset in range(3_000)}
         left = {
             lane: [offset for offset in lanes if lanes[offset] == lane and offset >= (stood[lane] or 0)]

@@ -1,4 +1,4 @@
-"""What a claim client asks the broker between its polls, and asks again after an outage."""
+"""A claim client's questions to the broker between its polls, and again after an outage."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def answered(asked: OffsetFetcher, count: int, within_s: float = DEADLINE_
 
 
 @scenario
-async def test_the_ends_of_logs_and_the_groups_book_are_told(ground: Ground) -> None:
+async def test_the_ends_of_logs_and_the_groups_book_are_reported(ground: Ground) -> None:
     ground.fill(7, partition=0)
     book(ground, 0, 3)
     with lookups(ground) as asked:
@@ -144,7 +144,7 @@ def test_questions_to_a_coordinator_that_stands_still_end_and_nothing_of_them_is
 @pytest.mark.kafka
 @pytest.mark.slow
 @scenario
-async def test_what_was_asked_in_an_outage_is_answered_after_it(tmp_path: Path) -> None:
+async def test_questions_asked_in_an_outage_are_answered_after_it(tmp_path: Path) -> None:
     """librdkafka's admin client never found out: it waited for the coordinator that was gone, and named
     the old epoch of leaders.
     """

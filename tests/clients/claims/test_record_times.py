@@ -1,4 +1,4 @@
-"""A record whose sender's clock is far ahead moves the time of nobody's claims, sessions or blocks."""
+"""A record whose sender's clock is far ahead does not move the time of claims, sessions or blocks."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def consumer(kafka: EmbeddedKafka, client: str, **named: Any) -> ClaimConsumer:
 @pytest.mark.long
 @pytest.mark.parametrize("balanced", [False, pytest.param(True, marks=pytest.mark.variant)])
 @scenario
-async def test_one_record_from_the_future_keeps_nobody_from_claiming_what_the_dead_held(
+async def test_one_record_from_the_future_keeps_no_member_from_claiming_partitions_of_the_dead(
     kafka: EmbeddedKafka, balanced: bool
 ) -> None:
     async with consumer(kafka, "a", balanced=balanced) as first:
@@ -81,7 +81,7 @@ async def test_one_record_from_the_future_keeps_nobody_from_claiming_what_the_de
 
 @pytest.mark.long
 @scenario
-async def test_blocks_of_the_dead_are_free_and_those_of_others_are_not(kafka: EmbeddedKafka) -> None:
+async def test_blocks_of_the_dead_are_free_and_those_of_living_members_are_not(kafka: EmbeddedKafka) -> None:
     settings = Settings(kafka={"bootstrap.servers": kafka.bootstrap})
 
     def ranges(client: str) -> RangeConsumer:

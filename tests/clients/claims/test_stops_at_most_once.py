@@ -20,7 +20,7 @@ FORMS: dict[str, dict[str, Any]] = {"plain": {}, "lanes": {"lanes": 3}, "balance
 
 
 class HandlerError(Exception):
-    """What a handler fails of."""
+    """The error that a handler raises."""
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ def test_a_blocking_consumer_that_stops_loses_nothing(kafka: EmbeddedKafka) -> N
 @pytest.mark.long
 @pytest.mark.variant
 @scenario
-async def test_what_is_handed_over_to_a_newcomer_is_taken_once(kafka: EmbeddedKafka) -> None:
+async def test_a_partition_handed_over_to_a_newcomer_is_taken_once(kafka: EmbeddedKafka) -> None:
     """A rebalance: the first has messages in hand that the log has committed, and gives partitions up."""
     taken: list[int] = []
 

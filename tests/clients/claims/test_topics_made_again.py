@@ -189,8 +189,8 @@ async def test_a_group_is_shown_and_reset_by_the_topic_that_is_there(shop: Shop)
 @pytest.mark.variant
 @scenario
 async def test_what_kafka_has_of_the_old_topic_is_no_offset_of_the_new_one(shop: Shop) -> None:
-    """Where the coordination topic has no row, as in one that is new, `__consumer_offsets` counts. What was
-    committed of the old topic may come there late.
+    """A coordination topic without rows, as a new one is, defers to `__consumer_offsets`. Offsets committed
+    for the old topic may arrive there late.
     """
     group = {"group.id": "billing", "enable.auto.commit": False}
     shop.produce(0, OLD)

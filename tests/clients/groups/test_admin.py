@@ -138,8 +138,8 @@ def test_members_that_cannot_obey_are_named_and_nothing_is_written(desk: GroupDe
                 forbidden()
         assert admin.state("shop").state == "Stable"
         assert admin.state("shop").paused_until_s is None
-    # As seldom as a Go member is heard of, it is live: the fleet's own short interval does not hide it. After
-    # 120 s it is gone.
+    # A member with as few frames as a Go member's is live: the fleet's own short interval does not hide it.
+    # After 120 s it is gone.
     with desk.admin(clock=LaterClock(60)) as admin, pytest.raises(GroupError, match="go-1-g1"):
         admin.pause("shop", 60)
     with desk.admin(clock=LaterClock(130)) as admin:
@@ -270,7 +270,7 @@ def test_a_member_that_does_not_release_is_named_and_everything_stays_as_it_was(
         assert desk.decisions() == []
 
 
-def test_what_a_member_left_behind_when_it_died_is_taken_over_once_it_is_stale(
+def test_claims_that_a_member_leaves_when_it_dies_are_taken_over_once_they_are_stale(
     broker: SessionBroker, fresh_topic: FreshTopic
 ) -> None:
     desk = GroupDesk(broker, fresh_topic, interval_s=1)

@@ -114,7 +114,7 @@ def test_killed_after_any_write_a_reset_has_moved_everything_or_nothing(desk: Gr
     claims, moves = ["ClaimingPartition"] * 3, ["ReleasingPartition"] * 3
     assert story[-1:] == ["ReleaseGroup"]
     assert [what for what in story if what != "ReleaseGroup"] == [*claims, "ResetCommit", *moves]
-    # The page tells the same steps, and for each what a kill after it leaves.
+    # The page lists the same steps, and for each the state that a kill after it leaves.
     steps = [row for row in table("Step", "Written", "Killed after it") if row["Written"]]
     assert [plain(row["Written"]) for row in steps] == [what for what, _ in groupby(story)]
     told = [row["Killed after it"].partition(":")[0] for row in steps]

@@ -52,10 +52,10 @@ def told(claims: dict[tuple[str, int], Claim], ends: dict[tuple[str, int], int])
     ]
 
 
-# -- what is shown
+# -- the output
 
 
-def test_the_lag_of_a_partition_in_lanes_is_told_once_behind_its_slowest_lane() -> None:
+def test_the_lag_of_a_partition_in_lanes_is_reported_once_by_its_slowest_lane() -> None:
     claims = {
         (lane_topic("orders", lane, 2), 0): claim(f"m{lane}", offset) for lane, offset in enumerate((30, 45))
     }
@@ -78,7 +78,7 @@ def test_an_offset_of_a_topic_that_was_deleted_is_none_and_all_of_the_new_one_is
     ]
 
 
-def test_a_partition_stands_nowhere_while_a_lane_of_it_was_never_heard_of() -> None:
+def test_a_partition_has_no_offset_while_a_lane_of_it_has_no_frame() -> None:
     claims = {(lane_topic("orders", 1, 2), 0): claim("m1", 45)}
     assert told(claims, {("orders", 0): 50})[0] == ("orders", 0, "all-of-2", None, None, None)
 
@@ -114,7 +114,7 @@ def book(desk: GroupDesk, topic: str, group: str = "shop") -> list[int]:
         reader.close()
 
 
-def test_a_reset_moves_every_lane_one_that_nobody_ever_claimed_too(desk: GroupDesk) -> None:
+def test_a_reset_moves_every_lane_also_one_that_was_never_claimed(desk: GroupDesk) -> None:
     """A lane left out would begin at its offset committed to Kafka, and read again what the others were sent
     past.
     """
@@ -162,7 +162,7 @@ def test_no_lane_moves_when_one_of_them_is_not_given_back(desk: GroupDesk) -> No
 async def test_live_members_begin_again_in_every_lane_where_a_reset_says(
     broker: SessionBroker, fresh_topic: FreshTopic
 ) -> None:
-    """Members obey the pause, nobody works while the reset does, and each lane hands out its messages
+    """Members obey the pause, no member works while the reset does, and each lane hands out its messages
     again from there.
     """
     records, interval_s = 80, PATIENT_S

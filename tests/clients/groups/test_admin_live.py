@@ -1,5 +1,5 @@
-"""A claim group of live consumers, paused and reset (M13): all obey, and start exactly where they were sent,
-even if some die meanwhile.
+"""A claim group of live consumers, paused and reset (M13): all obey, and start exactly where they were sent
+even if some die on the way.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def live(broker: SessionBroker, fresh_topic: FreshTopic) -> Iterator[Live]:
 
 
 def offsets(taken: Taken, since: int = 0) -> dict[int, list[int]]:
-    """Return the offsets of what was taken, by partition."""
+    """Return the offsets of the messages taken, by partition."""
     found: dict[int, list[int]] = {}
     for _, message in taken[since:]:
         found.setdefault(message.partition, []).append(message.offset)
@@ -76,8 +76,8 @@ def offsets(taken: Taken, since: int = 0) -> dict[int, list[int]]:
 
 @scenario
 async def test_live_members_release_for_a_reset_and_begin_again_exactly_where_it_says(live: Live) -> None:
-    """M13: nobody works while the reset does; all four partitions begin at 0 afterwards, not at what was
-    committed.
+    """M13: no member works while the reset does; all four partitions begin at 0 afterwards, not at the
+    committed offsets.
     """
     live.interval_s = PATIENT_S
     taken: Taken = []

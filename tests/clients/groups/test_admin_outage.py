@@ -95,8 +95,8 @@ def test_a_broker_that_is_away_for_longer_than_anybody_waits_leaves_no_mixture(
     if step is ResetStep.DECIDED:
         assert "is decided, but not every partition could be given back" in str(error)
         assert "holdfast groups resume" in str(error)
-    # A frozen broker may take what was on its way when it thaws: the decision too. So wait for a decision of
-    # the next who comes.
+    # A frozen broker may take requests that were on their way when it thaws: the decision too. So wait for a
+    # decision of the next reset.
     reset.settle()
     found = reset.check()
     committed = [

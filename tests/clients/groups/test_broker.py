@@ -39,7 +39,7 @@ EACH_IN = {
     "DeleteGroups": ("results",),
     "OffsetCommit": ("topics", "partitions"),
 }
-"""Where an answer has an error code for each group or partition; elsewhere it has one for all."""
+"""Paths to the error codes in an answer that has one for each group or partition; others have one for all."""
 MORE_THAN_CLIENTS_TRY = 8
 """librdkafka sends a commit again by itself, twice."""
 Refuse = Callable[[str, KafkaCode, int], list[str]]
@@ -144,7 +144,9 @@ def test_a_group_that_does_not_exist_has_committed_nothing(groups: BrokerGroups)
     assert groups.committed("nobody") == {}
 
 
-def test_one_that_is_never_ready_is_told_at_the_deadline(kafka: EmbeddedKafka, refuse: Refuse) -> None:
+def test_a_group_that_is_never_ready_is_reported_at_the_deadline(
+    kafka: EmbeddedKafka, refuse: Refuse
+) -> None:
     clock = ClockOverWhen()
     settings = Settings(kafka={"bootstrap.servers": kafka.bootstrap})
     hasty = BrokerGroups(settings, timeout_s=DEADLINE_S, clock=clock)
@@ -164,7 +166,7 @@ def _have_two(found: list[str]) -> bool:
     return len(found) > 1
 
 
-def test_what_no_patience_mends_is_told_at_once(groups: BrokerGroups, refuse: Refuse) -> None:
+def test_an_error_that_no_patience_mends_is_reported_at_once(groups: BrokerGroups, refuse: Refuse) -> None:
     for api, question in (
         ("DescribeGroups", partial(groups.describe, "billing")),
         ("ListGroups", groups.states),
@@ -244,10 +246,10 @@ def test_a_silent_coordinator_is_named_and_hides_no_other_groups(
 
 
 def listed(bootstrap: str, capsys: pytest.CaptureFixture[str]) -> tuple[object, dict[str, str], str]:
-    """Return exit code, states by group, and what `groups list` tells in its second: the first that has
+    """Return exit code, states by group, and the line of `groups list` in its second: the first that has
     "loud".
 
-    A machine that stands still may need more than one.
+    A machine that stalls may need more than one.
     """
 
     def found() -> tuple[object, dict[str, str], str] | None:
@@ -273,7 +275,7 @@ def test_a_list_that_lacks_a_coordinator_shows_the_others_and_fails(
 
 
 def test_a_list_waits_for_its_time_once(groups: BrokerGroups, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Brokers that load for 6 of 10 s, and are silent then, have 4 s left; what they refused is told."""
+    """Brokers that load for 6 of 10 s, and are silent then, have 4 s left; their refusal is reported."""
     clock, waits = ManualClock(), list[float]()
     loading = SimpleNamespace(valid=[], errors=[KafkaError(KafkaError.COORDINATOR_LOAD_IN_PROGRESS)])
 
@@ -294,10 +296,10 @@ def test_a_list_waits_for_its_time_once(groups: BrokerGroups, monkeypatch: pytes
 
 @pytest.mark.long
 @pytest.mark.parametrize("api", ["ListGroups", "ApiVersions"])
-def test_a_broker_that_lists_no_groups_hides_none_of_others(
+def test_a_broker_that_lists_no_groups_hides_no_group_of_another_broker(
     silent_broker: tuple[Settings, SilentBroker], capsys: pytest.CaptureFixture[str], api: str
 ) -> None:
-    """One that falls silent later, and one that never was heard of."""
+    """One that falls silent later, and one that never replied."""
     _, broker = silent_broker
     broker.fall_silent(api)
     code, states, told = listed(broker.other, capsys)
@@ -320,7 +322,7 @@ def test_a_coordinator_that_cuts_its_answers_is_asked_again(
 
 
 @pytest.mark.long
-def test_a_coordinator_that_is_slower_than_the_first_attempt_is_heard(
+def test_a_coordinator_that_is_slower_than_the_first_attempt_is_waited_for(
     groups: BrokerGroups, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in ("coordinator_admin", "requests.group_offsets"):
@@ -342,7 +344,7 @@ def test_a_coordinator_that_is_slower_than_the_first_attempt_is_heard(
     [BrokerGroups.states, lambda asked: asked.describe("billing"), lambda asked: asked.committed("billing")],
     ids=["states", "describe", "committed"],
 )
-def test_a_wrong_password_is_told_at_once(question: Callable[[BrokerGroups], object]) -> None:
+def test_a_wrong_password_is_reported_at_once(question: Callable[[BrokerGroups], object]) -> None:
     with EmbeddedKafka(users={"root": "secret"}) as kafka:
         config = {key: str(value) for key, value in kafka.client_config().items()}
         asked = BrokerGroups(Settings(kafka={**config, "sasl.password": "wrong"}), timeout_s=3_600.0)

@@ -1,5 +1,5 @@
-"""What an application notes of a topic's offsets is of that topic alone, not of one that is made again under
-its name: skips, what operators allow, and refused records.
+"""An application's notes of a topic's offsets are for that topic alone, not for one that is made again under
+its name: skips, records that operators allow, and refused records.
 """
 
 from __future__ import annotations
@@ -213,10 +213,10 @@ def test_a_refused_record_is_not_sent_to_a_topic_that_was_made_again_unless_aske
 @pytest.mark.parametrize(
     "other", [{"value": b"o" * 5_000, "timestamp": 8_888}, {"value": b"tiny", "timestamp": 7_777}]
 )
-def test_what_was_too_large_to_be_kept_is_not_taken_from_another_topic(
+def test_a_record_too_large_to_be_kept_is_not_taken_from_another_topic(
     shop: Shop, other: dict[str, Any]
 ) -> None:
-    """An earlier release notes no id; time and size tell."""
+    """An earlier release notes no id; time and size decide."""
     quarantine = Quarantine(shop.settings, timeout_s=DEADLINE_S)
     shop.send("orders", {"value": b"x" * 5_000, "key": b"key", "timestamp": 7_777})
     shop.refuse(0, b"x" * 5_000, 7_777)

@@ -1,5 +1,5 @@
-"""A range consumer as a process: tells each message on its output before it says that it is done; dies at
-the offset named.
+"""A range consumer as a process: writes each message to its output before it reports it done; dies at the
+offset named.
 """
 
 from __future__ import annotations

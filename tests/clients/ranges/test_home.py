@@ -1,4 +1,4 @@
-"""What a partition of the ranges' log has told, and what its rows need of it."""
+"""The state that a partition of the ranges' log has given so far, and the records that its rows need."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ class WrittenLog:
         (3, 3, False),  # all that was read is gone, and nothing else
         (4, 4, True),
         (4, 9, True),
-        (0, 2, True),  # it ends before what was read of it: it is another log
+        (0, 2, True),  # it ends before the offset read so far: it is another log
     ],
 )
-def test_a_log_that_begins_behind_what_was_read_or_ends_before_it_has_lost_something(
+def test_a_log_that_begins_after_the_offset_read_or_ends_before_it_has_lost_something(
     begin: int, end: int, missed: bool
 ) -> None:
     log = WrittenLog()
@@ -68,7 +68,7 @@ def test_a_log_that_begins_behind_what_was_read_or_ends_before_it_has_lost_somet
     assert not log.home.rows
 
 
-def test_a_row_that_is_written_anew_is_whole_for_who_begins_to_read_there() -> None:
+def test_a_row_that_is_written_again_is_whole_for_a_reader_that_begins_there() -> None:
     log = WrittenLog()
     log.write(Base(-1, Ranges(5)))
     log.write(Take(5, 10, "a", "ia"))

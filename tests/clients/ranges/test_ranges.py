@@ -40,9 +40,7 @@ LEASE_S = 2.0
 
 
 class Field:
-    """Topics of one test, and members on them: those of this process lose no block because it stands
-    still.
-    """
+    """Topics of one test, and members on them: those of this process lose no block if it stalls."""
 
     def __init__(self, broker: SessionBroker, create: FreshTopic) -> None:
         self.config = {name: str(value) for name, value in broker.config.items()}
@@ -100,7 +98,7 @@ class Field:
         return child
 
     def died(self, child: subprocess.Popen[str]) -> set[tuple[int, int]]:
-        """Return what a process handled before it died."""
+        """Return the messages that a process handled before it died."""
         out, _ = child.communicate(timeout=DEADLINE_S)
         return {tuple(json.loads(line)) for line in out.splitlines()}
 
@@ -158,7 +156,7 @@ def field(broker: SessionBroker, fresh_topic: FreshTopic) -> Iterator[Field]:
 async def work(
     consumer: RangeConsumer, seen: list[tuple[int, int]], pause_s: float = 0.0, done: list[int] | None = None
 ) -> None:
-    """Note what is *seen* and, block by block, how many messages were reported *done*."""
+    """Note the messages *seen* and, block by block, how many messages were reported *done*."""
     async for block in consumer:
         for record in block.records:
             seen.append((block.partition, record.offset() or 0))
@@ -219,7 +217,7 @@ async def test_the_open_blocks_of_a_killed_member_are_finished_by_another(field:
 
 
 @scenario
-async def test_what_kills_whoever_touches_it_goes_to_the_dead_letters_and_nothing_that_came_later_does(
+async def test_a_message_that_kills_every_member_goes_to_the_dead_letters_and_no_later_one_does(
     field: Field,
 ) -> None:
     field.fill(14)
@@ -242,7 +240,7 @@ async def test_what_kills_whoever_touches_it_goes_to_the_dead_letters_and_nothin
 
 
 @scenario
-async def test_what_was_failed_comes_again_and_what_is_lost_cannot_be_done(field: Field) -> None:
+async def test_failed_messages_come_again_and_lost_ones_cannot_be_done(field: Field) -> None:
     field.fill(5)
     async with field.consumer("one", lease_s=600.0) as consumer:
         block = await anext(consumer)
@@ -378,7 +376,7 @@ async def test_a_topic_that_is_deleted_and_made_again_is_not_taken_for_the_old_o
 
 
 @scenario
-async def test_the_log_of_wishes_stays_short_and_who_finds_only_its_end_goes_on_exactly(
+async def test_the_log_of_wishes_stays_short_and_a_member_that_finds_only_its_end_continues_exactly(
     field: Field, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log, "BASE_EVERY", 10)
@@ -435,7 +433,9 @@ async def test_who_slept_while_its_log_was_shortened_begins_again_where_it_begin
 
 
 @scenario
-async def test_who_slept_while_all_of_the_log_was_deleted_begins_where_the_group_stands(field: Field) -> None:
+async def test_a_member_that_slept_while_all_of_the_log_was_deleted_begins_at_the_groups_offset(
+    field: Field,
+) -> None:
     field.fill(100, 0)
     field.fill(100, 1)
     seen: list[tuple[int, int]] = []
@@ -455,8 +455,12 @@ async def test_who_slept_while_all_of_the_log_was_deleted_begins_where_the_group
 
 
 @scenario
-async def test_a_beginning_that_no_broker_tells_of_is_written_anew_by_who_has_read_it(field: Field) -> None:
-    """The next offset of a member who has read all is still there: only the beginning of the log tells."""
+async def test_a_beginning_that_no_broker_reports_is_written_again_by_the_member_that_has_read_it(
+    field: Field,
+) -> None:
+    """The next offset of a member who has read all is still there: only the beginning of the log shows the
+    loss.
+    """
     field.fill(60, 0)
     field.fill(60, 1)
     seen: list[tuple[int, int]] = []
@@ -536,7 +540,7 @@ async def test_who_finds_its_own_record_deleted_goes_by_what_that_led_to(
 
 
 @scenario
-async def test_a_log_of_wishes_that_is_deleted_is_named_and_the_group_goes_on_in_a_new_one(
+async def test_a_log_of_wishes_that_is_deleted_is_named_and_the_group_continues_in_a_new_one(
     field: Field, broker: SessionBroker
 ) -> None:
     field.ranges = broker.create_topic("wishes", config=LOG_APPEND)
@@ -582,7 +586,7 @@ async def test_partitions_that_are_added_are_worked_on_too(
 
 
 @scenario
-async def test_partitions_that_are_added_to_the_log_of_wishes_are_told_of(
+async def test_partitions_that_are_added_to_the_log_of_wishes_are_reported(
     field: Field, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log, "COUNT_EVERY_S", 0.0)
@@ -613,7 +617,7 @@ def unassigned(consumer: RangeConsumer) -> Iterator[None]:
 
 @contextmanager
 def asleep(consumer: RangeConsumer, field: Field) -> Iterator[None]:
-    """Have the client of a member fetch nothing, as that of a process which stands still."""
+    """Have the client of a member fetch nothing, like the client of a stalled process."""
     reader = consumer._log._reader
     assert reader is not None
     homes = [TopicPartition(field.ranges, home) for home in range(2)]

@@ -1,4 +1,4 @@
-"""Workers in memory behind real web ports, two tables on them, and clients that ask: what the tests of
+"""Workers in memory with real web ports, two tables on them, and clients that ask: the fixtures that tests of
 `TableClient` share.
 """
 
@@ -74,9 +74,9 @@ def asked(worker: MemoryWorker, outcome: str | None = None) -> int:
 
 @contextmanager
 def deadline_after(rounds: int = 2) -> Iterator[None]:
-    """Let the deadline of a question come when its client was told *rounds* times why it has no answer.
+    """Let the deadline of a question come when its client got *rounds* causes for having no answer.
 
-    However slow the machine is, it has been told; and nobody waits for a deadline. Workers wait for an offset
+    However slow the machine is, it has got them; and no test waits for a deadline. Workers wait for an offset
     for WORKER_WAIT_S, and the client for their word for as long as it ever does.
     """
     told = 0
@@ -102,7 +102,7 @@ def deadline_after(rounds: int = 2) -> Iterator[None]:
 
 
 def claiming(*partitions: int, version: int = 1) -> dict[str, TableClaims]:
-    """Return what a worker announces that owns these partitions of TOTALS."""
+    """Return the announcement of a worker that owns these partitions of TOTALS."""
     return {"totals": TableClaims(version=version, partitions=1, active=list(partitions))}
 
 

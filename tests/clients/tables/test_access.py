@@ -50,7 +50,7 @@ async def refused_at_once(
 
 
 @scenario
-async def test_an_unknown_table_is_told_at_once() -> None:
+async def test_an_unknown_table_is_reported_at_once() -> None:
     other: Processor[Any, Total] = Processor(
         name="other", source="orders", decode=bytes, fold=fold, row=Total
     )
@@ -77,7 +77,7 @@ async def test_another_version_of_a_table_is_another_table() -> None:
 
 
 @scenario
-async def test_a_wrong_or_missing_token_is_told_at_once_and_the_right_one_answers() -> None:
+async def test_a_wrong_or_missing_token_is_reported_at_once_and_the_right_one_answers() -> None:
     async with MemoryWorker(settings(web_token="open-sesame"), [TOTALS], partitions=1) as worker:
         for token, match in ((None, "asks for a token"), ("open-sesam", "not this worker's")):
             async with client(worker, web_token=token) as tables:
@@ -87,7 +87,7 @@ async def test_a_wrong_or_missing_token_is_told_at_once_and_the_right_one_answer
 
 
 @scenario
-async def test_mutual_tls_answers_holders_of_a_certificate_and_tells_the_others_at_once() -> None:
+async def test_mutual_tls_answers_holders_of_a_certificate_and_refuses_the_others_at_once() -> None:
     authority: dict[str, Any] = {"web_tls_ca": TLS / "ca.pem"}
     server: dict[str, Any] = {"web_tls_cert": TLS / "server.pem", "web_tls_key": TLS / "server-key.pem"}
     ours: dict[str, Any] = {"web_tls_cert": TLS / "client.pem", "web_tls_key": TLS / "client-key.pem"}
@@ -102,7 +102,7 @@ async def test_mutual_tls_answers_holders_of_a_certificate_and_tells_the_others_
 
 
 @scenario
-async def test_who_shows_no_certificate_where_one_is_wanted_is_told_so_by_the_deadline(
+async def test_a_client_that_shows_no_certificate_where_one_is_wanted_gets_the_cause_by_the_deadline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", str(TLS / "ca.pem"))  # it trusts the worker but has nothing to show

@@ -76,7 +76,7 @@ def announcements(broker: SessionBroker) -> Iterator[Announcements]:
 
 
 @scenario
-async def test_what_was_announced_before_a_refresh_is_known_after_it(announcements: Announcements) -> None:
+async def test_a_worker_announced_before_a_refresh_is_known_after_it(announcements: Announcements) -> None:
     announcements.create()
     topic = WorkersTopic(announcements.settings)
     try:
@@ -159,7 +159,7 @@ async def test_looks_that_are_cut_short_read_the_topic_together(announcements: A
 
 @pytest.mark.long
 @scenario
-async def test_a_broker_slower_than_a_look_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_broker_slower_than_a_look_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(query_router, "REFRESH_S", 0.2)
     with EmbeddedKafka() as kafka:
         known = settings(kafka={"bootstrap.servers": kafka.bootstrap})
@@ -203,7 +203,7 @@ async def test_what_a_cancelled_look_has_read_is_shown(
 
 @pytest.mark.long
 @scenario
-async def test_a_silent_broker_keeps_nobody_from_closing() -> None:
+async def test_a_silent_broker_keeps_no_client_from_closing() -> None:
     """It took as long as the look that was under way, a minute for one that had doubled."""
     with EmbeddedKafka() as kafka:
         known = settings(kafka={"bootstrap.servers": kafka.bootstrap})
@@ -238,7 +238,7 @@ async def test_an_application_that_never_ran_has_no_workers(announcements: Annou
 @pytest.mark.parametrize("records", [5, 1])
 @scenario
 async def test_a_topic_made_again_is_read_again(announcements: Announcements, records: int) -> None:
-    """Also where it has as many records by then, which its end does not tell."""
+    """Also with as many records as before, when its end shows no change."""
     announcements.create()
     topic = WorkersTopic(announcements.settings)
     try:

@@ -1,4 +1,4 @@
-"""What a writer of the workers topic can do to clients: nothing but cost them a little time."""
+"""The harm that a writer of the workers topic can do to clients: it costs them a little time, no more."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ def test_the_token_goes_only_to_what_the_settings_name_over_tls_too(
 
 
 @pytest.mark.parametrize("networks", ["10.0.0.1/8", "a b", "http://a", "10.0.0.0/33"])
-def test_networks_that_are_none_are_refused(networks: str) -> None:
+def test_networks_that_are_not_networks_are_refused(networks: str) -> None:
     with pytest.raises(ConfigError, match="web_token_networks"):
         Settings(web_token_networks=networks)
 

@@ -95,7 +95,7 @@ async def test_a_scan_of_a_global_is_of_all_partitions_in_the_order_of_keys(page
 
 @scenario
 async def test_pages_and_answers_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.clients.tables.query_router.ATTEMPT_S", 60.0)  # none is asked for twice
+    monkeypatch.setattr("holdfast.clients.tables.query_router.ATTEMPT_S", 60.0)  # no page is asked for twice
     texts: Global[str] = Global("texts", Source("texts", Json(str)), FoldWith(set_rate, ("key",)), row=str)
     wide: Processor[Any, float] = Processor(
         name="wide", on={Source("orders", Json(str)): convert}, row=float, reads=(texts,)
@@ -185,7 +185,7 @@ async def test_a_key_with_rows_in_two_partitions_is_an_error_that_says_so() -> N
 
 
 @scenario
-async def test_what_is_no_global_table_is_refused() -> None:
+async def test_an_object_that_is_no_global_table_is_refused() -> None:
     async with a_worker(PLAIN) as worker, client(worker) as tables:
         with pytest.raises(NoSuchTableError, match="no global table 'rates' in application shop"):
             await tables.get(RATES, "usd")

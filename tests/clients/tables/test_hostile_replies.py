@@ -1,5 +1,5 @@
-"""What takes itself for a worker may answer without end, or with what unfolds: whoever asks holds a
-bounded piece of it and gets a typed error.
+"""A false worker may answer without end, or with a bomb: the client holds a bounded piece of the answer and
+raises a typed error.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ MIB = 1 << 20
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/msgpack\r\n"
 CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
 LIMIT_PEAK_BYTES = 4 * LIMIT_READ_BYTES
-"""What all of it together may cost the asker: the pieces, their join, and what the sockets and the parser
-hold.
+"""The most memory that one answer may cost the client: the pieces, their join, and the buffers of the sockets
+and the parser.
 """
 
 
@@ -59,7 +59,7 @@ ANSWERS: dict[str, tuple[bytes, bytes]] = {
     "an error without end": (b"HTTP/1.1 503 Busy\r\n\r\n", bytes(64 << 10)),
     "a gzip bomb": (bomb(), b""),
 }
-"""What is sent at once, and then again and again until nobody listens."""
+"""The beginning of an answer, sent once, and the piece that is sent until the client hangs up."""
 
 _TOO_LONG = f"more than {LIMIT_READ_BYTES} bytes, which no worker does"
 REFUSED = {
@@ -74,7 +74,7 @@ REFUSED = {
     ),
     "a gzip bomb": "what this client cannot read",
 }
-"""What is refused for good at once; the others are asked again until the deadline."""
+"""Answers that are refused for good at once; the others are asked again until the deadline."""
 IN_VAIN_S = 1.0
 
 ASKER = """
@@ -112,7 +112,7 @@ async def _answer(
             writer.write(piece)
             await writer.drain()
     except (OSError, asyncio.IncompleteReadError):
-        pass  # nobody listens any more
+        pass  # the client has hung up
     finally:
         writer.close()
 

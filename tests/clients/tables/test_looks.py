@@ -18,7 +18,7 @@ from tests.support.patience import DEADLINE_S
 
 
 class Held(FixedDirectory):
-    """A directory that learns of *worker* once it is `told`; until then a look at it goes on."""
+    """A directory that learns of *worker* once it is `told`; until then a look at it is under way."""
 
     def __init__(self, worker: MemoryWorker) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ async def test_hasty_callers_share_one_look() -> None:
 
 
 @scenario
-async def test_a_look_goes_on_when_who_asked_is_cancelled() -> None:
+async def test_a_look_continues_when_its_caller_is_cancelled() -> None:
     async with held() as (directory, tables):
         asked = asyncio.create_task(tables.get(TOTALS, "ada", timeout_s=DEADLINE_S))
         await directory.begun.wait()
@@ -71,7 +71,7 @@ async def test_a_look_goes_on_when_who_asked_is_cancelled() -> None:
 
 
 @scenario
-async def test_a_client_that_is_closed_amid_a_look_says_so_to_who_waits() -> None:
+async def test_a_client_that_is_closed_amid_a_look_says_so_to_callers_that_wait() -> None:
     async with held() as (directory, tables):
         asked = asyncio.create_task(tables.get(TOTALS, "ada", timeout_s=DEADLINE_S))
         await directory.begun.wait()

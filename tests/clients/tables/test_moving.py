@@ -1,5 +1,5 @@
-"""TableClient while partitions move, restore and hang: who is asked, when again, and what is told at the
-deadline.
+"""TableClient while partitions move, restore and hang: the worker that is asked, the time of the next try,
+and the error at the deadline.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ async def test_a_worker_that_is_gone_is_asked_again_until_it_is_back() -> None:
 
 
 @scenario
-async def test_connections_that_the_worker_closed_meanwhile_cost_no_answer() -> None:
+async def test_connections_that_the_worker_has_closed_since_cost_no_answer() -> None:
     once = settings()
     async with client(MemoryWorker(once, [TOTALS], partitions=1)) as tables:
         for count in range(3):
@@ -181,7 +181,7 @@ async def test_a_worker_that_hangs_costs_the_deadline_and_not_more() -> None:
 
 
 @scenario
-async def test_a_worker_that_hangs_is_told_and_not_one_before_it_that_is_gone() -> None:
+async def test_a_worker_that_hangs_is_reported_and_not_one_before_it_that_is_gone() -> None:
     async with Hanging() as hanging:
         gone = f"http://127.0.0.1:{free_ports(1)[0]}"
         claims = [
@@ -315,7 +315,7 @@ async def test_who_has_just_written_waits_for_that_offset() -> None:
 
 
 @scenario
-async def test_a_wait_longer_than_one_attempt_goes_on_until_the_offset_is_there(
+async def test_a_wait_longer_than_one_attempt_lasts_until_the_offset_is_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("holdfast.clients.tables.query_router.ATTEMPT_S", 0.1)
@@ -345,7 +345,7 @@ async def test_a_wait_longer_than_one_attempt_goes_on_until_the_offset_is_there(
 
 
 @scenario
-async def test_an_offset_that_does_not_come_is_told_with_the_numbers() -> None:
+async def test_an_offset_that_does_not_come_is_reported_with_the_numbers() -> None:
     async with one_worker() as worker, client(worker) as tables:
         await worker.replica(TOTALS, 0).advance(3)
         with deadline_after(), pytest.raises(OffsetTimeoutError, match="offset 3, not yet 7"):

@@ -1,5 +1,5 @@
-"""Arguments of a question that cannot be: each is told at once, where it would else pass for a worker that
-does not answer.
+"""Impossible arguments of a question: each raises at once, where it would else pass for a worker that does
+not answer.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ async def _drain(rows: Any) -> None:
 
 @pytest.mark.parametrize(("name", "given"), WRONG, ids=repr)
 @scenario
-async def test_terms_that_cannot_be_are_told(name: str, given: Any) -> None:
+async def test_impossible_terms_are_refused(name: str, given: Any) -> None:
     wrong = {name: given}
     async with client(directory=FixedDirectory()) as tables:
         for asked in (tables.get(TOTALS, "ada", **wrong), _drain(tables.scan(TOTALS, **wrong))):
@@ -45,14 +45,14 @@ async def test_terms_that_cannot_be_are_told(name: str, given: Any) -> None:
 
 @pytest.mark.parametrize(("name", "given"), OF_PAGES + OF_SCANS, ids=repr)
 @scenario
-async def test_a_scan_that_cannot_be_is_told(name: str, given: Any) -> None:
+async def test_an_impossible_scan_is_refused(name: str, given: Any) -> None:
     async with client(directory=FixedDirectory()) as tables:
         with pytest.raises(QueryError, match=f"^{name} is .*write"):
             await _drain(tables.scan(TOTALS, **{name: given}))
 
 
 @pytest.mark.parametrize(("name", "given"), [*WRONG, *OF_PAGES], ids=repr)
-def test_the_client_that_waits_tells_the_same(name: str, given: Any) -> None:
+def test_the_client_that_waits_refuses_the_same(name: str, given: Any) -> None:
     known = FixedDirectory()
     with BlockingTableClient(Settings(app="shop"), [TOTALS], directory=known) as tables:
         asks: list[Callable[..., Any]] = [lambda **wrong: list(tables.scan(TOTALS, **wrong))]
@@ -81,7 +81,7 @@ async def test_what_can_be_is_taken() -> None:
 
 @pytest.mark.parametrize("keys", [None, 7, (each for each in ["ada"])], ids=["None", "7", "generator"])
 @scenario
-async def test_keys_that_are_no_collection_are_told(keys: Any) -> None:
+async def test_keys_that_are_no_collection_are_refused(keys: Any) -> None:
     async with one_worker() as worker, client(worker) as tables:
         with pytest.raises(QueryError, match="keys are a collection of strings"):
             await tables.get_many(TOTALS, keys)

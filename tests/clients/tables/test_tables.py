@@ -1,5 +1,5 @@
-"""TableClient against a worker behind a real web port: what it answers, in which bounds, and for which
-keys.
+"""TableClient against a worker with a real web port: its answers, their bounds, and the keys that it
+takes.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ async def test_a_row_in_two_partitions_is_no_single_answer() -> None:
 
 
 @scenario
-async def test_a_route_is_followed_and_nobody_else_is_asked() -> None:
+async def test_a_route_is_followed_and_no_other_worker_is_asked() -> None:
     async with one_worker(partitions=4) as worker, client(worker) as tables:
         worker.put(ROUTED, 3, "7", Total(7), offset=1)
         assert (await tables.get(ROUTED, "7")).value == Total(7)
@@ -143,7 +143,7 @@ async def test_a_key_that_is_no_text_is_refused_before_anyone_is_asked() -> None
 
 
 @scenario
-async def test_a_row_of_another_type_is_told_and_not_misread() -> None:
+async def test_a_row_of_another_type_is_reported_and_not_misread() -> None:
     async with one_worker() as worker, client(worker) as tables:
         worker.replica(TOTALS, 0).rows["ada"] = b"\x01\x81\xa5count\xa3one"
         with pytest.raises(ChangelogError, match="does not fit its type"):

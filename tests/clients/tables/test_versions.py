@@ -179,6 +179,8 @@ async def test_switches_are_read_from_the_workers_topic_and_strange_ones_counted
         (["totals"], (), "processors holds 'totals', which is not a Processor"),
     ],
 )
-def test_what_is_no_list_of_processors_is_refused(processors: Any, earlier: Any, why: str) -> None:
+def test_an_argument_that_is_no_list_of_processors_is_refused(
+    processors: Any, earlier: Any, why: str
+) -> None:
     with pytest.raises(ConfigError, match=why):
         TableClient(Settings(app="shop"), processors, earlier=earlier)

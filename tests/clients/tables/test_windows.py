@@ -232,7 +232,7 @@ async def test_callers_without_an_event_loop_read_all_windows_page_by_page(
 )
 @pytest.mark.parametrize("key", [{}, {"key": "home"}])
 @scenario
-async def test_what_is_no_range_is_refused_before_anybody_is_asked(
+async def test_an_impossible_range_is_refused_before_any_worker_is_asked(
     bounds: dict[str, Any], said: str, key: dict[str, Any]
 ) -> None:
     async with TableClient(Settings(), [VIEWS], directory=FixedDirectory()) as tables:

@@ -63,7 +63,7 @@ def orders(settings: Settings, broker: SessionBroker) -> Iterator[Processor[Any,
 
 
 def make(settings: Settings, name: str, partitions: int, **config: str) -> None:
-    """Create a topic as someone who has never heard of holdfast would, and wait until it can be used."""
+    """Create a topic as a user without holdfast would, and wait until it can be used."""
     own = {key.replace("_", "."): value for key, value in config.items()}
     spec = TopicSpec(
         name=name, partitions=partitions, config=own, replication_factor=1, role=TopicRole.SOURCE
@@ -137,9 +137,7 @@ def test_a_missing_source_without_a_count_creates_nothing(
     assert Admin(settings).cluster([settings.workers_topic, orders.source]).topics == {}
 
 
-def test_what_is_wrong_on_the_cluster_is_found_and_refused(
-    settings: Settings, orders: Processor[Any, Any]
-) -> None:
+def test_faults_on_the_cluster_are_found_and_refused(settings: Settings, orders: Processor[Any, Any]) -> None:
     make(settings, orders.source, 4, message_timestamp_type="CreateTime")
     make(settings, orders.changelog(settings.app), 3, cleanup_policy="delete")
     create_topics(settings, [orders])
@@ -267,7 +265,7 @@ def test_several_workers_may_create_at_the_same_time(settings: Settings, orders:
     assert check_topics(settings, [orders]) == []
 
 
-def test_losing_the_race_against_another_partition_count_is_told(
+def test_losing_the_race_against_another_partition_count_is_reported(
     settings: Settings, orders: Processor[Any, Any]
 ) -> None:
     make(settings, orders.source, 2)
@@ -293,7 +291,7 @@ def test_a_configuration_that_the_broker_refuses_is_a_topic_error(
         Admin(settings).apply([AlterConfig(topic="no-such-topic", config={"cleanup.policy": "compact"})])
 
 
-def test_all_topics_are_listed_when_none_are_named(settings: Settings, orders: Processor[Any, Any]) -> None:
+def test_all_topics_are_listed_unless_some_are_named(settings: Settings, orders: Processor[Any, Any]) -> None:
     make(settings, orders.source, 1)
     cluster = Admin(settings).cluster()
     assert orders.source in cluster.topics
@@ -335,7 +333,7 @@ def test_a_deadline_of_whole_first_waits_is_kept(waits: int, monkeypatch: pytest
         (KafkaError(KafkaError._TRANSPORT, "Disconnected: connection closed by peer"), False),
     ],
 )
-def test_what_no_second_attempt_mends_is_told_from_trouble_on_the_way(
+def test_an_error_that_no_second_attempt_mends_is_distinguished_from_trouble_on_the_way(
     error: KafkaError, refuses: bool
 ) -> None:
     """The third comes of a broker that answers before the client first looks: 63 of 150 connections on two
@@ -381,7 +379,7 @@ def test_the_wait_for_a_topic_ends_at_its_deadline(
     admin._await("topics", pending)
 
 
-def test_a_topic_that_one_broker_has_not_heard_of_is_not_ready(
+def test_a_topic_that_one_broker_does_not_know_yet_is_not_ready(
     settings: Settings, orders: Processor[Any, Any], broker: SessionBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker.create_topic(orders.source, exact=True)

@@ -1,4 +1,4 @@
-"""What is wrong with topics that exist, and the remedy in the message."""
+"""Faults of topics that exist, and the remedy in the message."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_replicas_below_the_wanted_number_are_a_warning_for_each_topic() -> None
     assert all("has 1 replica(s) instead of 2" in finding.message for finding in found)
 
 
-def test_a_partition_without_a_leader_is_an_error_and_one_behind_is_a_warning() -> None:
+def test_a_partition_without_a_leader_is_an_error_and_one_that_lags_is_a_warning() -> None:
     source = topic("orders", 4, GOOD)
     broken = replace(
         source, partitions=(*source.partitions[:3], partition(3, leader=None, replicas=2, in_sync=1))
@@ -247,7 +247,7 @@ def test_a_processor_must_leave_holdfasts_own_topics_alone(name: str) -> None:
     assert check_processors(SETTINGS, (TOTALS,)) == []
 
 
-def test_the_registrys_commands_are_kept_for_ever_and_it_is_told_when_they_are_not() -> None:
+def test_the_registrys_commands_are_kept_for_ever_and_another_retention_is_reported() -> None:
     registry = processor(source=SETTINGS.producers_topic)
     (spec,) = [
         each
@@ -270,7 +270,7 @@ def test_the_registrys_commands_are_kept_for_ever_and_it_is_told_when_they_are_n
 
 
 @pytest.mark.parametrize(("count", "wrong"), [(5, True), (6, False), (7, False)])
-def test_a_topic_too_narrow_for_records_that_go_on_in_place_is_an_error(count: int, wrong: bool) -> None:
+def test_a_topic_too_narrow_for_records_that_stay_in_place_is_an_error(count: int, wrong: bool) -> None:
     cleaner = processor(emits=("clean",), in_place=True)
     whole = created(specs_for(SETTINGS, [cleaner], cluster(topic("orders", 6))), cluster(topic("orders", 6)))
     narrow = replace(whole, topics={**whole.topics, "clean": topic("clean", count)})

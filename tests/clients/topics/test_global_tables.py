@@ -42,7 +42,7 @@ def test_it_has_its_own_partitions_and_is_kept_for_ever() -> None:
     assert check(wanted, created(wanted, state)) == []
 
 
-def test_a_topic_that_loses_records_is_told_of() -> None:
+def test_a_topic_that_loses_records_is_reported() -> None:
     for config, why in (
         (
             {"retention_ms": "604800000"},

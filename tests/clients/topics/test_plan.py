@@ -1,4 +1,4 @@
-"""What is created and altered. No cluster is asked."""
+"""The topics that are created and altered. No cluster is asked."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.clients.topics.world import (
 )
 
 
-def test_the_plan_creates_what_is_missing_sources_first() -> None:
+def test_the_plan_creates_missing_topics_sources_first() -> None:
     actions = plan(specs(cluster(), partitions=4), cluster())
     assert [action.spec.name for action in actions if isinstance(action, CreateTopic)] == [
         "orders",

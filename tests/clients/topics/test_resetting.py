@@ -1,4 +1,4 @@
-"""Which topics a reset takes away, and which it leaves."""
+"""The topics that a reset deletes, and those that it leaves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long topics keep their records: declared once, made so, and compared."""
+"""The time that topics keep their records: declared once, made so, and compared."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def totals(retention: str | int | None, *emits: Any, name: str = "totals") -> Pr
 
 
 def found_in(processor: Processor[Any, Any], **config: Any) -> list[tuple[Severity, str, str]]:
-    """Return what is found wrong with "orders" of this configuration, all other topics being as wanted."""
+    """Return the faults of "orders" with this configuration, all other topics being as wanted."""
     state = cluster(topic("orders", 4, GOOD, **config))
     wanted = specs(state, processor)
     return [(each.severity, each.message, each.remedy) for each in check(wanted, created(wanted, state))]
@@ -66,7 +66,7 @@ def test_a_source_without_a_declared_retention_is_made_to_keep_all_and_an_emit_t
     assert all(each.kept_ms is None for each in made)
 
 
-def test_what_is_emitted_and_folded_is_made_to_keep_all_too() -> None:
+def test_topics_that_are_emitted_and_folded_keep_all_too() -> None:
     ranks: Processor[Any, int] = Processor(name="ranks", on={Source("out", Text()): fold}, row=int)
     writer = Filter(name="words", source=Source("orders", Text()), keep=bool, to=Stream("out", Text()))
     chains: list[list[Processor[Any, Any]]] = [[totals(None, "out"), ranks], [writer, ranks]]
@@ -75,7 +75,7 @@ def test_what_is_emitted_and_folded_is_made_to_keep_all_too() -> None:
         assert made["out"].config["retention.ms"] == "-1"
 
 
-def test_a_source_of_others_with_a_limit_is_warned_of() -> None:
+def test_a_foreign_source_with_a_limit_gets_a_warning() -> None:
     found = found_in(totals(None), retention_ms=WEEK, retention_bytes="1000")
     assert [severity for severity, _, _ in found] == [Severity.WARNING] * 2
     assert found[0][1].startswith("retention.ms is 604800000 (7d): tables live longer than its records")
@@ -88,7 +88,7 @@ def test_a_source_of_others_with_a_limit_is_warned_of() -> None:
     assert len(both) == 2
 
 
-def test_what_is_kept_until_it_is_landed_is_kept_by_kafka_for_ever() -> None:
+def test_records_kept_until_they_are_landed_are_kept_by_kafka_for_ever() -> None:
     wanted = {each.name: each for each in specs_for(SETTINGS, [totals("landed")], cluster(), partitions=2)}
     assert wanted["orders"].config["retention.ms"] == wanted["orders"].config["retention.bytes"] == "-1"
     assert found_in(totals("landed"), retention_ms="-1") == []
@@ -121,7 +121,7 @@ def test_topics_that_are_kept_until_they_are_landed_are_known_by_any_of_their_de
         totals("lander")
 
 
-def test_alter_leaves_a_source_of_others_as_it_is() -> None:
+def test_alter_leaves_a_foreign_source_as_it_is() -> None:
     state = cluster(topic("orders", 4, GOOD, retention_ms="5"))
     wanted = specs(state, totals(None))
     assert plan(wanted, created(wanted, state), alter=True) == []
@@ -144,7 +144,7 @@ def test_a_source_that_keeps_less_than_declared_is_an_error_with_its_cure() -> N
     assert (severity, message[:25]) == (Severity.ERROR, "cleanup.policy is compact")
 
 
-def test_a_source_that_keeps_more_than_declared_is_a_warning_that_nobody_mends_by_deleting() -> None:
+def test_a_source_that_keeps_more_than_declared_is_a_warning_that_is_not_mended_by_deleting() -> None:
     state = cluster(topic("orders", 4, GOOD, retention_ms="-1"))
     ((severity, message, remedy),) = found_in(totals("7d"), retention_ms="-1")
     assert (severity, message) == (
@@ -157,7 +157,7 @@ def test_a_source_that_keeps_more_than_declared_is_a_warning_that_nobody_mends_b
     )
 
 
-def test_a_worker_tells_in_one_line_of_sources_that_are_kept_for_a_time(
+def test_a_worker_logs_in_one_line_the_sources_that_are_kept_for_a_time(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     state = cluster(topic("orders", 4, GOOD, retention_ms=WEEK, retention_bytes="1000"))
@@ -182,7 +182,7 @@ def test_alter_makes_a_retention_longer() -> None:
     assert not any(isinstance(each, AlterConfig) for each in undeclared)
 
 
-def test_what_is_emitted_and_kept_shorter_than_declared_is_a_warning() -> None:
+def test_an_emitted_topic_kept_shorter_than_declared_is_a_warning() -> None:
     state = cluster(topic("orders", 4, GOOD), topic("out", 4, GOOD, retention_ms="5"))
     wanted = specs(state, totals(None, Stream("out", Text(), retention="7d")))
     (found,) = check(wanted, created(wanted, state))
@@ -243,7 +243,7 @@ def test_what_holdfast_keeps_has_no_retention_to_declare() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["1 week", "", 0, -5, 1.5, True])
-def test_what_is_no_retention_is_refused_where_it_is_declared(wrong: Any) -> None:
+def test_a_wrong_retention_is_refused_where_it_is_declared(wrong: Any) -> None:
     for declare in (Source, Stream):
         with pytest.raises(ConfigError, match=r"'orders'.*\"forever\" keeps all records"):
             declare("orders", Text(), retention=wrong)
@@ -266,7 +266,7 @@ def test_every_form_of_declaration_carries_it() -> None:
     assert [declared_ms(each) for each in sent] == [7 * DAY_MS, -1]
 
 
-def test_a_fold_is_told_the_plain_name_of_its_topic() -> None:
+def test_a_fold_gets_the_plain_name_of_its_topic() -> None:
     told: list[Any] = []
 
     def keep(rows: Rows[str], event: str, at_ms: int, name: str) -> None:

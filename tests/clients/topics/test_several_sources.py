@@ -75,7 +75,7 @@ def test_equal_sources_are_fine() -> None:
     assert findings(("customers", 6), ("orders", 6)) == []
 
 
-def test_choices_that_would_be_lost_are_told_and_set_right() -> None:
+def test_choices_that_would_be_lost_are_reported_and_set_right() -> None:
     state = cluster(
         topic("customers", 2),
         topic("orders", 2),
@@ -102,7 +102,7 @@ def test_choices_of_another_width_are_an_error() -> None:
     assert "another name" in wrong.remedy
 
 
-def test_nobody_may_read_or_emit_to_choices() -> None:
+def test_no_processor_may_read_or_emit_to_choices() -> None:
     (found,) = check_processors(SETTINGS, [ENRICH, processor(source="shop-enrich-choices")])
     assert found.topic == "shop-enrich-choices"
 

@@ -1,4 +1,4 @@
-"""Which topics an application needs, and how each must be configured."""
+"""The topics that an application needs, and the configuration of each."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_the_topic_of_ranges_is_made_when_asked_for_and_kept_for_ever() -> None:
     assert (found.config["retention.ms"], found.config["cleanup.policy"]) == ("-1", "delete")
 
 
-def test_a_topic_that_records_go_on_to_in_place_is_made_as_wide_as_their_source() -> None:
+def test_a_topic_that_takes_records_in_place_is_made_as_wide_as_their_source() -> None:
     cleaner = processor(emits=("clean",), in_place=True)
     specs = {
         spec.name: spec for spec in specs_for(SETTINGS, [cleaner], cluster(topic("orders", 6)), partitions=3)

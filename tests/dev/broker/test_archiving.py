@@ -61,7 +61,7 @@ def test_an_archive_that_the_jvm_refuses_stops_no_node_and_is_not_talked_about(
         assert (tmp_path / "node" / "node-1" / "console.log").read_text() == ""
 
 
-def test_an_archive_that_cannot_be_made_is_told_and_stops_no_node(
+def test_an_archive_that_cannot_be_made_is_reported_and_stops_no_node(
     cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(*_: object, **__: object) -> None:

@@ -79,7 +79,7 @@ def test_properties_given_win_over_the_defaults(up: tuple[Path, dict[str, Any]])
     assert found["auto.create.topics.enable"].value == "false"
 
 
-def test_status_tells_people_and_programs(up: tuple[Path, dict[str, Any]]) -> None:
+def test_status_serves_people_and_programs(up: tuple[Path, dict[str, Any]]) -> None:
     folder, printed = up
     table, as_json = (
         holdfast_dev("status", folder=folder),
@@ -117,7 +117,7 @@ def test_up_again_changes_nothing_and_up_otherwise_is_refused(up: tuple[Path, di
         Cluster(folder).start()
 
 
-def test_a_paused_node_answers_nobody_until_it_is_resumed(up: tuple[Path, dict[str, Any]]) -> None:
+def test_a_paused_node_does_not_answer_until_it_is_resumed(up: tuple[Path, dict[str, Any]]) -> None:
     folder, printed = up
     cluster = Cluster.attach(folder)
     client = AdminClient(printed["client"] | {"log_level": 0})
@@ -152,7 +152,7 @@ def test_compaction_works_within_seconds(up: tuple[Path, dict[str, Any]]) -> Non
         first = None
         for number in range(
             2_000
-        ):  # each round gives the cleaner one more closed segment, and asks what is left of the oldest
+        ):  # each round gives the cleaner one more closed segment, and asks for the rest of the oldest
             producer.produce("compacted", str(number).encode(), b"key")
             assert producer.flush(DEADLINE_S) == 0
             consumer.assign([TopicPartition("compacted", 0, 0)])
@@ -234,7 +234,7 @@ def test_a_broker_that_is_back_leads_all_its_partitions_at_once(tmp_path: Path) 
             )
             wait(asked.values(), DEADLINE_S)
             if stood_still_since_its_start(tmp_path):
-                continue  # the machine stood still for seconds: leaders were elected anew
+                continue  # the machine froze for seconds: leaders were elected again
             assert {each.result(0).offset for each in asked.values()} == {0}
             rounds += 1
 
@@ -374,7 +374,7 @@ def test_nodes_end_with_the_process_that_started_them_even_by_sigkill(tmp_path: 
     assert node.last_words(tmp_path, state.NodeState(node_id=1, port=0, controller_port=0))
 
 
-def test_a_lock_file_that_a_purge_removed_keeps_nobody_out(tmp_path: Path) -> None:
+def test_a_lock_file_that_a_purge_removed_excludes_no_process(tmp_path: Path) -> None:
     with state.exclusive(tmp_path):
         with (
             pytest.raises(DevBrokerError, match="another process"),

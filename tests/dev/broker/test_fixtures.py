@@ -1,4 +1,4 @@
-"""The fixtures a user's tests import: one broker, topics of their own, and any cluster in its place."""
+"""The fixtures a user's tests import: one broker, topics of their own, and any cluster instead of it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ from holdfast.errors import DevBrokerError
 from tests.support.patience import DEADLINE_S
 
 
-def test_a_fresh_topic_is_as_asked_ready_and_nobody_elses(
-    broker: SessionBroker, fresh_topic: FreshTopic
-) -> None:
+def test_a_fresh_topic_is_as_asked_ready_and_unshared(broker: SessionBroker, fresh_topic: FreshTopic) -> None:
     topic, other = (
         fresh_topic("orders", partitions=3, config={"cleanup.policy": "compact"}) for _ in range(2)
     )
@@ -52,7 +50,7 @@ class Behind:
 
     def __init__(self, *shown: str | KafkaError) -> None:
         self.shown = [*shown]
-        """What the broker answers in turn: a topic's id, or why not."""
+        """The broker's answers in turn: a topic's id, or why not."""
 
     def describe_topics(self, asked: TopicCollection, **_timeout: float) -> dict[str, Future[Any]]:
         return {"orders": self._answer(self.shown.pop(0))}
@@ -84,14 +82,16 @@ MISSING = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
 def test_a_deletion_is_waited_for_until_the_broker_shows_the_topic_no_longer(
     monkeypatch: pytest.MonkeyPatch, shown: tuple[str | KafkaError, ...]
 ) -> None:
-    """Else a topic made at once is not the one that is shown, and what is written goes with the old one."""
+    """Else a topic made at once is not the one that is shown, and its records are deleted with the old
+    one.
+    """
     behind = Behind(*shown)
     monkeypatch.setattr(fixtures, "make_admin", lambda config: behind)
     SessionBroker(config={"bootstrap.servers": "kafka.example:9092"}).delete_topics(["orders"])
     assert behind.shown == []
 
 
-def test_a_topic_that_a_broker_goes_on_to_show_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_topic_that_a_broker_continues_to_show_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fixtures, "make_admin", lambda config: Behind("old", "old", "old"))
     monkeypatch.setattr(fixtures, "DEADLINE_S", 0.0)
     with pytest.raises(DevBrokerError, match="still shows topics that were deleted: orders"):

@@ -1,7 +1,6 @@
 """Three real nodes under load: one dies by SIGKILL, comes back, another dies.
 
-Whatever was acknowledged is there. And what is said of an application's topics while one of the nodes is
-away.
+Every acknowledged record is there. And the report on an application's topics while one of the nodes is away.
 """
 
 from __future__ import annotations
@@ -185,7 +184,7 @@ def test_three_nodes_lose_nothing_when_one_is_killed_under_load_and_it_rejoins(c
         wait_in_sync(client, "orders", {1, 2, 3})
         cluster.kill(
             2
-        )  # two in sync are needed to acknowledge: this goes on only because node 1 is truly back
+        )  # two in sync are needed to acknowledge: this continues only because node 1 is truly back
         load.wait_for(1_000)
 
     found = stored(config, "orders")

@@ -1,5 +1,5 @@
-"""Database servers for development and tests: they start on new data, survive what is done to them, and
-leave nothing behind.
+"""Database servers for development and tests: they start on new data, survive kills and freezes, and leave
+nothing running.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def test_a_killed_server_comes_back_on_its_port_with_every_commit(
     asked(server, "DROP TABLE kept")
 
 
-def test_a_stopped_server_leaves_nothing_behind() -> None:
+def test_a_stopped_server_leaves_nothing_running() -> None:
     with Postgres() as server:
         port, folder = server.port, server.folder
         assert folder.exists()
@@ -63,7 +63,9 @@ def test_a_stopped_server_leaves_nothing_behind() -> None:
 
 
 @pytest.mark.parametrize("kind", ["postgres", "mariadb", "mysql"])
-def test_a_frozen_server_answers_nobody_until_it_is_thawed(kind: str, request: pytest.FixtureRequest) -> None:
+def test_a_frozen_server_does_not_answer_until_it_is_thawed(
+    kind: str, request: pytest.FixtureRequest
+) -> None:
     server = request.getfixturevalue(kind)
     with contextlib.closing(server.connect()) as before:
         server.freeze()
@@ -127,7 +129,7 @@ def check_password_stays(make: type[DatabaseServer], folder: Path) -> None:
         assert list(asked(second, "SELECT count(*) FROM kept")) == [(0,)]
 
 
-def test_data_whose_password_nobody_knows_are_told_at_once(tmp_path: Path) -> None:
+def test_data_with_an_unknown_password_are_reported_at_once(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     with pytest.raises(DevBrokerError, match="no file secret with their password; remove the folder"):
         Postgres(tmp_path).start()
@@ -145,7 +147,7 @@ def test_the_fetched_postgres_works_as_the_distributions_does() -> None:
         assert "17.5" in asked(server, "SELECT version()")[0][0]
 
 
-def test_another_machine_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_machine_gets_advice_on_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(DevBrokerError, match="apt-get install mariadb-server"):
         binaries.fetched_mariadb()

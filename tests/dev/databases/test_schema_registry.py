@@ -10,7 +10,7 @@ from holdfast.dev.databases import schema_registry
 from holdfast.errors import DevBrokerError
 
 
-def test_an_archive_that_cannot_be_made_is_told_and_stops_no_registry(
+def test_an_archive_that_cannot_be_made_is_reported_and_stops_no_registry(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(*_: object, **__: object) -> None:

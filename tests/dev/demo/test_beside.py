@@ -1,4 +1,6 @@
-"""A thread of the demo that fails, or does not end, is told: a scene must not go on as if it had worked."""
+"""A thread of the demo that fails, or does not end, is reported: a scene must not continue as if it had
+worked.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,13 @@ class Doing(Beside):
         self._do(self.stopping)
 
 
-def test_work_goes_on_until_it_is_told_to_end() -> None:
+def test_work_continues_until_it_is_asked_to_end() -> None:
     with Doing(lambda stopping: stopping.wait(DEADLINE_S)) as beside:
         beside.check()
         beside.finish()
 
 
-def test_a_failure_is_raised_where_somebody_waits() -> None:
+def test_a_failure_is_raised_where_a_caller_waits() -> None:
     def fail(stopping: threading.Event) -> None:
         raise KeyError("lost")
 
@@ -38,7 +40,7 @@ def test_a_failure_is_raised_where_somebody_waits() -> None:
             beside.check()
 
 
-def test_work_that_does_not_end_is_told() -> None:
+def test_work_that_does_not_end_is_reported() -> None:
     over = threading.Event()
     with Doing(lambda stopping: over.wait(DEADLINE_S), within_s=0.2) as beside:
         with pytest.raises(DemoError, match=r"the audience: not done within 0\.2 s"):

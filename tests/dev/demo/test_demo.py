@@ -242,7 +242,7 @@ def test_even_a_demo_that_is_killed_leaves_no_process(tmp_path: Path, kind: tupl
 
 @pytest.mark.process
 @pytest.mark.slow
-def test_a_demo_that_is_kept_goes_on_until_it_is_ended_and_can_be_asked_meanwhile(tmp_path: Path) -> None:
+def test_a_demo_that_is_kept_runs_until_it_is_ended_and_can_be_queried_in_that_time(tmp_path: Path) -> None:
     holdfast = [sys.executable, "-P", "-m", "holdfast.cli"]
     with demo(tmp_path, "--embedded", *SMALL, "--keep") as run:
         try:
@@ -285,7 +285,7 @@ def test_a_folder_in_use_is_refused_in_one_line_and_left_as_it_is(tmp_path: Path
 # -- the stage
 
 
-def test_what_was_kept_is_known_by_more_than_its_pid(tmp_path: Path) -> None:
+def test_a_kept_process_is_known_by_more_than_its_pid(tmp_path: Path) -> None:
     bystander = subprocess.Popen(["sleep", "600"])
     try:
         kept = [Running(name="worker.1", pid=bystander.pid, birth="another/process")]
@@ -367,7 +367,7 @@ def test_each_worker_has_its_port_its_folder_and_no_setting_of_the_callers_envir
     assert [worker.url for worker in started] == ["http://127.0.0.1:7001", "http://127.0.0.1:7002"]
 
 
-def test_a_process_that_ended_is_told_with_its_last_words(tmp_path: Path) -> None:
+def test_a_process_that_ended_is_reported_with_its_last_words(tmp_path: Path) -> None:
     process = procfile.Process("worker.1", "echo 'out of luck'; exit 3", os.environ, 7001, tmp_path)
     process.start()
     assert process._wait(DEADLINE_S)
@@ -409,7 +409,7 @@ def test_the_first_signal_interrupts_and_later_ones_let_the_clean_up_finish() ->
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-# -- what is narrated
+# -- narration
 
 
 def findings(*digests: str) -> Measurements:
@@ -480,7 +480,7 @@ def test_states_that_differ_are_never_summed_up_as_if_they_held() -> None:
         summary(found, [])
 
 
-def test_steps_stand_under_a_clock_and_long_lines_keep_their_margin() -> None:
+def test_steps_are_printed_under_a_clock_and_long_lines_keep_their_margin() -> None:
     teller, out = told(columns=60)
     with teller.step("Start a Kafka broker"):
         teller.waiting("this would be for a terminal")

@@ -56,9 +56,7 @@ class MemoryStore:
 
 
 def lived(fleet: Fleet, ticks: int) -> list[tuple[int, Frame]]:
-    """Return what the fleet writes while it comes up and for *ticks* steps, each frame with its time in
-    ms.
-    """
+    """Return the fleet's frames while it comes up and for *ticks* steps, each frame with its time in ms."""
     frames: list[tuple[int, Frame]] = [(T0_S * 1000, frame) for frame in fleet.arrive(T0_S)]
     for tick in range(ticks):
         at_ms = T0_S * 1000 + 50 * tick
@@ -144,12 +142,12 @@ def test_one_frame_too_few_too_many_or_out_of_order_is_seen_in_the_books(fault: 
         compare(folded((T0_S * 1000, value) for value in frames), fleet.entries)
 
 
-def test_a_fleet_writes_the_same_whenever_it_is_told_the_same_time() -> None:
+def test_a_fleet_writes_the_same_whenever_it_is_given_the_same_time() -> None:
     assert lived(Fleet(FleetPlan()), ticks=30) == lived(Fleet(FleetPlan()), ticks=30)
     assert lived(Fleet(FleetPlan()), ticks=30) != lived(Fleet(FleetPlan(seed=21)), ticks=30)
 
 
-def test_every_claim_is_heard_once_a_heartbeat_interval() -> None:
+def test_every_claim_has_a_heartbeat_once_an_interval() -> None:
     fleet = Fleet(FleetPlan(clients=16, claims=90, heartbeat_s=0.5))
     before = [entry.offset for entry in fleet.entries]
     for _ in range(fleet.plan.ticks):
@@ -246,7 +244,7 @@ def test_the_capture_is_loaded_frame_by_frame_into_the_partitions_it_was_taken_f
     assert all(place_of(each.value.encode()) == each.partition for each in recorded)
 
 
-def test_a_saved_fleet_goes_on_as_it_would_have() -> None:
+def test_a_saved_fleet_continues_as_it_would_have() -> None:
     fleet = Fleet(FleetPlan(clients=16, claims=40, seed=3))
     list(fleet.arrive(100))
     for second in range(101, 130):

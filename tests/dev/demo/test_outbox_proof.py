@@ -34,7 +34,7 @@ def published(orders: Sequence[DemoOrder]) -> list[Published]:
 WHOLE = list(ORDERS.values())
 
 
-def test_what_is_whole_and_in_order_is_found_so() -> None:
+def test_a_whole_and_ordered_log_has_no_flaws() -> None:
     assert flaws(ORDERS, published(WHOLE)) == gaps(published(WHOLE)) == []
     unrelated = [WHOLE[1], WHOLE[0], *WHOLE[2:]]  # orders of two customers have no order between them
     assert flaws(ORDERS, published(unrelated)) == []
@@ -63,7 +63,7 @@ def test_what_is_whole_and_in_order_is_found_so() -> None:
     ],
     ids=["lost", "twice", "inverted", "rolled back", "rolled back and its number lost"],
 )
-def test_what_is_lost_doubled_inverted_or_rolled_back_is_found_with_its_offset(
+def test_a_lost_doubled_inverted_or_rolled_back_order_is_found_with_its_offset(
     plant: Callable[[list[DemoOrder]], list[DemoOrder]], found: list[str]
 ) -> None:
     assert flaws(ORDERS, published(plant(WHOLE))) == found
@@ -78,7 +78,7 @@ def test_gaps_zombies_and_records_without_a_number_are_found() -> None:
     assert gaps([*told, bare]) == ["order 1 at 1/4 has no number"]
 
 
-# -- the parts that the scenes stand on
+# -- the parts of the scenes
 
 
 def test_a_wait_ends_with_its_deadline_or_when_it_is_in_vain() -> None:

@@ -1,4 +1,4 @@
-"""Databases that do less than they report: what is deleted, marked, written or set aside without effect."""
+"""Databases that do less than they report: deletions, marks and writes without effect."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ def test_a_trial_of_a_sound_outbox_finds_nothing_and_leaves_nothing(desk: Bench)
 
 
 @pytest.mark.parametrize("event", ["INSERT", "DELETE"])
-def test_a_trial_shows_what_is_dropped(event: str, desk: Bench) -> None:
+def test_a_trial_shows_a_dropped_statement(event: str, desk: Bench) -> None:
     drop(desk.outbox, event)
     with desk.outbox.rows() as rows:
         problems, _ = trial_findings(rows)
@@ -232,7 +232,7 @@ def test_a_trial_shows_what_is_dropped(event: str, desk: Bench) -> None:
         assert rows.count() == 0
 
 
-def test_a_trial_shows_what_is_changed(desk: Bench) -> None:
+def test_a_trial_shows_a_changed_value(desk: Bench) -> None:
     table, key = desk.outbox.table, desk.outbox.layout.key
     with desk.outbox.engine().begin() as connection:
         connection.execute(

@@ -54,8 +54,8 @@ def rig(broker: SessionBroker, fresh_topic: FreshTopic, run_outbox: FreshOutbox)
 def test_rows_are_published_once_in_order_with_contiguous_sequences(
     broker: SessionBroker, fresh_topic: FreshTopic, outbox: FreshOutbox
 ) -> None:
-    """O2 and the whole way, on each database: elected, harvested, stopped; again under the next leader;
-    the sequences go on.
+    """O2 and the whole way, on each database: elected, harvested, stopped; again under the next leader; the
+    sequences continue.
     """
     rig = Rig(broker, outbox, fresh_topic("events", partitions=PARTITIONS))
     for turn in range(2):
@@ -151,8 +151,8 @@ def test_a_fenced_leader_that_is_still_elected_takes_its_shard_back(rig: Rig) ->
 
 
 class FatalProducer(Producer):
-    """A client that met its fence while records were handed over: `produce` says that it cannot go on, and
-    only the end of the transaction says why.
+    """A client that met its fence while records were handed over: `produce` says that it must stop, and only
+    the end of the transaction says why.
     """
 
     armed = False
@@ -181,8 +181,8 @@ def test_a_fence_met_while_records_are_handed_over_is_a_fence(rig: Rig) -> None:
 
 
 def test_nothing_is_published_before_all_that_was_is_known(rig: Rig) -> None:
-    """A transaction that stays open on the progress topic hides what is behind it; what was published
-    there would be published again.
+    """A transaction that stays open on the progress topic hides the records after it; rows published there
+    would be published again.
     """
     progress = rig.settings().progress_topic
     rig.fill(50)
@@ -243,7 +243,9 @@ def test_a_queue_that_is_full_at_the_progress_record_is_waited_for(rig: Rig) -> 
 
 
 def test_the_broker_is_let_finish_a_transaction_before_the_next_begins(rig: Rig) -> None:
-    """What begins before the last one's markers are written is sent back, and comes again 20 ms later."""
+    """A transaction that begins before the last one's markers are written is sent back, and comes again 20 ms
+    later.
+    """
     rests_s: list[float] = []
 
     class Watched(Producer):
@@ -313,7 +315,7 @@ def test_no_row_is_sent_before_the_progress_has_arrived(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("make_producer", [Producer, SlowProducer])
-def test_a_progress_topic_that_refuses_is_told_and_no_row_is_blamed(
+def test_a_progress_topic_that_refuses_is_reported_and_no_row_is_blamed(
     rig: Rig, make_producer: type[Producer]
 ) -> None:
     """Rows went to the quarantine for what the progress topic did not take."""
@@ -366,7 +368,7 @@ def test_one_hot_key_keeps_its_order(rig: Rig) -> None:
     assert leader.stats.batches < 100
 
 
-def test_several_shards_publish_beside_each_other_under_names_of_their_own(rig: Rig) -> None:
+def test_several_shards_publish_at_the_same_time_under_names_of_their_own(rig: Rig) -> None:
     rig.fill(2_000, keys=500)
     with rig.harvester(shards=3) as harvester:
         rig.wait_empty(harvester)
@@ -401,7 +403,7 @@ def test_a_record_that_is_too_large_is_set_aside_and_only_its_key_waits(
 
 
 def test_a_key_waits_for_its_refused_row_and_no_other_key_does(rig: Rig, fresh_topic: FreshTopic) -> None:
-    """H1: no queue that others stand in behind it."""
+    """H1: no queue in which others wait for it."""
     rig.topic = fresh_topic("small", partitions=PARTITIONS, config={"max.message.bytes": "20000"})
     rig.write([rig.record(0, size=50_000)])
     rig.filled = 1
@@ -559,7 +561,7 @@ def test_paused_it_leads_on_and_publishes_nothing(rig: Rig) -> None:
     rig.prove()
 
 
-def test_the_proof_itself_finds_what_is_planted(rig: Rig) -> None:
+def test_the_proof_itself_finds_planted_faults(rig: Rig) -> None:
     rig.fill(20, keys=1)
     with Alone(rig.settings()):
         rig.wait_empty()

@@ -1,5 +1,5 @@
-"""Reapers that still run beside a `fenced` harvester: it sees their marks, publishes nothing and says why,
-and goes on when they are gone.
+"""Reapers that still run at the same time as a `fenced` harvester: it sees their marks, publishes nothing and
+says why, and resumes when they are gone.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def reaping(postgres: Postgres, table: str) -> Iterator[Reaper]:
 def test_nothing_is_published_while_a_reaper_works_on_the_table(
     rig: Rig, postgres: Postgres, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """2,000 rows of which some are the reaper's and the others ours, none both; it says so once and goes
-    on by itself.
+    """2,000 rows of which some are the reaper's and the others ours, no row both; it says so once and resumes
+    by itself.
     """
     monkeypatch.setattr(foreign, "QUIET_S", DEADLINE_S)  # a machine may stop the reaper for half a minute
     rig.fill(2_000)
@@ -86,7 +86,7 @@ def test_nothing_is_published_while_a_reaper_works_on_the_table(
             wait_for("the reaper's work", lambda: len(reaper.purged) > before + 60, DEADLINE_S)
             reaper.ended.set()
             reaper.join(DEADLINE_S)
-            with closing(postgres.connect()) as connection:  # what a reaper that was killed leaves behind
+            with closing(postgres.connect()) as connection:  # the marks that a killed reaper leaves
                 connection.execute(MARK.format(table=rig.outbox.table, rows=70), (reaper.me, reaper.me))
                 connection.commit()
             leader.term._foreign._quiet_s = 1.0  # type: ignore[attr-defined]
@@ -104,7 +104,7 @@ def test_nothing_is_published_while_a_reaper_works_on_the_table(
     assert sum("the trouble is over" in each for each in told) == 1
 
 
-def test_a_reaper_that_marks_what_was_just_taken_is_noticed_when_it_is_deleted(
+def test_a_reaper_that_marks_a_row_just_taken_is_noticed_when_it_is_deleted(
     rig: Rig, postgres: Postgres
 ) -> None:
     with Alone(rig.settings(batch_rows=10)) as leader:
@@ -125,7 +125,7 @@ def test_a_reaper_that_marks_what_was_just_taken_is_noticed_when_it_is_deleted(
         assert leader.published < 30
 
 
-def test_marks_that_stand_still_are_those_of_nobody() -> None:
+def test_marks_that_no_longer_change_have_no_owner() -> None:
     now_s = [100.0]
 
     class Clock:

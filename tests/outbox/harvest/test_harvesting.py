@@ -58,7 +58,7 @@ def command(rig: Rig, *arguments: str) -> list[str]:
     ]
 
 
-def test_the_command_harvests_is_told_is_measured_and_stops(rig: Rig) -> None:
+def test_the_command_harvests_obeys_is_measured_and_stops(rig: Rig) -> None:
     port = free_ports(1)[0]
     more = ["--database", rig.outbox.url, "--table", rig.outbox.table, "--metrics-port", str(port)]
     more += ["--set", f"outbox_heartbeat_timeout_s={CALM_S:.0f}"]
@@ -106,7 +106,7 @@ def test_the_command_harvests_is_told_is_measured_and_stops(rig: Rig) -> None:
 
 
 @pytest.mark.variant
-def test_a_pause_holds_for_whoever_leads_next(rig: Rig) -> None:
+def test_a_pause_holds_for_the_next_leader_too(rig: Rig) -> None:
     with rig.harvester() as first:
         wait_for("a leader", lambda: first.stats[0].epoch, DEADLINE_S)
         assert tell(rig.settings(), Verb.PAUSE, DEADLINE_S)[0].paused
@@ -120,7 +120,7 @@ def test_a_pause_holds_for_whoever_leads_next(rig: Rig) -> None:
     rig.prove()
 
 
-def test_without_harvesters_there_is_nobody_to_tell(rig: Rig) -> None:
+def test_without_harvesters_a_command_is_an_error(rig: Rig) -> None:
     with pytest.raises(TopicError, match="no harvester of"):
         tell(rig.settings(), Verb.STATUS, DEADLINE_S)
     with Alone(rig.settings()):  # which hears no commands
@@ -130,7 +130,7 @@ def test_without_harvesters_there_is_nobody_to_tell(rig: Rig) -> None:
         assert tell(rig.settings(), Verb.STATUS, DEADLINE_S, Leaping()) == []
 
 
-def test_a_flush_tries_again_what_is_held(rig: Rig) -> None:
+def test_a_flush_tries_held_rows_again(rig: Rig) -> None:
     topic = f"{rig.topic}-later"
     rig.write([rig.record(0, topic=topic)])
     with rig.harvester(retry_s=600.0, retry_limit_s=600.0, heartbeat_timeout_s=CALM_S) as harvester:
@@ -211,7 +211,7 @@ def test_workers_and_a_harvester_alone_obey_the_same_commands_and_take_over_from
     rig.prove()
 
 
-def test_settings_say_what_is_harvested(tmp_path: Path) -> None:
+def test_settings_say_which_outbox_is_harvested(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="outbox_database"):
         harvest_settings(Settings())
     found = harvest_settings(

@@ -1,5 +1,5 @@
-"""What a topic takes, and rows that it does not: other keys lose nothing by them, and no topic is slow
-because it takes little.
+"""The limits of topics, and rows beyond them: other keys lose nothing by those, and no topic is slow because
+its limit is low.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def set_limit(broker: SessionBroker, topic: str, size: int) -> None:
 def test_a_row_that_its_topic_cannot_take_costs_the_others_no_transaction(
     rig: Rig, postgres: Postgres, strategy: str, poison: str
 ) -> None:
-    """Of 100 keys, one has to wait or is passed; nothing that Kafka refuses is sent at all."""
+    """Of 100 keys, one has to wait or is passed; no row that Kafka refuses is sent at all."""
     rig.fill(1_000, keys=100)
     enlarge(rig, postgres, 305, 2_000_000)
     with Alone(
@@ -184,7 +184,7 @@ def test_a_limit_that_is_lowered_is_asked_for_again_after_one_refusal(rig: Rig, 
 
 
 class Silent(AdminClient):
-    """What a principal without the right DescribeConfigs has: the broker says no."""
+    """The admin client of a principal without the right DescribeConfigs: the broker says no."""
 
     def describe_configs(self, resources: Any, **more: Any) -> Any:  # type: ignore[override]
         asked = super().describe_configs(resources, **more)
@@ -203,7 +203,7 @@ class Silent(AdminClient):
         return {resource: No(future) for resource, future in asked.items()}
 
 
-def test_without_the_right_to_ask_its_refusals_tell(
+def test_without_the_right_to_ask_refusals_show_the_limit(
     rig: Rig, fresh_topic: FreshTopic, postgres: Postgres, strategy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A few refusals, and never again for rows that fit; a row that does not is found in one."""

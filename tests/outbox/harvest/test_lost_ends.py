@@ -1,4 +1,4 @@
-"""A broker that has lost the end of a leader's transaction: the next leader waits, and goes on once it has
+"""A broker that has lost the end of a leader's transaction: the next leader waits, and resumes once it has
 been ended as was decided.
 """
 
@@ -18,7 +18,7 @@ holdfast_broker, broker = own_broker.holdfast_broker, own_broker.broker
 
 
 @pytest.mark.slow
-def test_a_leader_waits_for_the_end_of_a_transaction_and_then_goes_on(
+def test_a_leader_waits_for_the_end_of_a_transaction_and_then_continues(
     broker: SessionBroker, postgres_outbox: FreshOutbox
 ) -> None:
     rig = Rig(broker, postgres_outbox, broker.create_topic("events", partitions=PARTITIONS))

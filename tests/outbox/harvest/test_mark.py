@@ -54,8 +54,8 @@ def marked(request: pytest.FixtureRequest, tmp_path: Any) -> Iterator[OutboxRows
 
 
 def astray(records: list[Record], rows: int) -> list[str]:
-    """Return what a reader of at-least-once records may not see: a row lost, or a key's numbers first seen
-    out of order.
+    """Return the anomalies that a reader of at-least-once records may not see: a row lost, or a key's numbers
+    first seen out of order.
     """
     out = []
     lost = set(range(rows)) - {record.number for record in records}
@@ -105,7 +105,7 @@ def test_marks_purges_and_resets_touch_only_their_own(marked: OutboxRows) -> Non
     assert [row.value for row in marks.mark(2, new, held=ShardEpoch(shard=0, epoch=epoch))] == [b"2", b"3"]
 
 
-def test_of_two_believers_the_older_is_told_when_it_marks(marked: OutboxRows) -> None:
+def test_of_two_believers_the_older_is_refused_when_it_marks(marked: OutboxRows) -> None:
     """H4: two leaders do not steal each other's rows in turn."""
     marks = MarkedRows(marked)
     old = marked.epoch(0, "old")
@@ -181,7 +181,7 @@ def test_one_key_keeps_its_order_however_many_of_it_are_in_flight(rig: Rig, key_
 
 
 class Failing(Producer):
-    """A producer that loses what is queued now and then, and what is on its way with it."""
+    """A producer that loses its queue now and then, and the records on their way with it."""
 
     turns = 0
 
@@ -199,7 +199,7 @@ class Failing(Producer):
 
 
 def test_failed_deliveries_cost_repetitions_at_most(rig: Rig) -> None:
-    """O1, H11: what is lost is reset and marked again; nothing overtakes it."""
+    """O1, H11: a lost row is reset and marked again; no other overtakes it."""
     rig.fill(1_000, keys=10)
     with Alone(rig.settings(**MARK, batch_rows=50), {"make_producer": Failing}) as leader:
         rig.wait_empty()

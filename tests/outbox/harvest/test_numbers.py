@@ -200,7 +200,7 @@ def test_marks_travel_in_a_header_that_earlier_releases_pass_over(plain: Bench) 
     assert header[0] == MARKS
 
 
-def test_another_database_behind_the_name_is_said_and_its_rows_are_published(
+def test_another_database_under_the_name_is_reported_and_its_rows_are_published(
     plain: Bench, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     plain.write(*OLD)
@@ -254,7 +254,7 @@ def test_the_audit_finds_an_event_that_was_published_twice(
         with desk.outbox.engine().begin() as connection:
             connection.execute(text(f"INSERT INTO kept SELECT * FROM {table}"))
         desk.publish()
-        with desk.outbox.engine().begin() as connection:  # under another number: nobody knows it again
+        with desk.outbox.engine().begin() as connection:  # under another number: it is not recognised
             connection.execute(text("UPDATE kept SET holdfast_id = 7"))
             connection.execute(text(f"INSERT INTO {table} SELECT * FROM kept"))
         desk.publish()
@@ -273,7 +273,7 @@ def test_strategy_mark_publishes_them_too(request: pytest.FixtureRequest, tmp_pa
         assert desk.published() == OLD + NEW + OLD
 
 
-def test_a_row_is_set_aside_beside_another_of_its_number(plain: Bench) -> None:
+def test_a_row_is_set_aside_next_to_another_of_its_number(plain: Bench) -> None:
     for value in ("first", "second"):
         plain.write(value)
         with plain.outbox.rows() as rows:

@@ -1,6 +1,6 @@
-"""Rows with values that nobody meant: SQLite keeps whatever it is given, and every database takes something
-that Kafka does not. Text and bytes are taken for each other; what means nothing is set aside, and all other
-rows go on.
+"""Rows with unintended values: SQLite keeps whatever it is given, and every database takes something that
+Kafka does not. Text and bytes are taken for each other; a value without a meaning is set aside,
+and all other rows continue.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ODD: tuple[Any, ...] = (
     *("text", "", "a\0b", "\u00e4 b", "x" * 300, "7", "[]", "..", "\x90"),
     *(7, 0, -1, 255, 256, 2**40, 2**63 - 1, -(2**63), 7.5, -0.5, 1e300, float("inf"), None),
 )
-"""What a column of SQLite may be given; `NOT_UTF8` beside these, which Python's driver cannot bind."""
+"""Values that a column of SQLite may be given; also `NOT_UTF8`, which Python's driver cannot bind."""
 NOT_UTF8 = "CAST(x'61ff' AS TEXT)"
 PLAIN: dict[str, dict[str, Any]] = {
     "holdfast": {
@@ -92,7 +92,7 @@ class File:
 
     def put_odd(self, column: str, **more: Any) -> int:
         """Insert a row for each odd value of *column*, and return how many SQLite took."""
-        is_order = column == self.order  # behind the highest number of all, SQLite takes no row any more
+        is_order = column == self.order  # after the highest number of all, SQLite takes no row any more
         values = [each for each in (*ODD, NOT_UTF8) if not (is_order and each == 2**63 - 1)]
         return sum(self.put(**more | {column: value}) for value in values)
 
@@ -219,7 +219,7 @@ def _check(row: OutboxRow) -> None:
         ("debezium", {"payload": b"\xff"}, {"value": b"\xff", "flaw": None}),
     ],
 )
-def test_what_is_meant_is_published_and_the_rest_is_named(
+def test_a_value_with_a_meaning_is_published_and_the_rest_is_named(
     layout: str, odd: dict[str, Any], means: dict[str, Any], file_of: Callable[[str], File]
 ) -> None:
     file = file_of(layout)
@@ -273,7 +273,7 @@ def test_a_table_whose_rows_have_no_numbers_is_named() -> None:
 
 
 def test_every_row_belongs_to_one_shard_whatever_its_bucket(file_of: Callable[[str], File]) -> None:
-    """A row outside of all shards waited for ever, and nobody was told."""
+    """A row outside of all shards waited for ever, and there was no report."""
     file = file_of("holdfast")
     for change in (
         "DROP COLUMN bucket",

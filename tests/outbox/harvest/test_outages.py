@@ -1,4 +1,4 @@
-"""Brokers that die, disks that are full, read-only databases: what is logged, and that work resumes by
+"""Brokers that die, disks that are full, read-only databases: the log lines, and that work resumes by
 itself.
 """
 
@@ -97,8 +97,9 @@ def use_up_the_log(server: Postgres) -> None:
 def test_a_full_disk_under_the_database_costs_nothing_but_time(
     broker: SessionBroker, fresh_topic: FreshTopic, strategy: str, layout: str, mounted: bool
 ) -> None:
-    """Not one byte is left: services' transactions fail, then the server itself. What was committed is
-    published all the same, and nothing of what was not."""
+    """Not one byte is left: services' transactions fail, then the server itself. Committed rows are published
+    all the same, and no others.
+    """
     with small_disk(mounted=mounted) as disk, Postgres(disk.folder / "postgres", durable=True) as server:
         rig = Rig(broker, FreshOutbox.make(server.url, layout), fresh_topic("events", partitions=PARTITIONS))
         rig.fill(10_000)
@@ -137,7 +138,7 @@ def test_a_broker_that_is_killed_and_comes_back_costs_nothing(
     """O7: SIGKILL of the broker while rows flow; away for longer than a session, a transaction and a commit
     may last.
 
-    It goes on by itself, but where the only broker has lost the end of a transaction (docs/operating.md):
+    It resumes by itself, but where the only broker has lost the end of a transaction (docs/operating.md):
     then it says so, and waits.
     """
     assert broker.cluster is not None

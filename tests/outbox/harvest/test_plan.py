@@ -1,6 +1,4 @@
-"""What is left of a take after a refusal: nothing overtakes a row of its key, and every part stays
-possible.
-"""
+"""The rest of a take after a refusal: no row overtakes another of its key, and every part stays possible."""
 
 from __future__ import annotations
 
@@ -95,7 +93,7 @@ def test_a_part_whose_rows_all_leave_the_plan_leaves_it_too() -> None:
 
 
 class Limits:
-    """What topics take: rows of *large* are too large by themselves."""
+    """The limits of topics: rows of *large* are too large by themselves."""
 
     def __init__(self) -> None:
         self.large, self.cut = set[int](), list[list[int]]()
@@ -112,7 +110,7 @@ class Limits:
 
 
 class Database:
-    """The table, of which only is known what failed and what was set aside."""
+    """The table, of which only the failed and the quarantined rows are known."""
 
     def __init__(self) -> None:
         self.failed, self.aside = dict[int, str](), list[int]()
@@ -161,7 +159,7 @@ def keyed(id_: int, key: int, **more: Any) -> OutboxRow:
     return msgspec.structs.replace(row(id_, **more), key=b"%d" % key)
 
 
-def test_what_is_behind_a_refused_row_on_its_key_leaves_every_part_of_the_plan() -> None:
+def test_rows_after_a_refused_row_on_its_key_leave_every_part_of_the_plan() -> None:
     bench = Bench()
     plan = bench.plan(
         keyed(1, 1), keyed(2, 2), keyed(3, 1), keyed(4, 2, attempts=1), keyed(5, 1), keyed(6, 2)
@@ -187,7 +185,7 @@ def test_a_row_without_a_key_holds_no_other() -> None:
     assert shape(bench.refused(bench.plan(*rows), 1)) == [([1, 3], None)]
 
 
-def test_what_is_set_aside_holds_nothing_and_what_waits_for_ever_does() -> None:
+def test_a_quarantined_row_holds_nothing_and_one_that_waits_for_ever_does() -> None:
     for poison, left in ((Poison.PASS, [([2], None)]), (Poison.WAIT, [])):
         bench = Bench(poison=poison)
         assert shape(bench.refused(bench.plan(keyed(1, 1, attempts=2), keyed(2, 1)), 0)) == left
@@ -282,7 +280,7 @@ class Refusing(Producer):
 def test_a_topic_that_goes_while_a_batch_is_under_way_holds_its_rows_of_every_part(
     rig: Rig, fresh_topic: FreshTopic
 ) -> None:
-    """The row that cannot go divides the batch: rows of the topic lie before and behind it."""
+    """The refused row divides the batch: rows of the topic come before and after it."""
     other, gone = fresh_topic("other", partitions=PARTITIONS), set[str]()
     rig.write(
         [
@@ -313,11 +311,11 @@ def test_a_topic_that_goes_while_a_batch_is_under_way_holds_its_rows_of_every_pa
         ]
 
 
-def test_a_leader_that_stops_at_a_refusal_publishes_nothing_behind_the_rows_it_leaves(
+def test_a_leader_that_stops_at_a_refusal_publishes_nothing_after_the_rows_it_leaves(
     rig: Rig,
 ) -> None:
-    """Two rows of the first part are refused, so nobody is to blame yet; one of the second part has the key
-    of one that was not.
+    """Two rows of the first part are refused, so it is not known yet which is to blame; a row of the second
+    part has the key of a row that was not refused.
     """
     rig.write(
         [

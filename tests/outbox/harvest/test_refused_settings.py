@@ -38,7 +38,7 @@ def settings(outbox: FreshOutbox, **more: Any) -> HarvestSettings:
 
 @pytest.fixture
 def unheard(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fail where a harvester goes on to Kafka."""
+    """Fail where a harvester continues to Kafka."""
 
     def goes_on(*_: object) -> None:
         raise AssertionError("it goes on to the election")
@@ -47,7 +47,7 @@ def unheard(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("unheard")
-def test_tables_that_are_missing_or_of_another_layout_are_told_with_the_cure(outbox: FreshOutbox) -> None:
+def test_tables_that_are_missing_or_of_another_layout_are_reported_with_the_cure(outbox: FreshOutbox) -> None:
     with pytest.raises(OutboxSchemaError, match=r"nothing_here is missing.*outbox init --layout holdfast"):
         Harvester(settings(outbox, table="nothing_here")).start()
     with pytest.raises(OutboxSchemaError, match=r"no column kafka_topic.*Or name the layout"):
@@ -60,7 +60,7 @@ def test_tables_that_are_missing_or_of_another_layout_are_told_with_the_cure(out
 
 
 @pytest.mark.usefixtures("unheard")
-def test_a_file_or_a_driver_that_is_missing_is_told(tmp_path: Path) -> None:
+def test_a_file_or_a_driver_that_is_missing_is_reported(tmp_path: Path) -> None:
     def harvester(url: str) -> Harvester:
         return Harvester(HarvestSettings(database=url))
 
@@ -73,7 +73,7 @@ def test_a_file_or_a_driver_that_is_missing_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("made", [True, False])
 @pytest.mark.parametrize("led", [True, False])
-def test_a_progress_topic_that_leaders_before_must_have_had_is_told(
+def test_a_progress_topic_that_leaders_before_must_have_had_is_reported(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -107,14 +107,14 @@ def test_an_outbox_that_can_be_read_is_not_refused(
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-def test_a_database_that_does_not_answer_is_waited_for_and_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_database_that_does_not_answer_is_waited_for_and_reported(caplog: pytest.LogCaptureFixture) -> None:
     with OutboxRows("postgresql://shop@127.0.0.1:1/shop") as rows:
         refuse_unreadable(rows, "shop")
     assert "outbox shop: cannot connect to" in caplog.text
     assert "takes part in the election all the same" in caplog.text
 
 
-def test_a_column_of_another_type_is_told_and_its_rows_are_tried(
+def test_a_column_of_another_type_is_reported_and_its_rows_are_tried(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     outbox = FreshOutbox.make(f"sqlite:///{tmp_path / 'shop.db'}")

@@ -37,7 +37,7 @@ SHARE = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How rows are written, and how many must be published between two steps."""
+    """The pace of writing rows, and how many must be published between two steps."""
 
     every_s: float
     rows_between: int
@@ -47,7 +47,7 @@ SHORT = Pace(0.4, 20)
 LONG = Pace(0.1, 400)
 """A row every 5 ms and two seconds of it, as in goharvest's tests."""
 SLOWER = Pace(0.25, 200)
-"""Where every third transaction fails, it takes this to keep up."""
+"""The time to keep up if every third transaction fails."""
 
 Answer = Callable[[KafkaError | None, Message], None]
 
@@ -64,7 +64,7 @@ class Faulty(Producer):
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__(
             {**config, "delivery.report.only.error": False}
-        )  # what is delivered must be heard of, to be denied
+        )  # deliveries must be reported, to be denied
         self._struck = self._spoiled = False
 
     def produce(self, *args: Any, **kwargs: Any) -> None:
@@ -155,15 +155,15 @@ def roll(rig: Rig, nodes: int, pace: Pace, clients: dict[str, Any], **settings: 
             flow()
         ended.set()
         rig.wait_empty(started[-1], SCENARIO_S)
-    # what was being written when the traffic ended
+    # the rows being written when the traffic ended
     with rig.harvester(instance="last", **settings) as last:
         rig.wait_empty(last)
     return started
 
 
 def received(rig: Rig) -> list[Record]:
-    """Return what a receiver gets, after goharvest's own checks of it: keys' numbers never decrease,
-    nothing is missing, headers intact.
+    """Return a receiver's records, after goharvest's own checks of them: keys' numbers never decrease, no
+    number is missing, headers are intact.
     """
     records = rig.read()
     assert {record.number for record in records} == set(range(rig.filled))

@@ -49,7 +49,7 @@ def of_any_layout(request: pytest.FixtureRequest, tmp_path: Path) -> list[FreshO
 # --- taking and deleting ------------------------------------------------------------------------------------
 
 
-def test_the_lowest_rows_come_first_and_what_is_deleted_is_gone(of_any_layout: list[FreshOutbox]) -> None:
+def test_the_lowest_rows_come_first_and_deleted_rows_are_gone(of_any_layout: list[FreshOutbox]) -> None:
     for outbox in of_any_layout:
         write(outbox, "a", "b", "c", "a", "b")
         with outbox.rows() as rows:
@@ -218,9 +218,7 @@ def test_unequal_header_arrays_are_that_rows_flaw_and_others_flow(
     ids=["no-msgpack", "a-name-that-is-not-utf-8", "nested-without-end", "empty", "cut"],
 )
 def test_headers_that_are_no_msgpack_are_that_rows_flaw(outbox: FreshOutbox, stored: bytes) -> None:
-    """A name that was not UTF-8 ended each harvester that took the row, and nothing was published behind
-    it.
-    """
+    """A name that was not UTF-8 ended each harvester that took the row, and no later row was published."""
     with outbox.engine().begin() as connection:
         connection.execute(insert(outbox.tables.outbox).values(bucket=1, topic="t", headers=stored))
     with outbox.rows() as rows:
@@ -242,7 +240,7 @@ def test_header_texts_that_kafka_could_not_take_are_that_rows_flaw(stored: str) 
 # --- leases -------------------------------------------------------------------------------------------------
 
 
-def test_every_epoch_is_given_once_whoever_asks(outbox: FreshOutbox) -> None:
+def test_every_epoch_is_given_once(outbox: FreshOutbox) -> None:
     taken: list[int] = []
 
     def ask(name: str) -> None:
@@ -262,7 +260,7 @@ def test_every_epoch_is_given_once_whoever_asks(outbox: FreshOutbox) -> None:
         assert [each.shard for each in rows.status().leases] == [0, 1]
 
 
-def test_the_status_tells_of_the_oldest_row(outbox: FreshOutbox) -> None:
+def test_the_status_shows_the_oldest_row(outbox: FreshOutbox) -> None:
     with outbox.rows() as rows:
         assert (rows.status().waiting, rows.status().oldest_id) == (0, None)
         write(outbox, "a", "b")
@@ -284,7 +282,7 @@ def test_a_lost_connection_is_said_so_and_the_next_call_opens_another(
     with outbox.rows() as rows:
         rows.take(1)
         with killed(server):
-            for _ in range(2):  # the connection is lost, then there is nobody to connect to
+            for _ in range(2):  # the connection is lost, then there is no server to connect to
                 with pytest.raises(OutboxDatabaseError) as lost:
                     rows.take(1)
                 assert lost.value.is_lost

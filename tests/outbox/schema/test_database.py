@@ -11,7 +11,7 @@ from holdfast.outbox.schema.database import Database
 from tests.outbox.databases import FreshOutbox
 
 
-def test_a_missing_table_is_told_with_the_command_that_makes_it(tmp_path: Path) -> None:
+def test_a_missing_table_is_reported_with_the_command_that_makes_it(tmp_path: Path) -> None:
     (tmp_path / "shop.db").touch()
     database = Database(f"sqlite:///{tmp_path / 'shop.db'}")
     try:

@@ -1,5 +1,5 @@
-"""How connections to an outbox's database are opened: with limits that hold whatever the database does, and
-with what the URL says beside them.
+"""Opening connections to an outbox's database: with limits that hold whatever the database does, and with the
+parameters of the URL.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def test_a_value_that_the_driver_does_not_take_is_said(more: dict[str, str]) -> 
 
 
 @pytest.mark.parametrize("kind", ["harvester", "command"])
-def test_options_of_postgres_count_beside_the_limits(
+def test_options_of_postgres_count_together_with_the_limits(
     postgres: Postgres, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     ask = asking(kind)
@@ -99,7 +99,7 @@ def test_options_of_postgres_count_beside_the_limits(
 
 
 @pytest.mark.parametrize("server", ["mariadb", "mysql"])
-def test_a_first_command_of_mysql_counts_beside_the_limits(
+def test_a_first_command_of_mysql_counts_together_with_the_limits(
     server: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     first = "SET SESSION sort_buffer_size = 65536, SESSION lock_wait_timeout = 99"
@@ -172,7 +172,7 @@ def test_a_locked_table_is_not_waited_for(outbox: FreshOutbox) -> None:
     upgrade(outbox.url, table=outbox.table)
 
 
-def test_who_keeps_a_lock_is_told_to_end() -> None:
+def test_the_holder_of_a_lock_is_advised_to_end() -> None:
     for error in (psycopg.errors.LockNotAvailable("x"), pymysql.err.OperationalError(1205, "x")):
         assert cure_of(error).startswith("another transaction, or another run of this command, keeps a lock")
     assert cure_of(psycopg.errors.InsufficientPrivilege("x")).startswith("check the URL")
@@ -187,7 +187,7 @@ def stopped(pid: int) -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
-def test_a_command_does_not_wait_for_a_server_that_was_stopped_meanwhile(
+def test_a_command_does_not_wait_for_a_server_that_was_stopped_since(
     postgres_outbox: FreshOutbox, capfd: pytest.CaptureFixture[str]
 ) -> None:
     asked = text("SELECT pg_backend_pid()")
@@ -200,7 +200,7 @@ def test_a_command_does_not_wait_for_a_server_that_was_stopped_meanwhile(
     assert capfd.readouterr().err == ""
 
 
-def test_a_harvester_does_not_wait_for_a_server_that_was_stopped_meanwhile(
+def test_a_harvester_does_not_wait_for_a_server_that_was_stopped_since(
     postgres_outbox: FreshOutbox,
 ) -> None:
     with closing(Database(postgres_outbox.url, statement_timeout_s=1.0)) as database:
@@ -287,7 +287,7 @@ def test_an_address_of_sqlite_is_that_of_its_file(tmp_path: Path) -> None:
         assert connection.execute(text("SELECT count(*) FROM outbox")).scalar() == 0
 
 
-def test_a_file_that_can_only_be_read_is_told_with_what_to_do(tmp_path: Path) -> None:
+def test_a_read_only_file_is_reported_with_the_remedy(tmp_path: Path) -> None:
     upgrade(f"sqlite:///{tmp_path / 'a.db'}")
     url = f"sqlite:///file:{tmp_path / 'a.db'}?mode=ro&uri=true"
     with pytest.raises(OutboxDatabaseError, match="can only be read here; give this user the right") as said:
@@ -300,7 +300,7 @@ def test_a_file_that_can_only_be_read_is_told_with_what_to_do(tmp_path: Path) ->
         database.run("DELETE FROM outbox")
 
 
-def test_what_is_no_file_of_sqlite_is_told_with_what_to_do(tmp_path: Path) -> None:
+def test_a_file_that_is_not_of_sqlite_is_reported_with_the_remedy(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("This is a text, and no database." * 40)
     for url, said in (
         (f"sqlite:///{tmp_path / 'text'}", "is no SQLite database; check the URL"),

@@ -1,9 +1,9 @@
-"""Tables of others, whatever types their columns have: `init` and `check` take those that are published as
-they were written, and no others.
+"""Foreign tables, whatever types their columns have: `init` and `check` take those that are published as they
+were written, and no others.
 
-Each layout, each of its columns, many types, each database: what is accepted is written by plain SQL, taken,
-held, set aside, put back, and comes out byte by byte; what is not is refused with the column, the type found
-and the types accepted, and nothing is made.
+Each layout, each of its columns, many types, each database: an accepted type is written by plain SQL, taken,
+held, set aside, put back, and comes out byte by byte; another is refused with the column, the type found and
+the types accepted, and nothing is made.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def family(kind: str) -> str:
 
 
 def values(type_: str, column: str) -> Sequence[Any]:
-    """Return what a service may write into *column* of this type."""
+    """Return the values that a service may write into *column* of this type."""
     if column.startswith("kafka_header"):
         return ARRAYS
     if type_.startswith("json"):
@@ -145,7 +145,7 @@ def sample(layout: str, kind: str, number: int) -> dict[str, Any]:
 
 
 def seen(row: OutboxRow, column: str) -> Any:
-    """Return what became of *column* in a row that is to be published."""
+    """Return the value of *column* in a row that is to be published."""
     match column:
         case "aggregatetype" | "kafka_topic":
             return row.topic.removeprefix("outbox.event.").encode()
@@ -256,7 +256,7 @@ def accept(url: str, kind: str, layout: str, column: str, type_: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("layout", ["debezium", "goharvest"])
 @pytest.mark.parametrize("kind", DATABASES)
-def test_what_is_accepted_is_published_as_it_was_written_and_the_rest_is_refused(
+def test_an_accepted_type_is_published_as_it_was_written_and_the_rest_is_refused(
     kind: str, layout: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     url = url_of(kind, request, tmp_path)
@@ -328,7 +328,7 @@ def test_avro_in_a_column_of_bytes_reaches_the_topic_as_bytes(
     assert [record.value for record in rig.read()] == BINARIES
 
 
-def test_a_quarantine_that_could_not_hold_what_the_outbox_holds_is_told(postgres: Postgres) -> None:
+def test_a_quarantine_that_could_not_hold_the_rows_of_the_outbox_is_reported(postgres: Postgres) -> None:
     """An outbox whose column was changed after `init`, or that an older version made ready."""
     outbox = FreshOutbox.make(postgres.url, "debezium")
     with closing(postgres.connect()) as connection:

@@ -1,5 +1,5 @@
-"""The layouts of others, column for column: what goharvest and Debezium wrote is harvested, and what is
-written here they would read.
+"""The foreign layouts, column for column: rows of goharvest and Debezium are harvested, and they could read
+our rows.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def test_a_table_that_goharvest_made_and_filled_is_harvested_in_place(postgres: 
         assert inspect(connection).has_table(outbox.table)  # it was theirs
 
 
-def test_what_is_written_here_a_running_goharvest_marks(postgres: Postgres) -> None:
+def test_a_running_goharvest_marks_our_rows(postgres: Postgres) -> None:
     outbox = FreshOutbox.make(postgres.url, "goharvest")
     with Session(outbox.engine()) as session, session.begin():
         outbox.writer().write(session, "t", "k", "v", headers={"h": "x"})
@@ -147,7 +147,7 @@ GOHARVEST_BAD: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("what", GOHARVEST_BAD)
-def test_what_goharvest_has_no_place_for_is_refused_before_any_sql(what: str) -> None:
+def test_a_value_that_goharvest_cannot_hold_is_refused_before_any_sql(what: str) -> None:
     arguments, said = GOHARVEST_BAD[what]
     with pytest.raises(OutboxRecordError, match=said):
         OutboxWriter(layout="goharvest").write(object(), "orders", **arguments)
@@ -182,7 +182,7 @@ def test_the_table_has_the_routers_columns_and_one_more(postgres: Postgres) -> N
     assert there == {column["name"]: column["type"] for column in VECTORS["columns"]}
 
 
-def test_what_is_written_here_the_router_reads(url: str) -> None:
+def test_the_router_reads_our_rows(url: str) -> None:
     outbox = FreshOutbox.make(url, "debezium")
     id_ = "5f8b7b0a-0d0b-4d3e-9d0a-6f3c2a1b4c5d"
     writer = outbox.writer(value_encoder=lambda value: json.dumps(value).encode())
@@ -264,7 +264,7 @@ DEBEZIUM_BAD: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("what", DEBEZIUM_BAD)
-def test_what_debezium_has_no_place_for_is_refused_before_any_sql(what: str) -> None:
+def test_a_value_that_debezium_cannot_hold_is_refused_before_any_sql(what: str) -> None:
     arguments, said = DEBEZIUM_BAD[what]
     with pytest.raises(OutboxRecordError, match=said):
         OutboxWriter(layout="debezium").write(object(), **({"topic": "outbox.event.order"} | arguments))

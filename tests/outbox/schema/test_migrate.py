@@ -1,5 +1,5 @@
-"""Migrations: what they make is what the code reads and writes, on every database, up and down and as
-text; nothing that waits is lost.
+"""Migrations: they make the tables that the code reads and writes, on every database, up and down and as
+text; no waiting row is lost.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def test_up_down_and_up_again_ends_in_the_very_tables_of_the_code(
     downgrade(outbox.url, layout=layout, table=outbox.table)
     with outbox.engine().connect() as connection:
         left = names.intersection(inspect(connection).get_table_names())
-    assert left == (set() if layout == "holdfast" else {outbox.table})  # a table of others is never dropped
+    assert left == (set() if layout == "holdfast" else {outbox.table})  # a foreign table is never dropped
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -116,7 +116,7 @@ def test_what_lacks_is_listed(outbox: FreshOutbox) -> None:
             check(connection, outbox.tables)
 
 
-def test_a_column_that_nobody_fills_is_a_problem(postgres_outbox: FreshOutbox) -> None:
+def test_a_column_that_no_program_fills_is_a_problem(postgres_outbox: FreshOutbox) -> None:
     with postgres_outbox.engine().begin() as connection:
         connection.execute(
             text(
@@ -137,9 +137,7 @@ def test_an_sqlite_file_lets_readers_and_a_writer_at_it_together(tmp_path: Path)
         assert connection.execute(text("PRAGMA journal_mode")).scalar() == "wal"
 
 
-def test_the_journal_of_a_file_waits_for_whoever_writes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_journal_of_a_file_waits_for_writers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "a.db"
     with closing(sqlite3.connect(file, isolation_level=None)) as writer:
         writer.execute("CREATE TABLE orders (id INTEGER)")
@@ -158,7 +156,7 @@ def test_a_database_that_is_not_there_is_said_without_its_password() -> None:
     assert "hunter2" not in str(said.value)
 
 
-def test_your_own_metadata_may_hold_the_tables_beside_your_models() -> None:
+def test_your_own_metadata_may_hold_the_tables_among_your_models() -> None:
     metadata = MetaData()
     outbox_tables("holdfast", "shop_outbox", dialect="postgresql", metadata=metadata)
     assert sorted(metadata.tables) == [
@@ -218,7 +216,7 @@ def run(outbox: FreshOutbox, *statements: str) -> None:
 
 
 def fresh(kind: str, request: pytest.FixtureRequest, folder: Path, layout: str = "holdfast") -> FreshOutbox:
-    """Name an outbox that nobody has made yet."""
+    """Name an outbox that does not exist yet."""
     table = f"o_{uuid.uuid4().hex[:12]}"
     return FreshOutbox(url=url_of(kind, request, folder), table=table, layout=layout_named(layout))
 
@@ -239,7 +237,7 @@ EVERY = {"", "_attempts", "_quarantine", "_lease", "_version"}
 @variants
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("kind", DATABASES)
-def test_tables_that_were_dropped_beside_the_outbox_are_made_again(
+def test_dropped_tables_other_than_the_outbox_are_made_again(
     kind: str, layout: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     outbox = FreshOutbox.make(url_of(kind, request, tmp_path), layout)
@@ -283,7 +281,7 @@ def test_a_number_that_was_dropped_is_not_made_again(postgres: Postgres) -> None
 @variants
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("kind", DATABASES)
-def test_what_was_left_half_made_is_finished_or_removed(
+def test_half_made_tables_are_finished_or_removed(
     kind: str,
     layout: str,
     request: pytest.FixtureRequest,
@@ -325,7 +323,7 @@ def test_a_removal_that_was_broken_off_is_finished(outbox: FreshOutbox) -> None:
         (["debezium_0001", "goharvest_0001"], "has the layout debezium, not holdfast"),
     ],
 )
-def test_what_the_version_table_says_and_nobody_knows_is_refused(
+def test_an_unknown_version_in_the_version_table_is_refused(
     tmp_path: Path, said: list[str], match: str
 ) -> None:
     outbox = FreshOutbox.make(f"sqlite:///{tmp_path / 'a.db'}")
@@ -336,7 +334,7 @@ def test_what_the_version_table_says_and_nobody_knows_is_refused(
     assert names(outbox) >= EVERY
 
 
-def test_a_table_of_others_that_is_called_as_the_version_table_is_refused(tmp_path: Path) -> None:
+def test_a_foreign_table_with_the_name_of_the_version_table_is_refused(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'a.db'}"
     outbox = FreshOutbox(url=url, table="outbox", layout=layout_named("holdfast"))
     run(outbox, "CREATE TABLE {}_version (number INTEGER)")
@@ -346,7 +344,7 @@ def test_a_table_of_others_that_is_called_as_the_version_table_is_refused(tmp_pa
 
 
 @pytest.mark.parametrize("kind", DATABASES)
-def test_a_table_of_others_is_neither_taken_nor_removed(
+def test_a_foreign_table_is_neither_taken_nor_removed(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     outbox = fresh(kind, request, tmp_path)

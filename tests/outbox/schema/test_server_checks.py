@@ -1,4 +1,4 @@
-"""What `outbox check` says of servers and of what stands on the tables."""
+"""The findings of `outbox check` about servers and about objects on the tables."""
 
 from __future__ import annotations
 

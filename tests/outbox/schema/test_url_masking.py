@@ -19,7 +19,7 @@ from holdfast.outbox.schema.tables import database_url
         "//ada:a@PW@h",
     ],
 )
-def test_a_malformed_url_is_told_without_its_password(url: str) -> None:
+def test_a_malformed_url_is_reported_without_its_password(url: str) -> None:
     with pytest.raises(ConfigError) as caught:
         database_url(url)
 
@@ -38,7 +38,7 @@ def test_a_malformed_url_is_told_without_its_password(url: str) -> None:
 def test_what_a_password_made_of_the_url_is_refused_with_the_cure_and_without_the_password(
     url: str, remedy: str
 ) -> None:
-    """The part behind the first @ was taken for the host's name, tried, and shown."""
+    """The part after the first @ was taken for the host's name, tried, and shown."""
     with pytest.raises(ConfigError) as caught:
         database_url(url)
 

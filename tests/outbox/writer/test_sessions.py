@@ -104,7 +104,7 @@ def of_driver(outbox: FreshOutbox, setting: str, given: list[OutboxRecord]) -> N
 @pytest.mark.variants(
     "of_sqlalchemy-goharvest", "of_sqlalchemy-debezium", "of_driver-goharvest", "of_driver-debezium"
 )
-def test_what_is_written_does_not_depend_on_the_session(
+def test_written_rows_do_not_depend_on_the_session(
     layout: str,
     write: Callable[[FreshOutbox, str, list[OutboxRecord]], None],
     request: pytest.FixtureRequest,
@@ -129,7 +129,7 @@ def test_what_is_written_does_not_depend_on_the_session(
 def test_rows_that_the_database_drops_are_refused(
     kind: str, notify: bool, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    """MySQL and MariaDB have nothing that drops a row without an error."""
+    """MySQL and MariaDB cannot drop a row without an error."""
     outbox = FreshOutbox.make(url_of(kind, request, tmp_path))
     table = outbox.table
     with outbox.engine().begin() as connection:

@@ -1,5 +1,5 @@
-"""OutboxWriter on three databases and on everything that can be written on: inside the caller's
-transaction, exactly what was given.
+"""OutboxWriter on three databases and on every kind of session and connection: inside the caller's
+transaction, exactly the given records.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def plain(outbox: FreshOutbox, **more: Any) -> Any:
             return pymysql.connect(**where, database=url.database, charset="utf8mb4", **more)
 
 
-# --- what is written is what will be published --------------------------------------------------------------
+# --- written rows are the published ones --------------------------------------------------------------------
 
 
 def test_every_field_comes_back_as_it_was_given(outbox: FreshOutbox) -> None:
@@ -149,7 +149,7 @@ def test_nothing_to_write_is_no_statement(outbox: FreshOutbox) -> None:
         assert outbox.writer().write_many(connection, []) == 0
 
 
-def test_encoders_take_what_is_not_bytes(outbox: FreshOutbox) -> None:
+def test_encoders_take_values_other_than_bytes(outbox: FreshOutbox) -> None:
     writer = outbox.writer(key_encoder=lambda key: f"k{key}".encode(), value_encoder=msgspec.json.encode)
     with outbox.engine().begin() as connection:
         writer.write(connection, "orders", 7, {"total": 12})
@@ -164,7 +164,7 @@ def test_encoders_take_what_is_not_bytes(outbox: FreshOutbox) -> None:
     ]
 
 
-def test_a_tracers_whole_carrier_becomes_headers_behind_the_records_own(outbox: FreshOutbox) -> None:
+def test_a_tracers_whole_carrier_becomes_headers_after_the_records_own(outbox: FreshOutbox) -> None:
     with outbox.engine().begin() as connection:
         outbox.writer().write(
             connection, "orders", headers=[("a", b"1")], trace={"traceparent": TRACE, "tracestate": "x=1"}
@@ -208,7 +208,7 @@ def _savepoint(outbox: FreshOutbox, write: Callable[[Any], None], commit: bool) 
 
 
 @pytest.mark.parametrize("on", [_session, _connection, _plain_connection, _plain_cursor, _savepoint])
-def test_what_is_rolled_back_is_not_there_and_what_is_committed_is(
+def test_a_rolled_back_row_is_not_there_and_a_committed_one_is(
     outbox: FreshOutbox, on: Callable[..., None]
 ) -> None:
     on(outbox, lambda target: outbox.writer().write(target, "orders", "rolled back"), False)
@@ -218,7 +218,7 @@ def test_what_is_rolled_back_is_not_there_and_what_is_committed_is(
 
 
 @pytest.mark.parametrize("on", [_session, _plain_cursor])
-def test_a_database_without_the_table_is_told_by_what_makes_it(
+def test_a_database_without_the_table_is_reported_with_the_command_that_makes_it(
     outbox: FreshOutbox, on: Callable[..., None]
 ) -> None:
     writer = OutboxWriter(table="nowhere")
@@ -385,7 +385,7 @@ def test_bad_input_is_refused_before_any_sql(what: str) -> None:
     ],
     ids=repr,
 )
-def test_what_is_no_list_of_records_is_refused_before_any_sql(records: Any, said: str) -> None:
+def test_a_value_that_is_no_list_of_records_is_refused_before_any_sql(records: Any, said: str) -> None:
     with pytest.raises(OutboxRecordError, match=said):
         OutboxWriter().write_many(Silent(), records)
 
@@ -454,7 +454,7 @@ def wait_long(wakeup: Any) -> None:
         assert system_clock.monotonic_s() < until_s
 
 
-def test_waiting_ends_at_an_interrupt_and_listens_anew_after_a_loss(
+def test_waiting_ends_at_an_interrupt_and_listens_again_after_a_loss(
     listening: Any, postgres: Postgres
 ) -> None:
     with contextlib.closing(postgres.connect()) as connection:
@@ -465,7 +465,7 @@ def test_waiting_ends_at_an_interrupt_and_listens_anew_after_a_loss(
     with pytest.raises(OutboxDatabaseError) as lost:
         wait_long(listening)
     assert lost.value.is_lost
-    assert listening.wait(0)  # anew
+    assert listening.wait(0)  # again
     listening.interrupt()
     assert not listening.wait(DEADLINE_S)
 

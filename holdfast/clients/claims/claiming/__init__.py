@@ -1,1 +1,1 @@
-"""The claim engine: it acts for the member, fetches what is claimed, and delivers it."""
+"""The claim engine: it acts for the member, fetches the messages of its claims, and delivers them."""

@@ -1,4 +1,4 @@
-"""From what is fetched to what is handed out: the leases of the partitions held, the queue, the batches that
+"""The way of fetched messages to the user: the leases of the owned partitions, the queue, the batches that
 are handed out message by message, and the gate of every message.
 """
 
@@ -60,12 +60,12 @@ class ClaimDelivery:
     def may_deliver(self, lease: Lease) -> bool:
         """Return whether a message of *lease* may be handed out at this very moment.
 
-        The clock shows how long the process was frozen meanwhile.
+        The clock shows how long the process was frozen in between.
         """
         return lease.gate.is_open(self._clock.monotonic_s())
 
     def take_handout(self) -> Handout | None:
-        """Return the next batch to be handed out message by message: one that was set aside and may go on,
+        """Return the next batch to be handed out message by message: one that was set aside and may continue,
         else a new one; None when there is none.
         """
         for lease, handout in list(self._handouts.items()):
@@ -87,7 +87,7 @@ class ClaimDelivery:
         Takes no lock: it comes between the gate and the hand-out.
         """
         if self._at_most_once:
-            # First, so that it is never in neither place; the engine's next turn reports it.
+            # First, so that it is always in one of the two; the engine's next turn reports it.
             self._handed_out.append(handout)
         self._handouts.pop(handout.batch.lease, None)
 
@@ -140,14 +140,14 @@ class ClaimDelivery:
             self._do(member.messages.skipped(lease.topic, lease.partition, batch.end, now_s))
 
     def _report(self, member: Member, now_s: float) -> None:
-        """At most once: report what was handed out since the last time."""
+        """At most once: report the messages handed out since the last time."""
         while self._handed_out:
             batch = self._handed_out.popleft().batch
             if batch.lease.open:
                 self._delivered(member, batch, now_s)
 
     def turn(self, member: Member, now_s: float) -> None:
-        """Report to the member what was handed out, and where there is nothing to hand out."""
+        """Report to the member the messages handed out, and partitions without any to hand out."""
         self._report(member, now_s)
         for moved in self.queue.take_moves(but=self._handouts if self._at_most_once else ()):
             self._do(member.messages.skipped(moved.lease.topic, moved.lease.partition, moved.end, now_s))
@@ -171,7 +171,7 @@ class ClaimDelivery:
                         self._propose(self._member, batch.lease, now_s)
 
     def _propose(self, member: Member, lease: Lease, now_s: float) -> None:
-        """At most once: have the log commit what is queued, no more than a kill may cost, unless a batch is
+        """At most once: have the log commit queued messages, no more than a kill may cost, unless a batch is
         on its way or waits to be taken.
         """
         if (
@@ -213,7 +213,7 @@ class ClaimDelivery:
         self._fetcher.stop(lease)  # closes it: from here on nothing of it is handed out
         handout = self._handouts.get(lease)
         if handout is not None:
-            at, batch = handout.at, handout.batch  # the taker goes on meanwhile
+            at, batch = handout.at, handout.batch  # the taker continues at the same time
             if self._at_most_once and at < len(batch.messages):
                 left = [batch if at == 0 else batch.split(at)[1], *left]
             self._withdraw(handout)
@@ -246,7 +246,7 @@ class ClaimDelivery:
 
         The taker moves `at` before it looks whether the gate is open, and the gate is shut before a stop
         looks at `at`: so a message is never withdrawn and handed out. The taker that loses that race calls
-        `set_aside`, and the member learns the exact place then.
+        `set_aside`, and the member learns the exact offset then.
         """
         messages, lease = handout.batch.messages, handout.batch.lease
         self.used_up(handout)

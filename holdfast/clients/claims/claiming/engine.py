@@ -58,19 +58,21 @@ or two.
 """
 JOIN_S = 10.0
 RESETS_INTERVALS = 0.1
-"""How often to look for what a reset holds."""
+"""The interval at which partitions held by a reset are looked for."""
 NOBODYS = -1
 """Send id of frames that the member did not ask for."""
 
 
 class GroupPart(Protocol):
-    """What an engine has beside it when its member takes part in a balanced group.
+    """The engine's part for a member of a balanced group.
 
     The engine calls each method once, at that turn of its life; `leave` perhaps more often.
     """
 
     def connect(self) -> tuple[str, ...]:
-        """Connect, and return the topics to claim. May wait; comes before the engine's own connections."""
+        """Connect, and return the topics to claim. It may wait; it comes before the engine's own
+        connections.
+        """
 
     def start(self, engine: ClaimEngine) -> None:
         """Take part in the group, on behalf of *engine*, whose member is there."""
@@ -88,7 +90,7 @@ class GroupPart(Protocol):
 
 
 class ClaimEngine:
-    """One running instance of a claim client, with *group* beside it in a balanced group.
+    """One running instance of a claim client, with a *group* if it is in a balanced group.
 
     `start` it once, `terminate` it once; it cannot be started again.
     """
@@ -127,7 +129,7 @@ class ClaimEngine:
         self.ended = threading.Event()
         self.failure: BaseException | None = None
         self.failure_raised = False
-        """Whether the failure was raised to the caller; if not, leaving the block raises it."""
+        """True if the failure was raised to the caller; if not, leaving the block raises it."""
         self.undecodable = self._unacknowledged = 0
         self._group_mark = f"/{member.group_id}/".encode()
         self._caught_up: set[int] = set()
@@ -165,8 +167,8 @@ class ClaimEngine:
         """Stop handing out, then give claims back (or leave them for a fast reclaim); done when the log has
         it all.
 
-        At most once with *release*, what the log has committed is handed out first, to a taker that goes on
-        to take, within the drain window.
+        At most once with *release*, messages that the log has committed are handed out first, to a taker that
+        continues to take, within the drain window.
         """
         if self.group is not None:
             self.group.leave(release=release)
@@ -203,7 +205,7 @@ class ClaimEngine:
     def over(self) -> bool:
         """Return whether no message will ever come again.
 
-        At most once, what is committed is handed out also at the end.
+        At most once, committed messages are handed out also at the end.
         """
         return self.ended.is_set() or (self.ending and not self.delivery.has_leases)
 
@@ -234,7 +236,7 @@ class ClaimEngine:
         self.delivery.nudge()
 
     def flush(self, timeout_s: float | None = None) -> Future[None]:
-        """Write what is committed to the log now; done when the log has it, ClaimLostError where it will
+        """Write the committed offsets to the log now; done when the log has them, ClaimLostError if it will
         not.
         """
         done: Future[None] = Future()
@@ -251,12 +253,12 @@ class ClaimEngine:
         return done
 
     def ask(self, question: Callable[[Member], T]) -> T:
-        """Return what *question* reads from the member, undisturbed."""
+        """Return the result of *question* about the member, under the engine's lock."""
         with self.lock:
             return question(self._live())
 
     def counters(self) -> dict[str, int]:
-        """Return what is queued now and what went wrong so far."""
+        """Return the queue's size now and the faults so far."""
         queue, fetcher = self.delivery.queue, self._fetcher
         return {
             "queued_messages": queue.messages,

@@ -1,4 +1,4 @@
-"""What happens to the claims of a consumer: remembered, logged, and passed on to those that listen."""
+"""Events of a consumer's claims: remembered, logged, and passed on to listeners."""
 
 from __future__ import annotations
 
@@ -79,6 +79,6 @@ class ClaimEvents:
                 self._listeners.remove(receive)
 
     def seen(self) -> tuple[Notify, ...]:
-        """Return what happened lately, oldest first."""
+        """Return the latest events, oldest first."""
         with self._lock:
             return tuple(self._latest)

@@ -2,8 +2,8 @@
 assigned exact positions.
 
 It never subscribes: the claims say what it reads. Its group id is the group's, so that positions can be
-committed to Kafka beside the coordination topic, for `kafka-consumer-groups` and every other tool that looks
-there.
+committed to Kafka as well as to the coordination topic, for `kafka-consumer-groups` and every other tool that
+looks there.
 """
 
 from __future__ import annotations
@@ -35,24 +35,26 @@ quiet: Any = Quiet(logger)
 
 
 JOIN_S = 10.0
-"""How long `close` waits for the thread; it ends within a poll unless the process is starved."""
+"""The limit on `close` waiting for the thread, which ends within a poll unless the process is starved."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchSettings:
-    """How far ahead messages are fetched, and in what portions."""
+    """The limits of fetching ahead, and the size of portions."""
 
     batch_messages: int = 2_000
     queue_messages: int = 20_000
     queue_bytes: int = 32 << 20
     prefetch_bytes: int = 64 << 20
-    """What librdkafka may hold beyond the queue, over all partitions; at least PREFETCH_FLOOR for each."""
+    """The most that librdkafka may hold beyond the queue, over all partitions; at least PREFETCH_FLOOR for
+    each.
+    """
     at_most_once_messages: int = 20
     """At most once: how many messages of a partition are committed before they are handed out. A process that
     is killed loses at most as many; each portion costs two round trips to the coordination topic.
     """
     fetch_poll_s: float = 0.05
-    """How long the thread waits for messages before it looks for changes of the assignment."""
+    """The longest wait of the thread for messages before it looks for changes of the assignment."""
     space_wait_s: float = 0.1
 
     def __post_init__(self) -> None:
@@ -73,10 +75,10 @@ LIMIT_WAIT_S = 1.0
 IDLE_S = 0.5
 LEADERS_S = 5.0
 LAST_COMMIT_S = 2.0
-"""How long the end waits for the last commit to Kafka."""
+"""The limit on the last commit to Kafka when the fetcher ends."""
 PREFETCH_FLOOR_BYTES = 1 << 20
 SIZE_SAMPLES = 32
-"""Messages of a batch that are measured to tell its size."""
+"""Messages of a batch that are measured to estimate its size."""
 
 
 class ClaimFetcher:
@@ -121,10 +123,10 @@ class ClaimFetcher:
         }
         self._watcher = Skipper(kafka, self._config, stands=self._stands, clock=clock)
         self.unreadable: dict[Place, Unreadable] = {}
-        """Where reading stands before a batch that cannot be read."""
+        """The batches at which reading has stopped because they cannot be read."""
         self._reported: dict[Place, int] = {}
         self._hopeless: set[Place] = set()
-        """Whose reading ended, and was reported, and which have not been read since."""
+        """Partitions whose reading ended, was reported, and has not been resumed since."""
         self._config = {**self._config, "on_commit": self._on_commit}  # the watcher's has no callbacks
         self._commands: deque[Callable[[Consumer], None]] = deque()
         self._leases: dict[Place, Lease] = {}
@@ -166,7 +168,9 @@ class ClaimFetcher:
         self._called.set()
 
     def close(self) -> None:
-        """Stop everything and let go of the broker; what is queued is dropped with the queue, not here."""
+        """Stop everything and release the broker's connections; queued messages are dropped with the queue,
+        not here.
+        """
         for lease in list(self._leases.values()):
             lease.close()
         self._stopping.set()
@@ -207,7 +211,7 @@ class ClaimFetcher:
             consumer.close()
 
     def _places(self) -> Collection[Place]:
-        """Return the partitions of Kafka's topics that are read for somebody."""
+        """Return the partitions of Kafka's topics that are read for a lease."""
         return self._leases
 
     def _room(self, consumer: Consumer) -> bool:
@@ -297,13 +301,11 @@ class ClaimFetcher:
     def _stands(self, found: Unreadable) -> None:
         place = (found.topic, found.partition)
         self.unreadable[place] = found
-        if (
-            self._reported.get(place) == found.first
-        ):  # a claim that stands still is given back, and perhaps won again
+        if self._reported.get(place) == found.first:  # a stalled claim is given back, and perhaps won again
             return
         self._reported[place] = found.first
         logger.error(
-            "%(found)s; other partitions go on. To have the group begin behind it: holdfast "
+            "%(found)s; other partitions continue. To have the group begin after it: holdfast "
             "groups reset-offsets %(group)s --to-offset %(offset)d --topic "
             "%(topic)s:%(partition)d --execute",
             {
@@ -370,7 +372,7 @@ class ClaimFetcher:
 
     @staticmethod
     def _moves(end: FetchedMessages) -> bool:
-        """Return whether the log ends behind what was fetched: in a control record, or a hole of
+        """Return whether the log ends after the fetched messages: in a control record, or a hole of
         compaction.
         """
         if end.end <= end.lease.next_offset:
@@ -440,6 +442,6 @@ _NOT_ALONE = (
     " let one of them have another name"
 )
 _HOPELESS = CLOSED_TOPIC | OUT_OF_LOG
-"""What ends the reading of a partition: its claim is given back, and the next owner begins where there is
-something to read.
+"""Errors that end the reading of a partition: its claim is given back, and the next owner begins at the first
+offset that can be read.
 """

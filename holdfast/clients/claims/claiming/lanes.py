@@ -1,9 +1,9 @@
 """The messages of lanes: each partition is fetched once for all lanes of it that this instance holds, and
 dealt out by key.
 
-Reading stands where the lane that is furthest behind and takes more stands. A lane takes no more than its
-share of the queue: what passes by beyond that is not kept for it but read once more when it has made room, so
-a lane that is stuck costs its share and holds up nobody.
+Reading is at the position of the slowest lane that takes more. A lane takes no more than its share of the
+queue: messages beyond that are not kept for it but read once more when it has made room, so a lane that is
+stuck costs its share and holds up no other lane.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from holdfast.core.kafka.topic_partition import Place
 class _Stream:
     """One partition that is read for lanes.
 
-    *position* is where reading stands, None while nobody takes anything.
+    *position* is the reading position, None while no lane takes anything.
     """
 
     __slots__ = ("find", "full", "lanes", "position")
@@ -52,7 +52,7 @@ class LaneFetcher(ClaimFetcher):
         stream = self._streams.get(place)
         return [] if stream is None else stream.hungry()
 
-    # -- what is read
+    # -- reading
 
     def _assign(self, consumer: Consumer, lease: Lease) -> None:
         named = lane_named(lease.topic)
@@ -81,13 +81,13 @@ class LaneFetcher(ClaimFetcher):
             del self._streams[place]
 
     def _room(self, consumer: Consumer) -> bool:
-        """Have every partition read where somebody wants it; return whether any is, else wait a moment."""
+        """Have every partition read where a lane wants it; return whether any is, else wait a moment."""
         for place, stream in self._streams.items():
             self._measure(stream)
             step = steer(stream.position, (lease.next_offset for lease in stream.hungry()))
             if step.seek is None and not step.idle:
                 continue
-            # Assigning anew, unlike a seek, throws away whatever is under way from the old position.
+            # Assigning again, unlike a seek, drops whatever is under way from the old position.
             if stream.position is not None:
                 consumer.incremental_unassign([TopicPartition(*place)])
             if step.seek is not None:
@@ -134,8 +134,8 @@ class LaneFetcher(ClaimFetcher):
         return [self._deal(lease, dealt[lane], end) for lane, lease in wanting.items()]
 
     def _deal(self, lease: Lease, messages: list[Message], end: int) -> FetchedMessages:
-        """Give a lane its messages before *end*, as many as fit: it stands then before the first that it
-        was not given.
+        """Give a lane its messages before *end*, as many as fit; its position is then before the first that
+        it was not given.
         """
         share, _ = self._shares()
         room = max(1, share - self._queue.queued(lease)[0])

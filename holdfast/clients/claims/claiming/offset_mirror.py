@@ -1,4 +1,6 @@
-"""What `__consumer_offsets` is to show of a claim group, for lag tools: nothing waits for it."""
+"""The offsets of a claim group to show in `__consumer_offsets`, for lag tools: no other code waits for
+them.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ class OffsetMirror:
             self._note_lanes(source, partition, {action.topic: offset})
 
     def look_again(self, topic: str, partition: int) -> None:
-        """Look again where the lanes beside lane *topic* stand: what others commit is seen only later."""
+        """Look again for the positions of the other lanes of lane *topic*: other members' commits are seen
+        only later.
+        """
         source = self._names.source(topic)
         if source != topic:
             self._note_lanes(source, partition, {})
@@ -65,6 +69,6 @@ class OffsetMirror:
         return MirroredOffset(row.current_offset, row.topic_mark)
 
     def take(self) -> dict[Place, MirroredOffset]:
-        """Return what is to be committed since the last call, by topic and partition of Kafka's."""
+        """Return the offsets to commit since the last call, by topic and partition of Kafka's."""
         waiting, self._waiting = self._waiting, {}
         return waiting

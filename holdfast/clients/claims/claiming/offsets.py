@@ -1,8 +1,8 @@
-"""What a claim client asks the broker between its polls: where logs begin and end, what Kafka has as
-committed, how many partitions there are.
+"""A claim client's questions to the broker between its polls: the first and end offsets of logs, the offsets
+committed to Kafka, the number of partitions.
 
-Nothing here waits but `check_group` and `counts`, which are for the start: questions are put by a thread of
-its own, and what it found is looked at when its caller comes by. A slow broker so never holds up a heartbeat.
+Nothing here waits but `check_group` and `counts`, which are for the start: a thread of its own asks, and its
+answers are collected when the caller comes by. So a slow broker never holds up a heartbeat.
 """
 
 from __future__ import annotations
@@ -41,8 +41,7 @@ LIMIT_ASKED = 5_000
 """Partitions asked about in one round."""
 RETRY_S = 0.25
 ATTEMPT_S = 3.0
-"""How long one question may take before it is put again; far less than the caller's deadline.
-"""
+"""The limit for one question before it is repeated; far less than the caller's deadline."""
 SLACK_S = 0.5
 """A request ends by its own deadline; this is for the answer to reach us."""
 EARLIEST, LATEST = -2, -1
@@ -50,8 +49,8 @@ EARLIEST, LATEST = -2, -1
 
 
 class Watermarks(NamedTuple):
-    """Where a partition begins and ends, and the offset that `__consumer_offsets` has for the group, None
-    without one: all of the topic that *topic_mark* stands for, None where the broker knows no ids.
+    """The first and end offset of a partition, and the offset that `__consumer_offsets` has for the group,
+    None without one: all of the topic that *topic_mark* identifies, None if the broker knows no ids.
     """
 
     topic: str
@@ -63,8 +62,8 @@ class Watermarks(NamedTuple):
 
 
 class TopicIdentity(NamedTuple):
-    """Which topic of its name there was at *asked_s* of the monotonic clock, or later: None where the broker
-    knows no ids.
+    """The topic that had its name at *asked_s* of the monotonic clock, or later: None if the broker knows no
+    ids.
     """
 
     topic: str
@@ -79,10 +78,10 @@ class OffsetFetcher:
     """Asks on a connection of its own, since a broker answers those of a consumer in turn, after a fetch that
     waits for news.
 
-    It asks as a consumer that reads nothing, not as an admin client: over an outage, librdkafka's admin goes
-    on waiting for a coordinator that is gone, goes on naming a leader epoch that is over, and may abort the
-    process when a request to a coordinator times out. What fails here for whatever reason is asked anew by a
-    new consumer, which has to find out who is there.
+    It asks as a consumer that reads nothing, not as an admin client: over an outage, librdkafka's admin
+    continues to wait for a coordinator that is gone, and to name a leader epoch that is over, and may abort
+    the process when a request to a coordinator times out. A request that fails here is repeated by a new
+    consumer, which has to find the brokers of that moment.
     """
 
     def __init__(
@@ -129,7 +128,7 @@ class OffsetFetcher:
         self._wanted[topic, partition] = self._wanted.get((topic, partition), False) or committed
 
     def answers(self) -> list[Watermarks]:
-        """Return what was found out since. A question that failed is put again, by itself."""
+        """Return the answers since the last call. A question that failed is repeated by itself."""
         with self._changed:
             found = list(self._found)
             self._found.clear()
@@ -156,13 +155,13 @@ class OffsetFetcher:
                 self._wake()
 
     def counted(self) -> dict[str, int]:
-        """Return what was counted since: partitions by topic, 0 for a topic that does not exist."""
+        """Return the counts since the last call: partitions by topic, 0 for a topic that does not exist."""
         with self._changed:
             counted, self._counted = self._counted, {}
         return counted
 
     def close(self) -> None:
-        """End the thread; waits for what is in flight, at most for an attempt."""
+        """End the thread; wait for requests in flight, at most for an attempt."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -191,7 +190,7 @@ class OffsetFetcher:
                     for place, _ in asked:
                         del self._wanted[place]
                     topics = self._count_wanted
-                # What a claim waits for comes first; what is counted waits longest for a broker that is away.
+                # Offsets that a claim waits for come first; counts wait longest for a broker that is away
                 identified = self._identify(identify)
                 done = self._look(asked) and identified and self._count_all(topics)
                 with self._changed:
@@ -232,7 +231,7 @@ class OffsetFetcher:
                     self._failed("offsets could not be looked up, will ask again", cause)
                 elif part[0][0][0] != part[-1][0][0]:
                     parts += [list(group) for _, group in groupby(part, lambda each: each[0][0])]
-                # Else it is one topic and that is gone, which the counts tell.
+                # Else it is one topic and that is gone, as the counts show.
             with self._changed:
                 self._found += found
                 if again:
@@ -249,7 +248,7 @@ class OffsetFetcher:
             marks = self._identities.marks(topics)
         except KafkaException as error:
             cause: KafkaError = error.args[0]
-            if cause.code() in NO_TOPIC:  # the counts tell
+            if cause.code() in NO_TOPIC:  # as the counts show
                 return True
             self._failed("topics could not be identified, will ask again", cause)
             with self._changed:
@@ -264,14 +263,14 @@ class OffsetFetcher:
         self._renew()
 
     def _ends(self, asked: Questions) -> list[Watermarks]:
-        """Return what is known of these partitions.
+        """Return the watermarks of these partitions.
 
         Raises KafkaException on the first that could not be asked for.
         """
         consumer = self._connected()
-        consumer.poll(0)  # it reads nothing, but this is how it tells what it logs
+        consumer.poll(0)  # it reads nothing, but only a poll passes on its log lines
         topics = {topic for (topic, _), _ in asked}
-        # A topic may be made again at any moment: what is told is of one topic if its id is the same before
+        # A topic may be made again at any moment: the answers are of one topic if its id is the same before
         # and after.
         before = self._identities.marks(topics)
         books = [TopicPartition(*place) for place, wanted in asked if wanted]
@@ -315,7 +314,7 @@ class OffsetFetcher:
     def _count_all(self, topics: Sequence[str]) -> bool:
         """Count partitions; False when that failed.
 
-        What could not be counted is left to the next time somebody asks.
+        A topic that could not be counted is left to the next call.
         """
         for topic in topics:
             if self._closing:
@@ -385,8 +384,8 @@ class OffsetFetcher:
             )
 
     def _describe_group(self, admin: CoordinatorAdmin) -> Any:
-        """Return what the group's coordinator knows of it, None when nothing; waits for a coordinator that
-        is not ready yet.
+        """Return the coordinator's description of the group, None if it does not exist; wait for a
+        coordinator that is not ready yet.
         """
         group = self._group_id
         found = admin.ask(

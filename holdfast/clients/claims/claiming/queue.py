@@ -1,5 +1,5 @@
-"""What stands between the thread that fetches messages and the code that takes them: queues with limits in
-messages and in bytes.
+"""Queues between the thread that fetches messages and the code that takes them, with limits in messages and
+in bytes.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ class Lease:
     partition is another Lease.
 
     *gate* is the member's: whether messages may be handed out. It is shut before anything else happens at a
-    stop, and asked last before a hand-out. *next_offset* is where fetching stands, *granted* the end of what
-    may be handed out at most once (unused otherwise). *topic* is what is claimed; its messages are those of
-    *source*, which is another topic where *lane* says which of its messages they are.
+    stop, and checked last before a hand-out. *next_offset* is the fetching position, *granted* the end of the
+    messages that may be handed out at most once (unused otherwise). *topic* is the claimed name; its messages
+    are those of *source*, which is another topic where *lane* says which of its messages they are.
     """
 
     __slots__ = (
@@ -55,7 +55,7 @@ class Lease:
 
     @property
     def open(self) -> bool:
-        """Return whether the stay goes on: its gate may open again."""
+        """Return whether the stay continues: its gate may open again."""
         return not self.gate.is_shut
 
     def close(self) -> None:
@@ -109,7 +109,7 @@ class Handout:
         self.batch, self.at = batch, 0
 
     def rest(self) -> FetchedMessages:
-        """Return what has not been handed out, as a batch of its own."""
+        """Return the messages that have not been handed out, as a batch of their own."""
         return self.batch if self.at == 0 else self.batch.split(self.at)[1]
 
 
@@ -117,7 +117,7 @@ class FetchQueue:
     """Hands batches from the fetching thread to one taker: partitions in turn, each in its order.
 
     The taker is woken at most once for all that is put while it sleeps. At the limit the fetching thread
-    waits, and behind it librdkafka, which fetches ahead as far as its own limits go: that is the pause, and
+    waits, and with it librdkafka, which fetches ahead as far as its own limits go: that is the pause, and
     unlike librdkafka's own it throws nothing away. A batch still fits whatever is left, so the limits can be
     exceeded by one batch.
     """
@@ -150,7 +150,7 @@ class FetchQueue:
     def put(self, batches: Iterable[FetchedMessages]) -> None:
         """Append *batches* to their partitions' queues and wake the taker if it sleeps.
 
-        What is of a closed lease is dropped.
+        Batches of a closed lease are dropped.
         """
         with self._lock:
             for batch in batches:
@@ -222,7 +222,8 @@ class FetchQueue:
         return None
 
     def take_moves(self, *, but: Container[Lease] = ()) -> list[FetchedMessages]:
-        """Return what only moves the position of a partition with nothing queued before it; needs no taker.
+        """Return the batches that only move the position of a partition with nothing queued before it; needs
+        no taker.
 
         Nothing of the leases in *but*.
         """
@@ -236,7 +237,7 @@ class FetchQueue:
         return found
 
     def put_back(self, batch: FetchedMessages) -> None:
-        """Put what was taken too much to the front of its partition."""
+        """Put messages that were taken in excess to the front of their partition."""
         lease = batch.lease
         with self._lock:
             if lease.open and not self._closed:
@@ -273,14 +274,14 @@ class FetchQueue:
             wake()
 
     def drop(self, lease: Lease) -> None:
-        """Throw away what is queued of a lease that has been closed."""
+        """Drop the queued messages of a lease that has been closed."""
         with self._lock:
             if lease.queue:
                 self._turns.remove(lease)
                 self._discard(lease)
 
     def close(self) -> None:
-        """Drop what is queued and wake what waits; nothing can be put any more."""
+        """Drop the queued messages and wake all waiting callers; nothing can be put any more."""
         with self._lock:
             self._closed = True
             while self._turns:

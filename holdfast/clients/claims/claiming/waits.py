@@ -1,4 +1,4 @@
-"""Those who wait for the engine of a claim consumer to have done something, each with a deadline."""
+"""Callers that wait for the engine of a claim consumer to do something, each with a deadline."""
 
 from __future__ import annotations
 

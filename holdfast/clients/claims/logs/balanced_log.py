@@ -153,7 +153,7 @@ class GroupLog:
         """Return the partition counts of *topics*, or of all topics whose whole name matches *pattern*;
         internal topics never do.
 
-        The only method that another thread may use meanwhile.
+        This is the only method that another thread may use at the same time.
         """
         if pattern is None:
             found: dict[str, int] = {}
@@ -173,7 +173,7 @@ class GroupLog:
         return self._tail is not None and self._tail.is_reached()
 
     def poll(self, timeout_s: float) -> list[ReceivedAnnouncement]:
-        """Return what came since; waits up to *timeout_s* for the first."""
+        """Return the announcements since the last call; wait up to *timeout_s* for the first."""
         assert self._reader is not None
         assert self._sender is not None
         self._sender.go_on()
@@ -199,7 +199,7 @@ class GroupLog:
             self._warn(ack.error)
 
     def close(self, timeout_s: float) -> None:
-        """Wait up to *timeout_s* for what was sent, and let go of the broker."""
+        """Wait up to *timeout_s* for the frames that were sent, and close the connections."""
         if self._writer is not None and self._sender is not None:
             self._sender.close(timeout_s)
             self._writer.purge()

@@ -40,7 +40,7 @@ quiet: Any = Quiet(logger)
 READ_RECORDS = 2_000
 """Records taken from the reader at once."""
 FRAME_LINGER_MS = 2
-"""How long the writer waits for frames to go together; a member of a thousand partitions writes in bursts."""
+"""The writer waits so long for frames to go together; a member of a thousand partitions writes in bursts."""
 LIMIT_UNSENT = 100_000
 """Frames written and not acknowledged; more than any member has partitions, so that only a broken broker
 reaches it.
@@ -68,8 +68,8 @@ class LogRecord(NamedTuple):
 class CoordinationLog:
     """Reads the coordination partitions that carry *topics*, and appends to any of them.
 
-    `caught_up` holds the partitions read to what was their end at some moment after `open`, holes and control
-    records at the tail notwithstanding (`EndOfLog`).
+    `caught_up` holds the partitions read to the end that they had at some moment after `open`, despite holes
+    and control records at the tail (`EndOfLog`).
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class CoordinationLog:
     def open(self, topics: Iterable[str], timeout_s: float) -> None:
         """Connect, and begin to read all frames about *topics*, from the beginning.
 
-        Raises TopicError when there is no coordination topic, BrokerError when nobody answers within
+        Raises TopicError when there is no coordination topic, BrokerError when no broker answers within
         *timeout_s*.
         """
         config = impatient(following(self._settings, "claims-reader", self._follow_wait_ms))
@@ -156,8 +156,8 @@ class CoordinationLog:
         return len(listed.partitions)
 
     def follow(self, topics: Iterable[str]) -> None:
-        """Read the coordination partitions of *topics* too, each from its beginning; what is read already
-        goes on.
+        """Read the coordination partitions of *topics* too, each from its beginning; those read already
+        continue.
         """
         self.follow_partitions({coordination_partition(topic, self.partitions) for topic in topics})
 
@@ -197,8 +197,8 @@ class CoordinationLog:
     # -- reading
 
     def poll(self, timeout_s: float) -> list[LogRecord]:
-        """Return what came since, at most READ_RECORDS and none of it twice; waits up to *timeout_s* for the
-        first.
+        """Return the records since the last call, at most READ_RECORDS and none of them twice; wait up to
+        *timeout_s* for the first.
 
         Raises TopicError when the topic is gone or must not be read, BrokerError on what no waiting mends.
         """
@@ -242,7 +242,7 @@ class CoordinationLog:
 
     @property
     def skipped(self) -> int:
-        """Return how many batches were passed that nobody can read."""
+        """Return how many unreadable batches were passed."""
         return 0 if self._skipper is None else self._skipper.skipped
 
     def _refuse(self, error: KafkaError) -> None:
@@ -266,7 +266,7 @@ class CoordinationLog:
             self._sender.send(send_id, value, partition)
 
     def acks(self) -> list[Ack]:
-        """Return what became of frames since the last call. Does not wait."""
+        """Return the outcomes of frames since the last call, without waiting."""
         if self._sender is not None:
             self._sender.go_on()
         out = []

@@ -1,7 +1,7 @@
 """The topic of resets: decisions are written to it and looked up there
 (PROTOCOL.md#pausing-and-resetting-a-group).
 
-Any member may meet a partition that a reset holds which did not end; `settle` tells it what to do about it.
+Any member may find a partition that an unfinished reset holds; `settle` returns the frames that free it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class ResetLog:
     def ensure(self) -> None:
         """Create the topic where it is missing.
 
-        It is kept for ever: a decision that is gone is one that nobody made.
+        It is kept for ever: if the record of a decision is gone, the decision was never made.
         """
         admin = Admin(self._settings, timeout_s=self._timeout_s, clock=self._clock)
         if admin.cluster([self.topic]).partitions(self.topic) is None:
@@ -85,7 +85,7 @@ class ResetLog:
 
     def decide(self, decision: Decision) -> Decision:
         """Append *decision* and return the one that counts: the first in the log about this reset, which may
-        be somebody else's.
+        be another client's.
 
         BrokerError when it is not known to be written: then it may be in the log or not, and `decide` of an
         Abort finds out which.
@@ -178,8 +178,8 @@ def settle(
     """Return the frames that free what unfinished resets hold of *held*.
 
     A reset that was decided is carried out at once. One that was not is given up if its administrator is
-    silent: then nobody knows whether it will decide after all, so an abort is written, and the first decision
-    in the log counts. *start* gives where a claim without a known offset begins.
+    silent: then it is unknown whether it will decide after all, so an abort is written, and the first
+    decision in the log counts. *start* gives where a claim without a known offset begins.
     """
     by_reset: dict[str, list[ClaimKey]] = {}
     for key, claim in held.items():

@@ -27,7 +27,7 @@ WAIT_LOW_INTERVALS, WAIT_HIGH_INTERVALS = 0.1, 0.5
 class ResetSettler:
     """Looks up decisions in a thread of its own, since that waits for the broker and heartbeats must not.
 
-    What is silent is looked at after a random part of an interval: of many members one is first, and the
+    A silent reset is looked at after a random part of an interval: of many members one is first, and the
     others see its frames.
     """
 

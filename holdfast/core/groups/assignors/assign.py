@@ -1,4 +1,4 @@
-"""Who gets which partition: Kafka's four assignors with Kafka's exact results (PROTOCOL.md#assignors).
+"""Assigns partitions to members: Kafka's four assignors with Kafka's exact results (PROTOCOL.md#assignors).
 
 `assign` is pure. Members are given in the order in which the group lists them; topics without partitions
 count as missing.
@@ -27,8 +27,8 @@ def assignor_named(name: str) -> AssignorName:
 def assign(name: AssignorName, partitions: Mapping[str, int], members: Sequence[Subscriber]) -> Assignment:
     """Return each member's partitions under assignor *name*, given the partition count of each topic.
 
-    Every member has an entry; partitions of a topic nobody subscribes to are in none. Cooperative-sticky
-    gives one round: what changes owner is in nobody's part until its owner has given it up and reports so in
+    Every member has an entry; partitions of a topic without subscribers are in none. Cooperative-sticky gives
+    one round: a partition that changes owner is in no entry until its owner has given it up and reports so in
     the next round.
     """
     if len({member.member_id for member in members}) != len(members):

@@ -17,7 +17,7 @@ from holdfast.core.kafka.topic_partition import TopicPartition
 
 
 class Ownership:
-    """What members held before, cleaned: who still has a valid claim to what.
+    """Members' previous partitions, cleaned: each with the member that still has a valid claim to it.
 
     *owned* lists each member's partitions in the order of a HashMap; *disputed* are those two members of one
     generation claimed.
@@ -43,7 +43,7 @@ class Ownership:
                 elif member.generation == by_id[other].generation:
                     self.disputed.add(each)
                     _discard(self.owned[other], each)
-                    owner_of[each] = member_id  # nobody's, but the next claimant is measured against this one
+                    owner_of[each] = member_id  # no owner, but the next claimant is measured against this one
                 elif member.generation > by_id[other].generation:
                     mine.append(each)
                     _discard(self.owned[other], each)
@@ -145,8 +145,8 @@ class _Constrained:
             if under:
                 member_id = under.popleft()
                 self._give(each, member_id)
-                # Still short: behind the others, for the next turn of the circle. Full: it may take one of
-                # the slots.
+                # Still short: after the others, for the next turn of the circle. Full: it may take one of the
+                # slots.
                 (under if len(self._parts[member_id]) < self._least else exactly).append(member_id)
             else:
                 self._give(each, exactly.popleft())

@@ -152,8 +152,8 @@ class _General:
         self._movements = _Movements()
 
     def _older_claims(self, members: Sequence[Subscriber]) -> dict[TopicPartition, str]:
-        """Return who held a partition in the latest generation before the highest one: it goes back there
-        if balance allows.
+        """Return the owner of each partition in the latest generation before the highest one: the partition
+        returns there if balance allows.
         """
         highest = max((member.generation for member in members), default=NO_GENERATION)
         latest: dict[TopicPartition, tuple[int, str]] = {}

@@ -1,4 +1,4 @@
-"""What assignors take and give: members with their subscriptions, partitions, assignments."""
+"""The input and output of assignors: members with their subscriptions, partitions, assignments."""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@ class Gate:
 
     It is open until `deliver_until_s`, which a member moves as heartbeats are accepted
     (PROTOCOL.md#the-lease). Once shut, by the member or by its shell, it never opens again: another stay has
-    another gate. It says nothing of `maximum_outstanding`, which limits what is taken from the queue
-    (`Member.room`).
+    another gate. It is independent of `maximum_outstanding`, which limits how many messages are taken from
+    the queue (`Member.room`).
 
     >>> gate = Gate()
     >>> gate.extend(10.0)

@@ -1,4 +1,4 @@
-"""What a member remembers about one claim of its own, and which partitions it might claim."""
+"""A member's record of one claim of its own, and the partitions that it might claim."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ FrameMark = tuple[str, int, int]
 
 
 def frame_mark(frame: Frame) -> FrameMark:
-    """Return what tells a frame of ours from the others about the same claim: type, time, and its last
-    field.
+    """Return the key by which a frame of ours is recognised among those about the same claim: type, time, and
+    its last field.
     """
     last = frame.__struct_fields__[-2]  # before the version
     return type(frame).__name__, frame.time_s, getattr(frame, last) if last.endswith("offset") else -1
 
 
 class LocalClaim:
-    """One claim of this instance: what is known of it in every stage, and its *stage*.
+    """One claim of this instance: the facts known in every stage, and its *stage*.
 
     *sent* holds when frames that are not seen in the log yet were handed to the shell. *gate* says whether
-    messages may be handed out. *beat_at_s* is when the next heartbeat is due, *due_s* that or the end of
-    patience with the stage, as it stands in the schedule. *topic_mark* stands for the topic whose offsets it
-    counts, None as long as that is not known, and *identified_s* is when it was last seen to be there.
+    messages may be handed out. *beat_at_s* is when the next heartbeat is due, *due_s* that or the end of the
+    stage's time limit, as scheduled. *topic_mark* identifies the topic whose offsets it counts, None while
+    that is unknown, and *identified_s* is when that topic was last seen to exist.
     """
 
     __slots__ = (
@@ -70,8 +70,8 @@ class LocalClaim:
         self.sent.setdefault(mark, now_s)
 
     def take_sent(self, frame: Frame) -> float | None:
-        """Return when *frame*, now seen in the log, was sent, and forget what was sent before; None for
-        one not remembered.
+        """Return when *frame*, now seen in the log, was sent, and forget the frames sent before it; None if
+        it is not remembered.
         """
         sent_s = self.sent.get(frame_mark(frame))
         if sent_s is not None:
@@ -109,7 +109,7 @@ def held_as(claim: LocalClaim, work: ClaimWork) -> ClaimView:
 class Pool:
     """The partitions that might be claimed: those known to be free, and those to look at again at some time.
 
-    A partition is looked at when its time comes, however often its owner has sent heartbeats meanwhile: an
+    A partition is looked at when its time comes, however often its owner has sent heartbeats since: an
     owner's heartbeats cost nothing here.
     """
 

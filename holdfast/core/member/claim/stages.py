@@ -1,4 +1,4 @@
-"""How far a claim has come: a state for each stage, with what is known in that stage and nothing else.
+"""The stages of a claim: a state for each, with the facts known in that stage and nothing else.
 
 What happens when is in PROTOCOL.md#the-life-of-a-claim.
 
@@ -34,12 +34,12 @@ COOLING = frozenset(
 
 
 class ClaimWork:
-    """What was handed out and done under a claim since it started.
+    """The messages handed out and done under a claim since it started.
 
-    *handed* is how far batches were handed out, *left* the first message of what was committed that never
+    *handed* is the offset up to which batches were handed out, *left* the first committed message that never
     will be (at most once), None until that is known. *message_s* is when the last message was. *work_s* is
-    when the user began with what is in hand, or when messages began to wait (*waits*): never later than the
-    offset *checked*, where the last check found it, moved on.
+    when the user began with the message in hand, or when messages began to wait (*waits*): never later than
+    the
     """
 
     __slots__ = (
@@ -121,9 +121,9 @@ class Active(msgspec.Struct, frozen=True):
 
 
 class Draining(msgspec.Struct, frozen=True, kw_only=True):
-    """The claim is to be given back, and what is in flight is waited for until *until_s*: until
-    *drain_until_s*, or until the lease ends if that is before. *stopped*: nothing more is handed out. *asks*:
-    the shell is to say what was not handed out.
+    """The claim is to be given back, after waiting for messages in flight until *until_s*: until
+    *drain_until_s*, or until the lease ends if that is before. *stopped*: no more messages are handed out.
+    *asks*: the shell is to name the messages that were not handed out.
     """
 
     work: ClaimWork
@@ -153,8 +153,8 @@ class Releasing(msgspec.Struct, frozen=True, kw_only=True):
     def offset(self) -> int:
         """Return where the next owner starts.
 
-        A batch whose commit is not seen yet was not handed out and will not be, and what is left of the last
-        one neither: it is the next owner's.
+        A batch whose commit is not seen yet was not handed out and will not be, nor will the rest of the last
+        one: both are left to the next owner.
         """
         current, left = self.work.tracker.current, self.work.left
         return current if left is None else min(current, left)
@@ -175,13 +175,13 @@ ClaimStage: TypeAlias = Claiming | Reclaiming | Won | Active | Draining | Releas
 ATTEMPTS = (Claiming, Reclaiming)
 GIVEN_BACK = (Releasing, Declining)
 WORKING = (Active, Draining)
-"""The stages in which what is done can be committed."""
+"""The stages in which finished messages can be committed."""
 STARTED = (Active, Draining, Releasing)
-"""The stages that know what was handed out."""
+"""The stages that know which messages were handed out."""
 
 
 def work_of(stage: ClaimStage) -> ClaimWork | None:
-    """Return what was handed out and done; None for a claim that was never started."""
+    """Return the messages handed out and done; None for a claim that was never started."""
     return stage.work if isinstance(stage, STARTED) else None
 
 

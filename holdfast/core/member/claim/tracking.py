@@ -1,4 +1,4 @@
-"""What of a partition was handed out and what of it is done, when the done comes in any order
+"""The messages of a partition that were handed out, and those that are done, reported in any order
 (PROTOCOL.md#commits).
 
     delivered   ............................
@@ -154,7 +154,7 @@ class Tracker:
         self.position = max(self.position, offset)
 
     def withdraw(self, offset: int) -> None:
-        """Forget what was noted from *offset* on: it was not handed out after all."""
+        """Forget the messages from *offset* on: they were not handed out after all."""
         while self._head < len(self._blocks):
             block = self._blocks[-1]
             keep = block.below(offset)
@@ -162,7 +162,8 @@ class Tracker:
                 break
             self.outstanding -= block.cut(keep)
             if keep:
-                # also when all of it is done: those before it may not be, and what was done is still known
+                # also when all of it is done: those before it may not be, and the finished offsets are still
+                # known
                 break
             self._blocks.pop()
             self._firsts.pop()
@@ -196,7 +197,7 @@ class Tracker:
     def commit_many(self, offsets: range | Sequence[int]) -> int:
         """Note messages as done, all or (with CommitError) none; return how many were not before.
 
-        A `range` means all delivered messages within it; it must lie within what was delivered. Fast for
+        A `range` means all delivered messages within it; it must lie within the delivered offsets. Fast for
         ranges and for lists that are contiguous or were given to `deliver` as they are.
         """
         if not offsets:

@@ -1,6 +1,6 @@
-"""Whether an owner keeps up with its partition, by the velocities of both (PROTOCOL.md#health).
+"""Judges whether an owner keeps up with its partition, by the velocities of both (PROTOCOL.md#health).
 
-The Go library's rules, exactly, where nothing is known of the user (`at_work_s` None). Who has a message in
+The Go library's rules, exactly, if the user's state is unknown (`at_work_s` None). An owner with a message in
 hand is at work, not wedged: that has a deadline of its own.
 """
 
@@ -31,7 +31,7 @@ def velocity(ring: Sequence[int]) -> float:
 
 
 class ClaimVerdict(StrEnum):
-    """What is to become of a claim."""
+    """The outcome of a check of a claim."""
 
     NONE = "none"
     KEEP = "keep"
@@ -43,10 +43,10 @@ class ClaimVerdict(StrEnum):
 
 
 class Sample(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """What a check looks at. Ages are of the last heartbeat that counted and of the last message.
+    """The input of a check. Ages are of the last heartbeat that counted and of the last message.
 
-    *at_work_s* is how long the user has been at work on the first message that is not done, or has let
-    messages wait; None: nothing is in hand and nothing waits, or nobody asks.
+    *at_work_s* is how long the user has been at work on the first unfinished message, or has let messages
+    wait; None if no message is in hand or waits, or if that is not measured.
     """
 
     terminated: bool
@@ -61,7 +61,7 @@ class Sample(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class Health:
-    """The rings of one claim, and how many checks in a row it was behind."""
+    """The rings of one claim, and the number of consecutive checks that found it lagging."""
 
     __slots__ = ("_at", "current_ring", "cycles_behind", "latest_ring")
 
@@ -80,7 +80,7 @@ class Health:
     def check(
         self, sample: Sample, *, expired_after_s: float, idle_after_s: float, overdue_after_s: float = inf
     ) -> ClaimVerdict:
-        """Return what is to become of the claim, and count the checks it is behind.
+        """Return the verdict on the claim, and count the checks that find it lagging.
 
         The rules in order; the first that fits decides.
         """

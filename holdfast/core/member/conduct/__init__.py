@@ -1,1 +1,1 @@
-"""How a member comes by its claims, keeps them, works on them, and gives them back."""
+"""A member's handling of its claims: it takes, keeps, works on and releases them."""

@@ -1,4 +1,4 @@
-"""How a member comes by its claims: the race, fast reclaim, targets, and the rival under its own name."""
+"""Acquires claims: the race, fast reclaim, targets, and the rival under the same client id."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from holdfast.errors import ClockSkewError, HoldfastError, InstanceConflictError
 LIMIT_ATTEMPTS = 200
 """Partitions claimed in one run of the claim loop; with more to claim it runs again at once."""
 ALIVE_INTERVALS = 0.1
-"""How far apart, in the log, frames of one process must be to show that it lives; heartbeats are 0.25
-intervals apart at least.
+"""The distance in the log, in intervals, at which two frames of one process show that it lives; heartbeats
+are 0.25 intervals apart at least.
 """
 LIMIT_INSTANCES = 64
 """Processes of the own client that are remembered; the newest."""
@@ -126,15 +126,15 @@ class Acquisition:
     def attempt_seen(
         self, claim: LocalClaim, frame: Frame, seen: FrameEffect, own: bool, now_s: float
     ) -> None:
-        """Only our own frame tells how the race ended: whatever came before it was in time, whatever comes
-        after is late.
+        """Only our own frame decides how the race ended: frames before it were in time, frames after it are
+        late.
         """
         claiming = isinstance(claim.stage, Claiming)
         kind = ClaimingPartition if claiming else Heartbeat
         if not own or not isinstance(frame, kind):
             return
         if claiming and frame_mark(frame) not in claim.sent:
-            return  # of an earlier attempt: what the log shows now may be undone by what is under way since
+            return  # of an earlier attempt: frames still under way may undo the state that the log shows now
         row = seen.after
         if row is not None and self._state.mine(row) and row is seen.before:
             self._renewal.forget(claim, now_s)  # an earlier attempt was won after all
@@ -148,7 +148,7 @@ class Acquisition:
             self._renewal.release(claim, ReleaseReason.UNWANTED, now_s)
             return
         if not claiming and seen.before is not None and seen.before.current_offset is not None:
-            # The process we replace may have gone on meanwhile: what it has done is done.
+            # The process we replace may have continued until now: the messages it finished are done.
             claim.offset_logged = max(claim.offset_logged, seen.before.current_offset)
         self._won(claim, frame, row.epoch, now_s)
         if self._state.ending:
@@ -306,7 +306,7 @@ class Acquisition:
         self._skew_known, self._skewed = True, skewed
 
     def check_clock_behind(self, log: LogView, now_s: float) -> None:
-        """Before anything is written, the log's last append time shows a clock that is behind."""
+        """Before the first write, the log's last append time shows a slow clock."""
         behind_s = log.at_ms / 1000 - self._state.wall.unix_s(now_s)
         if log.at_ms >= 0 and behind_s > self._settings.skew_within_s:
             text = (
@@ -338,7 +338,7 @@ class Acquisition:
     # -- the end
 
     def fail(self, error: HoldfastError, now_s: float) -> None:
-        """Stop everything, give back what is held, and say why."""
+        """Stop everything, release all claims, and fail with *error*."""
         if self._state.failed:
             return
         self._state.failed = self._state.ending = self.leaving = True

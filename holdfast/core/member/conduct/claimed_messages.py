@@ -1,4 +1,4 @@
-"""What becomes of the messages of claims that a member holds: handed out, skipped, withdrawn, committed
+"""The messages of claims that a member holds: handed out, skipped, withdrawn, committed
 (PROTOCOL.md#the-member).
 """
 
@@ -32,7 +32,7 @@ class ClaimedMessages:
         """Messages were handed out: ascending offsets, a `range` where they are contiguous (that is the fast
         way).
 
-        Asserts that they follow what was delivered before.
+        Asserts that they follow the messages delivered before.
         """
         claim = self._claims.get(TopicPartition(topic, partition))
         if claim is None or (work := work_of(claim.stage)) is None or not offsets:
@@ -173,7 +173,7 @@ class ClaimedMessages:
         return self._done(now_s)
 
     def flushing(self) -> Callable[[], bool]:
-        """Return what tells whether the log shows all that is committed now.
+        """Return a function that says whether the log shows all offsets committed now.
 
         It raises ClaimLostError when a claim was lost before the log had its offset.
         """

@@ -1,4 +1,4 @@
-"""Whether a claim is worked on as it should be: the check before each heartbeat (PROTOCOL.md#health)."""
+"""The check of a claim before each heartbeat (PROTOCOL.md#health)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from holdfast.core.member.state import ClaimState
 
 
 class HealthCheck:
-    """Measures claims, and tells a user at work from a partition that is stuck."""
+    """Measures claims, and distinguishes a user at work from a partition that is stuck."""
 
     def __init__(self, state: ClaimState) -> None:
         self._state, self._settings = state, state.settings
@@ -28,8 +28,8 @@ class HealthCheck:
             heartbeat_age_s=now_s - claim.heartbeat_s,
             group_paused=self._state.paused,
             idle_s=now_s - work.message_s,
-            # A balanced group places partitions by its target; nobody else would take what one gives back for
-            # being slow.
+            # A balanced group assigns partitions by its target; no other member would take one that is given
+            # back for being slow.
             release_if_behind=settings.release_if_behind and not settings.balanced,
             whole_topic=settings.whole_topic,
             current=current,
@@ -47,8 +47,8 @@ class HealthCheck:
         return verdict
 
     def _at_work_s(self, stage: Active, now_s: float) -> float | None:
-        """Return how long the user has been at work on the first message that is not done; None: nothing is
-        in hand, or nobody asks.
+        """Return how long the user has been at work on the first unfinished message; None if no message is in
+        hand, or that is not measured.
 
         Once per check it is seen whether that message is still the same, so commits cost nothing here.
         """
@@ -66,7 +66,9 @@ class HealthCheck:
         return work.handed if self._settings.delivery is Delivery.AT_MOST_ONCE else work.tracker.current
 
     def in_flight(self, stage: Active | Draining) -> bool:
-        """Return whether a release has to wait for what is handed out, or at most once may still be."""
+        """Return whether a release has to wait for messages that are handed out, or at most once may still
+        be.
+        """
         work = stage.work
         if self._settings.delivery is Delivery.AT_MOST_ONCE:
             return hands_out(stage) and (
@@ -75,7 +77,7 @@ class HealthCheck:
         return work.tracker.outstanding > 0
 
     def _warn_of_work(self, claim: LocalClaim, stage: Active, at_work_s: float, *, given_up: bool) -> None:
-        """Tell of a handler that takes too long: once before the claim is given up, and once when it is."""
+        """Log a handler that takes too long: once before the claim is given up, and once when it is."""
         settings, work = self._settings, stage.work
         if not given_up and (work.warned or at_work_s <= WARNED_AT * settings.overdue_after_s):
             return

@@ -1,4 +1,4 @@
-"""How a member keeps its claims, and gives them back: heartbeats, health, leases, releases, both ways of
+"""Keeps a member's claims, and gives them back: heartbeats, health, leases, releases, both ways of
 delivery.
 """
 
@@ -162,8 +162,8 @@ class Renewal:
         return self._state.shell.send_heartbeat(claim, self.offset(stage), now_s)
 
     def offset(self, stage: Active | Draining) -> int:
-        """Return the offset that frames carry: what is done, or at most once what is committed or about to
-        be.
+        """Return the offset that frames carry: the end of the finished messages, or at most once of the
+        committed ones, including a batch whose commit is under way.
         """
         current, batch = stage.work.tracker.current, stage.batch
         return max(current, batch.end) if isinstance(batch, Committing) else current
@@ -188,7 +188,7 @@ class Renewal:
             and not is_of_another(row, claim.topic_mark)
         ):
             # The log went back: a heartbeat of ours came twice, the second time late. Put it right before
-            # somebody starts from there, unless what puts it right is under way.
+            # another member starts from there, unless the frame that puts it right is under way.
             under_way = any(offset >= claim.offset_logged for _, _, offset in claim.sent)
             if not under_way:
                 self._state.shell.send_heartbeat(claim, self.offset(stage), now_s)
@@ -213,8 +213,8 @@ class Renewal:
                 pass
 
     def commit_if_due(self, claim: LocalClaim, now_s: float) -> None:
-        """Commit the batch that was announced, once the log shows so, all that was committed before has been
-        handed out (a process that is killed loses what is not), and the topic is known to have been the
+        """Commit the announced batch, once the log shows the announcement, all messages committed before have
+        been handed out (a process that is killed loses the others), and the topic is known to have been the
         claim's when it was fetched.
         """
         match claim.stage:
@@ -254,13 +254,13 @@ class Renewal:
             )
 
     def _batch_late(self, claim: LocalClaim, stage: Active, now_s: float) -> None:
-        """The log does not show what was sent for the batch in hand: send it again.
+        """The log does not show the frame sent for the batch in hand: send it again.
 
         Both frames may be repeated.
         """
         match stage.batch:
             case Proposed(shown=True) as batch:
-                # It waits for the user, or for the broker to say which topic there is.
+                # It waits for the user, or for the broker to name the topic's id.
                 claim.stage = Active(stage.work, replace(batch, until_s=self._state.patience_s(now_s)))
                 if claim.topic_mark is not None:
                     self._state.shell.identify(claim)
@@ -275,7 +275,7 @@ class Renewal:
     # -- giving back
 
     def release(self, claim: LocalClaim, reason: ReleaseReason, now_s: float, *, drain: bool = True) -> None:
-        """Give a claim back: stop handing out, wait for what is in flight, tell the log."""
+        """Give a claim back: stop handing out, wait for messages in flight, write the release to the log."""
         match claim.stage:
             case Claiming() | Reclaiming():
                 self.forget(claim, now_s)  # should it be won all the same, it is given back when that is seen
@@ -301,22 +301,22 @@ class Renewal:
     def _begin_to_drain(
         self, claim: LocalClaim, stage: Active, reason: ReleaseReason, now_s: float, *, drain: bool
     ) -> None:
-        # What is only announced is not committed, so not lost: the next owner reads it.
+        # A batch that is only announced is not committed, so not lost: the next owner reads it.
         batch = stage.batch if isinstance(stage.batch, Committing) else None
         claim.stage = Draining(work=stage.work, batch=batch, reason=reason)
         wait_s = self._settings.drain_within_s if drain else 0.0
         if reason is ReleaseReason.BEHIND and not self._settings.interop:
-            # Nobody is in a hurry for it: who is at work on a message is not made to do it in vain.
+            # There is no hurry: a handler at work on a message is not interrupted in vain.
             wait_s = self._settings.overdue_after_s
         if self._settings.delivery is Delivery.AT_LEAST_ONCE or reason is ReleaseReason.PAUSED:
-            # A pause is obeyed at once, though at most once it costs what was committed for hand-out.
+            # A pause is obeyed at once, though at most once it costs the messages committed for hand-out.
             self.stop(claim)
-        # Behind the lease nobody may count on us. In it, what is in flight gets its time to be committed
-        # (D21).
+        # After the lease others no longer count on this owner. Within it, messages in flight get time to be
+        # committed (D21).
         self._drain(claim, wait_s, now_s)
 
     def _drain(self, claim: LocalClaim, wait_s: float, now_s: float) -> None:
-        """Wait for what is in flight, no longer than *wait_s* from now."""
+        """Wait for messages in flight, no longer than *wait_s* from now."""
         stage = claim.stage
         assert isinstance(stage, Draining)
         drain_until_s = min(stage.drain_until_s, now_s + wait_s)
@@ -329,8 +329,8 @@ class Renewal:
             self.drained(claim, now_s)
 
     def drained(self, claim: LocalClaim, now_s: float) -> None:
-        """Give a draining claim back if nothing is in flight any more; else see to it that it stays ours
-        meanwhile. Any other claim is left alone.
+        """Give a draining claim back if no message is in flight any more; else keep it renewed until then.
+        Any other claim is left alone.
         """
         stage = claim.stage
         if not isinstance(stage, Draining):
@@ -341,8 +341,8 @@ class Renewal:
             self._state.schedule.plan_next(claim)
 
     def keeps_back(self, claim: LocalClaim) -> bool:
-        """Return whether the log has committed, or is about to commit, what is not handed out (at most once):
-        only a release gives that to the next owner.
+        """Return whether the log has committed, or is about to, messages that are not handed out (at most
+        once): only a release gives those to the next owner.
         """
         stage = claim.stage
         return (
@@ -364,13 +364,13 @@ class Renewal:
         claim.gate.shut()
 
     def finish(self, claim: LocalClaim, now_s: float) -> None:
-        """Tell the log that a claim which was drained is free, or tell it again, until it shows."""
+        """Write to the log that a drained claim is free, again until the log shows it."""
         self.stop(claim)
         match claim.stage:
             case Draining(work=work, asks=False) as stage if (
                 self._settings.delivery is Delivery.AT_MOST_ONCE and work.left is None
             ):
-                # What was committed and not handed out goes back; only the shell knows where that begins.
+                # Messages committed and not handed out are given back; only the shell knows where they begin.
                 soon_s = now_s + RETRY_INTERVALS * self._state.interval_s
                 claim.stage = replace(stage, asks=True, until_s=soon_s)
                 self._state.schedule.plan_next(claim)
@@ -393,8 +393,8 @@ class Renewal:
         cooldown: bool,
         offset: int = 0,
     ) -> None:
-        """Tell the log that a claim is free. The gate is shut before. *offset* is where the next owner of one
-        that was never started starts.
+        """Write to the log that a claim is free. The gate is shut before. *offset* is the next owner's start
+        for a claim that was never started.
         """
         # A log that does not answer is not waited for beyond the lease; one that was silent for all of it
         # gets one chance.
@@ -453,7 +453,7 @@ class Renewal:
             self._state.pool.cool(claim.place, now_s + COOLDOWN_INTERVALS * self._state.interval_s)
         self._state.sort(claim.place, now_s)
         if self._settings.maximum_claims and len(self._state.pool):
-            self._state.wake_loop(now_s)  # the limit may have been what kept the loop from what is free
+            self._state.wake_loop(now_s)  # the limit may have kept the loop from free partitions
         if held and self._settings.whole_topic and not self._state.ending:
             for other in [
                 each for each in self._state.claims.values() if each.place.topic == claim.place.topic
@@ -503,10 +503,10 @@ class Renewal:
             claim.take_sent(frame)
             self._proposal_seen(claim, row, now_s)
 
-    # -- what is due
+    # -- work that is due
 
     def attend(self, claim: LocalClaim, now_s: float) -> None:
-        """Do what is due for one claim."""
+        """Do the work that is due for one claim."""
         stage = claim.stage
         match stage:
             case Active(batch=batch):
@@ -541,7 +541,9 @@ class Renewal:
                 assert_never(never)
 
     def retry(self, claim: LocalClaim, frame: Frame, now_s: float) -> None:
-        """A frame did not reach the log, or nobody knows: do not wait for the next occasion."""
+        """A frame did not reach the log, or may not have: retry soon, without waiting for the next
+        occasion.
+        """
         soon_s = now_s + RETRY_INTERVALS * self._state.interval_s
         match claim.stage:
             case Claiming() | Reclaiming():

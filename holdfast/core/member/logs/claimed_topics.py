@@ -1,4 +1,4 @@
-"""The topics that a member claims partitions of, and the coordination partitions that tell of them."""
+"""The topics that a member claims partitions of, and their coordination partitions."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from holdfast.core.member.settings import MemberSettings
 
 
 class ClaimedTopics:
-    """*numbers* names the coordination partition of each topic, *logs* is what was read of those, *counts*
-    how many partitions each topic has. A topic that is retired is read on, and not claimed any more.
+    """*numbers* names the coordination partition of each topic, *logs* holds a view of each of those,
+    *counts* the number of partitions of each topic. A retired topic is still read, but not claimed any more.
     """
 
     def __init__(self, settings: MemberSettings, coordination_partitions: int) -> None:
@@ -42,7 +42,7 @@ class ClaimedTopics:
         self._retired.add(topic)
 
     def log(self, topic: str) -> LogView:
-        """Return what was read of the coordination partition of *topic*, which was added."""
+        """Return the view of the coordination partition of *topic*, which must have been added."""
         return self.logs[self.numbers[topic]]
 
     def is_live(self, topic: str) -> bool:

@@ -16,14 +16,14 @@ from holdfast.core.kafka.topic_partition import TopicPartition
 from holdfast.core.member.settings import MemberSettings
 
 DRIFT = 0.005
-"""How much faster than the broker's the own clock may tick.
+"""The most by which the local clock may run faster than the broker's.
 
 Differences add up over days, and an estimate must stay one from below.
 """
 
 
 class FrameEffect(NamedTuple):
-    """What one frame did to its claim."""
+    """The effect of one frame on its claim."""
 
     key: str
     before: Claim | None
@@ -31,14 +31,14 @@ class FrameEffect(NamedTuple):
 
 
 class LogView:
-    """The fold of one coordination partition, restricted to one group. *live* once all that was there at the
-    start has been read.
+    """The fold of one coordination partition, restricted to one group. *live* once all records that existed
+    at the start have been read.
 
-    What time it is in the log is estimated from below: the append time of a record was past when it was seen.
-    `known` is set once a frame of this instance was seen: from then on the estimate is at most its way
-    through the broker behind. Before, the log may have been silent for long, and the own clock tells more: as
-    it is where to be early costs a claim that the log refuses, less the skew it may have where to be early
-    would break a pause.
+    The log's time is estimated from below: the append time of a record was past when it was seen. `known` is
+    set once a frame of this instance was seen: from then on the estimate is late by at most that frame's way
+    through the broker. Before, the log may have been silent for long, and the local clock is the better
+    estimate: as it is where to be early costs a claim that the log refuses, less the skew it may have where
+    to be early would break a pause.
     """
 
     __slots__ = (
@@ -78,7 +78,7 @@ class LogView:
         return True
 
     def pause(self, frame: ReleaseGroup) -> None:
-        """Fold a pause of the group, or the end of one."""
+        """Fold a pause of the group, or its end."""
         fold_guarded(cast(Rows[GuardedRow], self._rows), frame, self.at_ms, self._stale_after_s)
 
     def fold(self, frame: Frame) -> FrameEffect:
@@ -100,13 +100,13 @@ class LogView:
         return [(key, row) for key, row in self._rows.items() if isinstance(row, Claim)]
 
     def _led_s(self, now_s: float) -> float:
-        """Return how far the log's clock is ahead of the monotonic one at least: what was once seen is
-        worth less as time goes by.
+        """Return the least by which the log's clock is ahead of the monotonic one: an observation is worth
+        less as time goes by.
         """
         return self._lead_s - DRIFT * (now_s - self._lead_at_s)
 
     def now_s(self, now_s: float, unix_s: float) -> float:
-        """Return what time it is in the log at *now_s*, when the own wall clock shows *unix_s*."""
+        """Return the log's time at *now_s*, when the local wall clock shows *unix_s*."""
         if self.at_ms < 0:
             return unix_s
         least_s = now_s + self._led_s(now_s)
@@ -122,8 +122,8 @@ class LogView:
         )
 
     def busy_for_s(self, place: TopicPartition, now_s: float, unix_s: float) -> float:
-        """Return how long it takes at least until the claim may be taken; 0 or less when that is now, inf
-        when only a frame can tell.
+        """Return how long it takes at least until the claim may be taken; 0 or less if it may be now, inf if
+        only a frame can free it.
         """
         row = self.row(place)
         wait_s = 0.0
@@ -148,7 +148,7 @@ class LogView:
     def replaced(self, key: str, client_id: str, instance_id: str) -> bool:
         """Return whether the Go library's view names another owner.
 
-        Only with interop is there anything to tell.
+        The two views can differ only with interop.
         """
         other = self._compat.get(key)
         return other is not None and (other.client_id, other.instance_id) != (client_id, instance_id)

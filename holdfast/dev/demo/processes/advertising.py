@@ -26,14 +26,14 @@ class Shown(msgspec.Struct, frozen=True):
 
 
 class AdOutcome(msgspec.Struct, frozen=True):
-    """What became of an impression: *after_ms* is None for one that nobody clicked in time."""
+    """The outcome of an impression: *after_ms* is None for one without a click in time."""
 
     number: int
     after_ms: int | None
 
 
 def outcome(shown: Shown, clicked: Shown | None) -> AdOutcome:
-    """Return what became of an impression that met this click, or none."""
+    """Return the outcome of an impression that met this click, or none."""
     return AdOutcome(shown.number, None if clicked is None else clicked.at_ms - shown.at_ms)
 
 

@@ -18,7 +18,7 @@ from holdfast.config import settings_from_environment
 
 
 async def main(topic: str, group: str, client: str, book: Path) -> None:
-    """Handle the messages of what is claimed, until asked to end; then give it back."""
+    """Handle the messages of the claims, until asked to end; then give the claims back."""
     settings = settings_from_environment()
     consumer = ClaimConsumer(
         settings,

@@ -45,7 +45,7 @@ RESTART_EVERY_TICKS = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetPlan:
-    """How many clients share how many claims, and how often each claim's owner says it is alive.
+    """The number of clients and claims, and the interval of heartbeats.
 
     Real clients do so every 60 s. Here time is short, so that every claim can be seen to live; the rules that
     count seconds (stale after 120) are those of the log's time all the same, so no claim of the fleet goes
@@ -82,8 +82,8 @@ class Client:
 
 @dataclass(slots=True, kw_only=True)
 class FleetClaim:
-    """What the fleet's books say of one claim: who holds it under which epoch, where it stands, how many
-    frames must have been refused.
+    """The fleet's own record of one claim: its owner and epoch, its offset, and the number of frames that
+    must have been refused.
     """
 
     group_id: str
@@ -102,7 +102,7 @@ class FleetClaim:
 
 @dataclass(slots=True, kw_only=True)
 class Counts:
-    """What the fleet has done, in frames where no other unit is named."""
+    """The fleet's counts, in frames where no other unit is named."""
 
     claims: int = 0
     heartbeats: int = 0
@@ -111,7 +111,7 @@ class Counts:
     restarts: int = 0
     """Clients that came back under a new instance id and took all their claims again."""
     contests: int = 0
-    """Attempts at a claim that somebody holds; they change nothing."""
+    """Attempts at a claim that another client holds; they change nothing."""
     zombies: int = 0
     """Heartbeats of an instance that was replaced; they are refused and noted as anomalies."""
 

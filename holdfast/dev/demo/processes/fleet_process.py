@@ -15,13 +15,13 @@ from holdfast.config import load_settings
 from holdfast.dev.demo.processes.fleet import Fleet, LiveFleet
 
 HEARTBEAT_S = 10.0
-"""Slower than in the demo, since it may go on for days."""
+"""Slower than in the demo, since it may run for days."""
 
 CHECK_S = 1.0
 
 
 def start(fleet: Fleet, folder: Path, settings: Path, *, partitions: int) -> subprocess.Popen[bytes]:
-    """Start a process in which *fleet*, which nobody else may use any more, goes on; it runs until it is
+    """Start a process that continues *fleet*, which the caller may not use any more; it runs until it is
     ended.
     """
     fleet.plan = dataclasses.replace(fleet.plan, heartbeat_s=HEARTBEAT_S)

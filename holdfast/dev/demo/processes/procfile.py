@@ -1,5 +1,5 @@
-"""The processes of a Procfile, started by a program that must be able to kill them and must leave none
-behind.
+"""The processes of a Procfile, started by a program that must be able to kill them and must leave no process
+running.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WORKER = (
     " HOLDFAST_DATA_DIR=${HOLDFAST_DATA_DIR:-.holdfast/data}/${HONCHO_PROCESS_NAME:-worker.1} exec python -P"
     " -m holdfast.agents --loop uvloop worker -l info"
 )
-"""What the repository's Procfile says; an installed wheel has no Procfile beside it."""
+"""The content of the repository's Procfile; an installed wheel has no Procfile."""
 
 KILL_DEADLINE_S = 60.0
 
@@ -88,7 +88,7 @@ class Process:
 
     @property
     def birth(self) -> str | None:
-        """Return what tells the process from a later one of the same pid."""
+        """Return the mark that distinguishes the process from a later one of the same pid."""
         return self._birth
 
     @property

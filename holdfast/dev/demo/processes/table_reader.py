@@ -157,7 +157,7 @@ class TableReader:
             return response.status, await response.json(content_type=None)
 
     async def metric(self, url: str, name: str) -> dict[int, int]:
-        """Return what the worker at *url* measures under *name*, by partition of the table."""
+        """Return the values of the metric *name* of the worker at *url*, by partition of the table."""
         assert self._http is not None, "use `async with`"
         async with self._http.get(f"{url}/metrics", headers={"Accept": "text/plain"}) as response:
             text = await response.text()
@@ -213,8 +213,8 @@ class TableReader:
         )
 
     async def read_back(self, written: WrittenHeartbeat, timeout_s: float) -> float:
-        """Read what was written, wherever it is served; return how long after its acknowledgement the
-        answer was there, in seconds.
+        """Read a written heartbeat back, from any worker that serves it; return how long after its
+        acknowledgement the answer was there, in seconds.
         """
         answer = await self.tables.get(
             self.processor, written.key, at_least=(written.partition, written.offset), timeout_s=timeout_s

@@ -23,7 +23,7 @@ PAUSE_S = 0.008
 WAIT_S = 120.0
 GIVE_UP_EVERY = 10
 REFUSED_CENTS = 13
-"""What orders cost that are rolled back, and no others."""
+"""The price of all orders that are rolled back, and of no others."""
 
 
 def main(database: str, topic: str, seed: int) -> None:

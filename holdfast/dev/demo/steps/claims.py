@@ -119,8 +119,8 @@ class ClaimSteps:
                 TAKEOVER_DEADLINE_S,
             )
             takeover_s = max(first_s.values()) - killed_s
-            # A promise for a machine that runs: as long as this process itself stood still, others may have
-            # too.
+            # A promise for a machine that runs: while this process itself was frozen, others may have been
+            # frozen too.
             if takeover_s > self.bound_s + letters.stalled_s:
                 raise DemoError(
                     f"the takeover from {victim} took {takeover_s:.1f} s; {self.bound_s:g} s are promised: is"
@@ -160,7 +160,7 @@ class ClaimSteps:
     # -- within
 
     def _shares(self) -> dict[str, list[int]] | None:
-        """Return who handles which partitions, once everybody has as many as anybody."""
+        """Return each client's partitions, once all clients have equally many."""
         last: dict[int, str] = {}
         for each in sorted(self._books(), key=lambda each: each.at_s):
             last[each.partition] = each.client
@@ -170,7 +170,7 @@ class ClaimSteps:
         return share if all(len(places) == PARTITIONS // len(CLIENTS) for places in share.values()) else None
 
     def _taken(self, lost: Collection[int], victim: str, killed_s: float) -> dict[int, float] | None:
-        """Return when somebody else first handled a letter of each lost partition, once that is so for
+        """Return when another client first handled a letter of each lost partition, once that is so for
         all.
         """
         first: dict[int, float] = {}
@@ -243,7 +243,7 @@ class Letters(Beside):
 
 
 def new_topic(name: str, partitions: int, config: Mapping[str, str]) -> CreateTopic:
-    """Return what creates a topic of one replica."""
+    """Return the action that creates a topic of one replica."""
     spec = TopicSpec(
         name=name, partitions=partitions, config=config, replication_factor=1, role=TopicRole.SOURCE
     )

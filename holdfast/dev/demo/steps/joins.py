@@ -1,4 +1,4 @@
-"""Steps of the demo: a worker joins two streams within an interval, is killed and goes on, and the join is
+"""Steps of the demo: a worker joins two streams within an interval, is killed and resumes, and the join is
 folded again from the logs and from the choices that were recorded.
 """
 
@@ -48,7 +48,7 @@ READ_RECORDS = 1_000
 
 
 class JoinSteps:
-    """An application that joins, the records it joins, and what it tells."""
+    """An application that joins, its input records, and its output."""
 
     def __init__(self, stage: DemoEnvironment, teller: Teller) -> None:
         self._stage, self._teller = stage, teller
@@ -154,7 +154,7 @@ class JoinSteps:
 
 
 def flaws(expected: Mapping[int, int | None], results: list[AdOutcome]) -> list[str]:
-    """Return what is wrong with *results*, of which the *expected* ones should be there, by number of the
+    """Return the faults of *results*, of which the *expected* ones should be there, by number of the
     impression.
 
     >>> flaws({1: 40, 2: None, 3: None}, [AdOutcome(1, 40), AdOutcome(2, 7), AdOutcome(2, None)])

@@ -26,7 +26,7 @@ SHOWN = 5
 
 
 class DemoOrder(msgspec.Struct, frozen=True):
-    """An order as the database has it and as its message tells it."""
+    """An order, as in the database and in its message."""
 
     order: int
     customer: str
@@ -50,8 +50,8 @@ class Published:
 
 
 def flaws(orders: Mapping[int, DemoOrder], published: Iterable[Published]) -> list[str]:
-    """Return what is wrong with *published*, which is in offset order in each partition, for the *orders*
-    that were kept.
+    """Return the faults of *published*, which is in offset order in each partition, for the *orders* that
+    were kept.
 
     >>> kept = {1: DemoOrder(1, "ada", 500), 2: DemoOrder(2, "ada", 900)}
     >>> def told(*found): return [Published(partition=0, offset=at, order=each, stamp=None) for at, each in enumerate(found)]
@@ -126,7 +126,9 @@ class PublishedReader:
         self._reader.close()
 
     def take(self, wait_s: float = 0.02) -> list[Published]:
-        """Return what has come, waiting up to *wait_s* for it; those of one partition in order."""
+        """Return the messages since the last call, waiting up to *wait_s*; those of one partition in
+        order.
+        """
         return list(map(_decoded, self._reader.read(wait_s)))
 
     def to_end(self) -> list[Published]:

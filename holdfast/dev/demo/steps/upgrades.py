@@ -34,7 +34,7 @@ BEFORE, NEXT = "holdfast.dev.demo.processes.visiting", "holdfast.dev.demo.proces
 
 
 class UpgradeSteps:
-    """An application of one table, those who visit its pages, and one who asks how often."""
+    """A one-table application, simulated visitors, and a client that queries the counts."""
 
     def __init__(self, stage: DemoEnvironment, teller: Teller) -> None:
         self._stage, self._teller = stage, teller
@@ -152,7 +152,7 @@ class UpgradeSteps:
 
 
 def is_ready(worker: Process) -> bool:
-    """Tell whether a worker says so."""
+    """Return whether a worker reports that it is ready."""
     worker.check()
     try:
         with urllib.request.urlopen(f"{worker.url}/health/ready", timeout=READY_S) as reply:
@@ -191,8 +191,8 @@ class Visitors(Beside):
 
 
 class VisitReader(Beside):
-    """Asks for all pages, in whichever version is current, and looks that none goes back: it asks for answers
-    as of the offsets that it has seen at least, since another version may be a moment behind.
+    """Asks for all pages, in whichever version is current, and checks that no count falls: it asks for
+    answers as of the offsets that it has seen at least, since another version may lag a moment.
 
     *answers* are counted by version; *longest_s* is the longest time from one to the next.
     """
@@ -216,7 +216,7 @@ class VisitReader(Beside):
         try:
             found = tables.get_many(visits_next.name, pages, at_least=self._seen, timeout_s=2)
         except HoldfastError:
-            return  # nobody answers; that time is counted
+            return  # no worker answers; that time is counted
         now_s = system_clock.monotonic_s()
         if self.answers:
             self.longest_s = max(self.longest_s, now_s - self._answered_s)

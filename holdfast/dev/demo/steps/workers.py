@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoOptions:
-    """How large the fleet is, how long it is watched, whether all of it goes on afterwards, and whether the
+    """The size of the fleet, how long it is watched, whether all of it continues afterwards, and whether the
     Kafka is the embedded one.
     """
 
@@ -52,7 +52,7 @@ class DemoOptions:
 
 @dataclass(slots=True, kw_only=True)
 class StepFigures:
-    """What the steps measured."""
+    """Measurements of the workers' steps."""
 
     live_records: int = 0
     live_s: float = 0.0
@@ -116,7 +116,7 @@ class WorkerSteps:
                     f" {_partitions(_places(owners, worker))} at {worker.url}."
                 )
 
-    # -- what is in the log
+    # -- the log's content
 
     def recording(self) -> None:
         with self._teller.step("Load a recorded fleet"):

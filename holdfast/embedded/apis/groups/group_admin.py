@@ -13,7 +13,7 @@ from holdfast.embedded.security.acl_rules import AclOperation, AclResource
 from holdfast.models.group_coordinator.types import ClassicMember, DeleteGroup, GroupState
 
 FIRST_NOT_FOUND = 6
-"""Of DescribeGroups: older versions tell of a group that is not there as of a dead one."""
+"""The first version of DescribeGroups with an error for a missing group: older ones call it dead."""
 _UNKNOWN_HOME = MemberHome("", "")
 
 

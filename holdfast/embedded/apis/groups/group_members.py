@@ -85,7 +85,7 @@ def join_group(call: Call) -> Fields | Awaitable[Fields]:
 
 
 def _note_home(call: Call, group: EmbeddedGroup, request: JoinGroup) -> None:
-    """Note where a member is; a static one that is back is told of as where it was first, as Kafka does."""
+    """Note a member's address; a static one that is back is described at its first address, as Kafka does."""
     before = group.classic.static(request.instance_id)
     home = MemberHome(call.client_id, call.host)
     group.homes[request.member_id or request.new_id] = home

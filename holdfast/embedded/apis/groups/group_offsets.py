@@ -26,14 +26,16 @@ FIRST_OF_SEVERAL = 8
 _FIRST_WITH_CODE = 2
 """Of OffsetFetch: from then on an answer has a code of its own."""
 FIRST_NOT_FOUND = 9
-"""Of OffsetCommit: older versions are told of a generation that is not the group's."""
+"""The first version of OffsetCommit with this error: older ones answer with a generation that is not the
+group's.
+"""
 LIMIT_METADATA_BYTES = 4_096
 NOTHING = CommittedOffset(-1, -1, "", -1)
 
 
 class AskedTopic(NamedTuple):
-    """A topic of a commit: how the answer names it, and its partitions, each with why it is refused whoever
-    asks; 0 where it is there.
+    """A topic of a commit: its name in the answer, and its partitions, each with the error for any caller; 0
+    if it exists.
     """
 
     named: Fields
@@ -41,7 +43,7 @@ class AskedTopic(NamedTuple):
 
 
 def asked_offsets(call: Call) -> list[AskedTopic]:
-    """Return what a commit is about, as Kafka sorts it out before it looks at the group."""
+    """Return the topics of a commit, checked as Kafka does before it looks at the group."""
     return [_asked_topic(call, each) for each in call.fields["topics"]]
 
 
@@ -197,7 +199,7 @@ def _fetched(call: Call, told: Fields) -> Fields:
 
 
 def _each(told: Fields, code: KafkaCode) -> list[Fields]:
-    """Return what older clients are told, who have no place for the code of a group."""
+    """Return the answer for older clients, whose protocol has no field for the code of a group."""
     return [
         {
             "name": topic["name"],
@@ -208,7 +210,7 @@ def _each(told: Fields, code: KafkaCode) -> list[Fields]:
 
 
 def _fenced(group: EmbeddedGroup, told: Fields) -> int:
-    """Return why a member of a modern group may not fetch: it is behind."""
+    """Return the error of a member of a modern group that may not fetch: its epoch is stale."""
     epoch, member_id = told.get("member_epoch", -1), told.get("member_id")
     if group.modern is None or (epoch < 0 and member_id is None):
         return GroupCode.NONE

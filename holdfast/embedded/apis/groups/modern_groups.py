@@ -192,8 +192,8 @@ def _new_id(call: Call) -> str:
 
 
 def _told_by(before: ModernTold | None, fields: Fields, *, takes_pattern: bool) -> ModernTold:
-    """Return what a member has said of itself, now or before; of one that leaves, or is refused for its
-    pattern, that before.
+    """Return a member's own description, from now or before; for one that leaves, or is refused for its
+    pattern, that from before.
     """
     names = fields["subscribed_topic_names"]
     pattern = fields["subscribed_topic_regex"] if takes_pattern else None
@@ -215,7 +215,7 @@ def _matched(call: Call, pattern: str) -> tuple[str, ...]:
 def _with_meant(
     group: ModernGroup, told: Mapping[str, ModernTold], matched: Mapping[str, tuple[str, ...]]
 ) -> ModernGroup:
-    """Return *group* with the topics that its members' patterns mean by now, whoever has found them."""
+    """Return *group* with the topics that its members' patterns match by now."""
     members = {
         name: msgspec.structs.replace(each, topics=told[name].topics(matched)) if told[name].pattern else each
         for name, each in group.members.items()
@@ -226,7 +226,7 @@ def _with_meant(
 def _topics(
     fields: Fields, told: ModernTold, matched: Mapping[str, tuple[str, ...]]
 ) -> tuple[str, ...] | None:
-    """Return what a member subscribes to now; None for what it did before."""
+    """Return a member's present subscription; None if it is unchanged."""
     if fields["subscribed_topic_names"] is None and not told.pattern:
         return None
     return told.topics(matched)
@@ -273,7 +273,7 @@ def _unknown_assignor(name: str | None) -> str:
 
 
 def _assignment(call: Call, before: ModernMember | None, reply: HeartbeatReply) -> Fields | None:
-    """Return what a member may hold, None where that is what it was told last."""
+    """Return a member's assignment, None where it is the one sent last."""
     fields = call.fields
     subscribes = fields["subscribed_topic_names"] is not None or fields["subscribed_topic_regex"] is not None
     full = fields["rebalance_timeout_ms"] != -1 and subscribes and fields["topic_partitions"] is not None

@@ -1,4 +1,4 @@
-"""Fetch: batches out of logs, with sessions, isolation, and waiting for what is not there yet."""
+"""Fetch: batches out of logs, with sessions, isolation, and waiting for records to come."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class FetchAnswer(NamedTuple):
 
 
 def fetch(call: Call) -> Fields | Awaitable[Fields]:
-    """Answer Fetch: at once where there is enough or an error to tell, else within the time that the client
+    """Answer Fetch: at once if there is enough or an error to report, else within the time that the client
     waits.
     """
     session = _session(call)
@@ -186,7 +186,7 @@ def _is_enough(call: Call, found: Iterable[FetchAnswer]) -> bool:
 
 
 async def _later(call: Call, session: FetchSession | None, wanted: _Wanted) -> Fields:
-    """Wait until there is enough. What is written to one partition costs a look at that one alone."""
+    """Wait until there is enough. A write to one partition costs a look at that one alone."""
     loop = asyncio.get_running_loop()
     woken = asyncio.Event()
     ends_s = loop.time() + call.fields["max_wait_ms"] / 1000
@@ -219,7 +219,7 @@ def _logs(call: Call, wanted: _Wanted) -> Iterator[tuple[FetchKey, PartitionLog]
 
 
 def _watch(key: FetchKey, changed: set[FetchKey], woken: asyncio.Event) -> Callable[[], None]:
-    """Return what a log is to call when more may be read of its partition."""
+    """Return a callback by which a log reports that more of its partition may be read."""
 
     def told() -> None:
         changed.add(key)

@@ -1,4 +1,4 @@
-"""Where logs begin and end: ListOffsets, OffsetForLeaderEpoch, DeleteRecords."""
+"""The first and end offsets of logs: ListOffsets, OffsetForLeaderEpoch, DeleteRecords."""
 
 from __future__ import annotations
 

@@ -19,14 +19,16 @@ ALL_IN_SYNC, NO_ANSWER = -1, 0
 FIRST_BY_ID = 13
 _ADMIN = "__admin_client"
 _ADDS_ITSELF, _KNOWS_ABORTABLE = 12, 11
-"""From then on a write adds its partition to the transaction (KIP-890), or is told that it may only abort."""
+"""From then on a write adds its partition to the transaction (KIP-890), or gets the error that it may only
+abort.
+"""
 _FORBIDDEN_TOPIC = BatchRefusal(KafkaCode.TOPIC_AUTHORIZATION_FAILED)
 _FORBIDDEN_ID = BatchRefusal(KafkaCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
 _UNVERIFIED = "Unable to verify the partition has been added to the transaction. Underlying error: "
 
 
 class _AskedWrite(NamedTuple):
-    """What is to be written to one partition, and that partition, or why it is not written to."""
+    """The records to write to one partition, and that partition, or why it is not written to."""
 
     told: Fields
     topic: EmbeddedTopic | None
@@ -66,7 +68,7 @@ async def _later(call: Call, asked: list[_AskedWrite]) -> Fields | None:
     packed = []
     for each in asked:
         data = await call.cluster.beside(_packed, call, each)
-        if isinstance(each.found, EmbeddedPartition):  # it may have gone meanwhile, or be led by another
+        if isinstance(each.found, EmbeddedPartition):  # it may be gone by now, or have another leader
             again = _partition(call, _topic_again(call, each), each.name, each.told["index"])
             each = each._replace(found=again)
         packed.append((each, data))
@@ -104,8 +106,8 @@ def _written(call: Call, packed: list[tuple[_AskedWrite, _Packed]]) -> Fields | 
 
 
 def _is_forbidden(call: Call) -> bool:
-    """Return whether there are records of a transaction without a name, or by one who may not transact under
-    it.
+    """Return whether there are records of a transaction without a name, or by a client that may not transact
+    under it.
     """
     name = call.fields["transactional_id"]
     may = name is not None and call.may_transact(AclOperation.WRITE, name)

@@ -72,7 +72,7 @@ def _entry(rule: AclRule) -> Fields:
 
 
 def _refused(call: Call, api: str) -> Fields | None:
-    """Return what is said of each thing that *call* wants changed, where it may change none."""
+    """Return the answer for each change that *call* wants, where it may change none."""
     if not call.may_cluster(AclOperation.ALTER):
         text = f"Request {api} needs ALTER permission."
         return {"error_code": KafkaCode.CLUSTER_AUTHORIZATION_FAILED, "error_message": text}

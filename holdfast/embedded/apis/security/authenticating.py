@@ -1,5 +1,5 @@
-"""SaslHandshake and SaslAuthenticate of those who need none any more (or never did): what comes before a
-connection is let in is answered by holdfast.embedded.serving.sasl_gate.
+"""SaslHandshake and SaslAuthenticate of connections that no longer (or never) need them: requests before a
+connection is let in are answered by holdfast.embedded.serving.sasl_gate.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from holdfast.embedded.security.scram import (
 
 
 class _Wrong(NamedTuple):
-    """Why a user's credential is not told or changed."""
+    """Why a user's credential is not returned or changed."""
 
     code: KafkaCode
     text: str | None
@@ -58,7 +58,7 @@ def _described(call: Call, user: str, count: int) -> Fields:
 
 
 def alter_user_scram_credentials(call: Call) -> Fields:
-    """Answer AlterUserScramCredentials; a user that is told of twice keeps what it had."""
+    """Answer AlterUserScramCredentials; a user that is named twice keeps its credentials."""
     asked = [*call.fields["deletions"], *call.fields["upsertions"]]
     counts = Counter(each["name"] for each in asked)
     if not call.may_cluster(AclOperation.ALTER):

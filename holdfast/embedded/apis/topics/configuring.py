@@ -23,19 +23,19 @@ from holdfast.embedded.topics.registry import name_trouble
 TOPIC, BROKER, LOGGER, CLIENT_METRICS, GROUP = 2, 4, 8, 16, 32
 SET, DELETE, APPEND, SUBTRACT = range(4)
 _REPLACEABLE = {TOPIC, BROKER, CLIENT_METRICS, GROUP}
-"""Whose settings AlterConfigs knows."""
+"""The kinds of resources whose settings AlterConfigs knows."""
 _KINDS = {0: "UNKNOWN", 2: "TOPIC", 4: "BROKER", 8: "BROKER_LOGGER", 16: "CLIENT_METRICS", 32: "GROUP"}
 
 
 class _Told(NamedTuple):
-    """What came of an alteration."""
+    """The outcome of an alteration."""
 
     code: KafkaCode = KafkaCode.NONE
     text: str | None = None
 
 
 class _Change(NamedTuple):
-    """What is to be set on a topic."""
+    """The settings to set on a topic."""
 
     topic: EmbeddedTopic
     after: dict[str, str]
@@ -48,7 +48,9 @@ _GUARDED = {
     BROKER: _CLUSTER,
     LOGGER: _CLUSTER,
 }
-"""Whose settings are guarded by rules about what, and what one is told who may not see or change them."""
+"""For each kind of resource, the rules that guard its settings, and the answer for clients that may not see
+or change them.
+"""
 
 
 def list_config_resources(call: Call) -> Fields:
@@ -105,7 +107,7 @@ def _described(call: Call, told: Fields) -> Fields:
 
 
 def _forbidden(call: Call, operation: AclOperation, told: Fields) -> _Told | None:
-    """Return what one is told who may not do *operation* to the settings of a resource."""
+    """Return the error for a client that may not do *operation* to the settings of a resource."""
     kind = told["resource_type"]
     about, code, text = _GUARDED.get(kind, _GUARDED[BROKER])
     name = CLUSTER_NAME if about is AclResource.CLUSTER else told["resource_name"]
@@ -128,7 +130,7 @@ def _without(config: Fields, asked: Fields) -> Fields:
 
 
 def topic_config(topic: EmbeddedTopic, name: str) -> Fields:
-    """Return what DescribeConfigs tells of a setting of *topic*."""
+    """Return a setting of *topic* as DescribeConfigs shows it."""
     setting, own = SETTINGS[name], topic.configs.own.get(name)
     default = topic.configs.default(name)
     dynamic = ConfigSource.DYNAMIC_DEFAULT if name == IN_SYNC else ConfigSource.DEFAULT
@@ -243,7 +245,7 @@ def _altered(call: Call, told: Fields) -> _Told | _Change:
 
 
 def _unset(told: Iterable[Fields]) -> _Told | None:
-    """Return what Kafka says of settings that have no value and need one."""
+    """Return Kafka's error for settings that have no value and need one."""
     names = [each["name"] for each in told if each["value"] is None]
     return (
         _Told(KafkaCode.INVALID_REQUEST, f"Null value not supported for : {', '.join(names)}")

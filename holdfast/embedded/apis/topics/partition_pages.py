@@ -39,7 +39,7 @@ def describe_topic_partitions(call: Call) -> Fields:
 def _page(
     call: Call, names: Iterable[str], begin: dict[str, int], tells_missing: bool
 ) -> tuple[list[Fields], Fields | None]:
-    """Return what fits into one answer, and where the next one begins; None after the last."""
+    """Return the topics of one answer, and where the next one begins; None after the last."""
     left = max(min(LIMIT_PARTITIONS, call.fields["response_partition_limit"]), 1)
     found: list[Fields] = []
     for name in names:

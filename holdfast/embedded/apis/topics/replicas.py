@@ -1,6 +1,4 @@
-"""Who leads, what is being moved, and what lies where: ElectLeaders, ListPartitionReassignments,
-DescribeLogDirs.
-"""
+"""Leaders, moving replicas, and log folders: ElectLeaders, ListPartitionReassignments, DescribeLogDirs."""
 
 from __future__ import annotations
 
@@ -33,7 +31,7 @@ def elect_leaders(call: Call) -> Fields:
         results = [
             _elected_of(call, each.name, range(len(each.partitions)), kind) for each in call.cluster.topics
         ]
-        for each in results:  # of all partitions, those that have their leader already are not told
+        for each in results:  # of all partitions, those that have their leader already are left out
             each["partition_result"] = [one for one in each["partition_result"] if _is_news(one)]
     else:
         results = [_elected_of(call, each["topic"], each["partitions"], kind) for each in wanted]
@@ -41,7 +39,7 @@ def elect_leaders(call: Call) -> Fields:
 
 
 def _not_elected(call: Call, code: KafkaCode, text: str) -> Fields:
-    """Return what is told of each partition that was named, where nobody is elected at all."""
+    """Return the answer for each named partition where no election takes place."""
     results = [
         {
             "topic": each["topic"],

@@ -180,8 +180,8 @@ def delete_topics(call: Call) -> Fields:
 
 
 class _Deletion:
-    """Which topics a request deletes: *doomed*, by id. Looks in Kafka's order: at the form of the request, at
-    the ids, at the names; so what is meant twice stays.
+    """The topics that a request deletes: *doomed*, by id. It checks in Kafka's order: the form of the
+    request, the ids, the names; so a topic that is meant twice stays.
     """
 
     def __init__(self, call: Call) -> None:

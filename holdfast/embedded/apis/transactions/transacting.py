@@ -32,13 +32,14 @@ from holdfast.embedded.security.acl_rules import AclOperation, AclResource
 from holdfast.embedded.topics.registry import INTERNAL
 
 _FIRST_FENCED = {"InitProducerId": 4, "AddPartitionsToTxn": 2, "AddOffsetsToTxn": 2, "EndTxn": 2}
-"""From which version on a client understands PRODUCER_FENCED; older ones are told INVALID_PRODUCER_EPOCH."""
+"""The first version in which a client understands PRODUCER_FENCED; older ones get INVALID_PRODUCER_EPOCH."""
 _BROKERS_OWN = 4
 """Of AddPartitionsToTxn: from then on several transactions, and the question whether a partition belongs to
 one.
 """
 _IMPLICIT, _KNOWS_ABORTABLE = 5, 4
-"""Of TxnOffsetCommit: from then on it adds the group's partition itself, or is told that it may only abort.
+"""For TxnOffsetCommit: from then on it adds the group's partition itself, or gets the error that it may only
+abort.
 """
 
 
@@ -177,7 +178,7 @@ def admitted(
 ) -> int:
     """Return the code with which the coordinator answers a leader that asks whether a transaction may write
     to *places*, of which there is one; with *adds* there may be several, and it may from now on (KIP-890).
-    Clients that do not know *abortable* errors are told another one.
+    Clients that do not know *abortable* errors get another one.
     """
     command: CoordinatorCommand
     if adds:

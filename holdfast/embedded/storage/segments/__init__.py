@@ -1,1 +1,1 @@
-"""The folder of one partition: its segments and what stands beside them."""
+"""The folder of one partition: its segments and their additional files."""

@@ -40,7 +40,7 @@ class PartitionOffsets(Protocol):
 
     @property
     def starts(self) -> OffsetCheckpoint:
-        """Where logs begin that do not begin with a segment."""
+        """Return the first offsets of logs that do not begin with a segment."""
 
     @property
     def compacted(self) -> OffsetCheckpoint:
@@ -69,7 +69,7 @@ class PartitionFiles:
         disk.make_folder(folder)
         self.epochs = read_epochs(folder / EPOCHS)
 
-    # -- where it stands
+    # -- positions
 
     @property
     def start_offset(self) -> int:
@@ -91,8 +91,8 @@ class PartitionFiles:
     # -- opening
 
     def load(self, rows: Rows[LeaderRow]) -> Iterator[LoadedBatch]:
-        """Yield what is in the segments. What was cut off while it was written goes; BrokerFolderError for
-        what is damaged though it was whole once.
+        """Yield the batches in the segments. A tail that was cut off while it was written is removed;
+        BrokerFolderError for damage to a part that was whole once.
         """
         finish_swaps(self._disk, self.folder)
         bases = sorted(int(each.stem) for each in self.folder.glob(f"*{LOG}") if each.stem.isdecimal())
@@ -135,7 +135,9 @@ class PartitionFiles:
             yield LoadedBatch(header, batch)
 
     def _cut(self, segment: LogSegment, scan: SegmentScan, later: list[int]) -> None:
-        """Cut off what is not whole, as Kafka's recovery does; before what is known to be whole, refuse."""
+        """Cut off an incomplete tail, as Kafka's recovery does; refuse if it begins before the synced
+        offset.
+        """
         if segment.end < self._offsets.synced.get(self._place):
             raise BrokerFolderError(
                 f"{segment.path} is damaged at byte {scan.end} ({scan.trouble}), though it was whole once:"
@@ -162,7 +164,7 @@ class PartitionFiles:
         self._disk.create(self.active.path)
 
     def _remove_strays(self) -> None:
-        """Remove what stands beside no segment: a crash leaves it."""
+        """Remove files without a segment: a crash leaves them."""
         known = {named(each.base, "") for each in self.segments}
         for each in self.folder.iterdir():
             if each.suffix == ".tmp" or (each.stem.isdecimal() and each.stem not in known):
@@ -200,7 +202,9 @@ class PartitionFiles:
         self._disk.replace(self.folder / EPOCHS, checkpoint_text(epochs))
 
     def complete(self, rows: Rows[LeaderRow], aborted: Sequence[AbortedTransaction]) -> None:
-        """Write what stands beside the segments, the active one too, as a broker does that ends in order."""
+        """Write the segments' additional files, those of the active one too, as a broker does that ends in
+        order.
+        """
         for each in self.segments[:-1]:
             each.mend_indexes(aborted)
         self.active.write_indexes(aborted)
@@ -268,7 +272,7 @@ class PartitionFiles:
         return batches
 
     def _groups(self, segments: Sequence[LogSegment], kept: Sequence[LogBatch]) -> Iterator[list[LogSegment]]:
-        """Yield the segments that become one: as many as fit into a segment with what is kept of them."""
+        """Yield the segments that become one: as many as fit into a segment with their kept batches."""
         group: list[LogSegment] = []
         size = 0
         for each in segments:

@@ -1,4 +1,4 @@
-"""One segment of a partition: a file of batches, named for its first offset, and the files beside it."""
+"""One segment of a partition: a file of batches, named for its first offset, and its index files."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class LogSegment:
         self._disk.overwrite(self.path, at, bytes([self.read(at, 1)[0] ^ 1]))
 
     def write_indexes(self, aborted: Iterable[AbortedTransaction]) -> None:
-        """Write the files beside it, as it is complete for now; *aborted* are those of its log."""
+        """Write its index files, as it is complete for now; *aborted* are those of its log."""
         self._disk.write(self.beside(INDEX), self._indexes.offset_index)
         self._disk.write(self.beside(TIME_INDEX), self._indexes.time_index)
         own = [each for each in aborted if self.base <= each.last_offset < self.end]
@@ -108,13 +108,13 @@ class LogSegment:
             self._disk.remove(self.beside(suffix))
 
     def remove(self) -> None:
-        """Remove it with all that is beside it."""
+        """Remove it with all its index files."""
         for suffix in (LOG, *INDEXES, SNAPSHOT):
             self._disk.remove(self.beside(suffix))
 
 
 def read_together(batches: Sequence[FiledBatch]) -> list[bytes]:
-    """Return the bytes of batches, those that lie one behind the other in one piece."""
+    """Return the bytes of batches, adjacent ones in one piece."""
     pieces: list[tuple[LogSegment, int, int]] = []
     for each in batches:
         if pieces and pieces[-1][0] is each.segment and sum(pieces[-1][1:]) == each.position:

@@ -1,5 +1,5 @@
-"""The files beside a segment, as Kafka writes them: where offsets lie, where times lie, and which
-transactions were aborted.
+"""The index files of a segment, as Kafka writes them: the positions of offsets and of times, and the aborted
+transactions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is in a segment's file: its batches, up to the first that is not whole."""
+"""The batches in a segment's file, up to the first incomplete one."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from holdfast.errors import WireError
 
 class SegmentScan:
     """Iterates over the headers of a segment from offset *base* on. `end` is where the last whole batch ends,
-    and *trouble* what is wrong there, "" at the end of the file.
+    and *trouble* the fault there, "" at the end of the file.
 
-    A batch that ends at offset *checked_from* or later must have its checksum: what was written last may be
-    there in part.
+    A batch that ends at offset *checked_from* or later must have its checksum: the last write may be there in
+    part.
     """
 
     def __init__(self, path: Path, base: int, *, checked_from: int) -> None:

@@ -1,8 +1,8 @@
-"""Segments that compaction has rewritten take the place of those before, whole or not at all.
+"""Replaces segments by those that compaction has rewritten, whole or not at all.
 
-What is written is a ``.cleaned`` file at first. It is complete once its name is ``.swap``: then the segments
-that it replaces are removed, and it gets its last name. The name tells which they are,
-``<first>.<end>.swap``, so a broker that starts after a crash goes on there.
+A new segment is a ``.cleaned`` file at first. It is complete once its name is ``.swap``: then the segments
+that it replaces are removed, and it gets its last name. Its name identifies them, ``<first>.<end>.swap``, so
+a broker that starts after a crash continues there.
 """
 
 from __future__ import annotations
