@@ -44,9 +44,9 @@ def test_one_test_with_a_part_takes_its_file_along() -> None:
     assert [each.nodeid.partition("::")[0] for each in items] == [LIVE, LIVE, QUICK]
 
 
-def test_all_tests_with_a_session_are_one_group_and_all_that_disturb_servers_and_each_other_file_is_one() -> (
-    None
-):
+def test_all_tests_with_a_session_are_one_group_and_all_that_disturb_servers_and_each_other_file_is_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     groups = object.__new__(Groups)
     assert {
         groups._split_scope(f"tests/pipeline/{file}.py::a")
@@ -62,7 +62,10 @@ def test_all_tests_with_a_session_are_one_group_and_all_that_disturb_servers_and
         "agents/faust/test_refused_starts",
         "test_grants",
     )
+    monkeypatch.setattr(schedule, "IS_EMBEDDED", False)
     assert {groups._split_scope(f"tests/{file}.py::a") for file in disturbing} == {SERVERS}
+    monkeypatch.setattr(schedule, "IS_EMBEDDED", True)  # each process has servers of its own
+    assert groups._split_scope("tests/test_grants.py::a") == "tests/test_grants.py"
     assert groups._split_scope(f"{QUICK}::a[1]") == groups._split_scope(f"{QUICK}::b") == QUICK
 
 
