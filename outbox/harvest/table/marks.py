@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import Select, bindparam, func, literal_column, or_, select, update
+from sqlalchemy import bindparam, func, literal_column, or_, select
 
 from holdfast.errors import OutboxDroppedError
 from holdfast.outbox.harvest.table.row_types import ShardEpoch
@@ -28,7 +28,6 @@ class MarkedRows:
     def __init__(self, rows: OutboxRows) -> None:
         self._rows, self._database = rows, rows.database
         self._texts: dict[int, tuple[str, dict[str, Any]]] = {}
-        self._peeks: dict[int, tuple[str, dict[str, Any]]] = {}
         outbox = rows.tables.outbox
         quote = self._database.dialect.identifier_preparer.quote
         self._table, self._id, self._leader = (
@@ -41,7 +40,7 @@ class MarkedRows:
         self, limit: int, leader_id: str, *, held: ShardEpoch, without_topics: Collection[str] = ()
     ) -> list[OutboxRow]:
         """Take the lowest rows that bear another mark or none, mark them as *leader_id*'s, and return them in
-        the order of their ids.
+        the order of their ids. All that it marks are returned: it skips them from then on.
 
         Raises FencedError when a newer leader has taken an epoch. After OutboxDatabaseError they may be
         marked all the same: mark again under another leader_id, which takes them.
@@ -54,24 +53,19 @@ class MarkedRows:
             self._rows.check(held)
             decode = self._rows.layout.decode
             found = [decode(raw) for raw in self._database.rows(sql, own | named)]
-            if not self._database.is_postgres:  # there, they were marked by the same statement
-                for at in range(0, len(found), LIMIT_IDS):
-                    ids = [row.id for row in found[at : at + LIMIT_IDS]]
-                    marked = self._database.count(
-                        f"UPDATE {self._table} SET {self._leader} = {self._mark()} WHERE {self._among(ids)}",
-                        {"me": leader_id},
-                    )
-                    if marked < len(ids):  # they are locked: no other program took one away
-                        raise self._refuses(f"marking {len(ids)} rows changed {marked}")
-        if not found and self._database.is_postgres and self._cannot_mark(own | named, len(topics)):
-            raise self._refuses("marking the lowest rows changed none")
-        found.sort(key=lambda row: row.id)
+            ids = [row.id for row in found]
+            marked = self._changed("UPDATE {table} SET {leader} = {me} WHERE {those}", ids, leader_id)
+            if marked < len(ids):
+                mine = set(self._mine(ids, leader_id))
+                if any(row.id not in mine for row in self._rows.find(ids)):
+                    raise self._refuses(f"marking {len(ids)} rows changed {marked}")
+                found = [row for row in found if row.id in mine]  # who marked the others has deleted them
         self._rows.note_failing(found)
         return found
 
     def purge(self, ids: Collection[int], leader_id: str) -> int:
         """Delete published rows that still bear the caller's mark, and return how many did."""
-        done = self._guarded("DELETE FROM {table} WHERE {those}", ids, leader_id)
+        done = self._changed("DELETE FROM {table} WHERE {those} AND {leader} = {me}", ids, leader_id)
         if done < len(ids) and (kept := self._mine(ids, leader_id)):
             raise OutboxDroppedError(self._rows.kept_text(kept[0], len(kept)))
         self._rows.forget_attempts(ids)
@@ -79,7 +73,8 @@ class MarkedRows:
 
     def reset(self, ids: Collection[int], leader_id: str) -> int:
         """Take the caller's mark off rows that were not published, and return how many bore it."""
-        done = self._guarded("UPDATE {table} SET {leader} = NULL WHERE {those}", ids, leader_id)
+        given_back = "UPDATE {table} SET {leader} = NULL WHERE {those} AND {leader} = {me}"
+        done = self._changed(given_back, ids, leader_id)
         if done < len(ids) and (kept := self._mine(ids, leader_id)):
             raise self._refuses(f"taking the mark off row {kept[0]} changed nothing")
         return done
@@ -95,29 +90,14 @@ class MarkedRows:
             " names it), and start the harvesters again"
         )
 
-    def _cannot_mark(self, named: dict[str, Any], topics: int) -> bool:
-        """Return whether rows that can be taken stay unmarked: seen twice, since one may just have been
-        written.
-        """
-        sql, own = self._peeks.get(topics) or self._peek(topics)
-        given = own | {name: value for name, value in named.items() if f"({name})s" in sql}
-        seen = self._database.rows(sql, given)
-        if not seen or self._database.rows(self._texts[topics][0], named):
-            return False
-        return bool(set(seen) & set(self._database.rows(sql, given)))
-
-    def _peek(self, topics: int) -> tuple[str, dict[str, Any]]:
-        found = self._peeks[topics] = self._database.compile(self._chosen(topics, only_ids=True))
-        return found
-
-    def _guarded(self, sql: str, ids: Collection[int], leader_id: str) -> int:
-        listed, done = list(ids), 0
+    def _changed(self, sql: str, ids: Collection[int], leader_id: str) -> int:
+        """Return how many rows of *ids* a statement changed."""
+        listed, changed = list(ids), 0
         for at in range(0, len(listed), LIMIT_IDS):
-            those = f"{self._among(listed[at : at + LIMIT_IDS])} AND {self._leader} = {self._mark()}"
-            done += self._database.count(
-                sql.format(table=self._table, leader=self._leader, those=those), {"me": leader_id}
-            )
-        return done
+            those = self._among(listed[at : at + LIMIT_IDS])
+            named = {"table": self._table, "leader": self._leader, "me": self._mark(), "those": those}
+            changed += self._database.count(sql.format(**named), {"me": leader_id})
+        return changed
 
     def _among(self, ids: Collection[int]) -> str:
         return f"{self._id} IN ({', '.join(map(str, ids)) or 'NULL'})"
@@ -131,41 +111,21 @@ class MarkedRows:
             case _:
                 return "%(me)s"
 
-    def _chosen(self, topics: int, *, only_ids: bool) -> Select[Any]:
+    def _compiled(self, topics: int) -> tuple[str, dict[str, Any]]:
         rows = self._rows
         outbox, mine = rows.tables.outbox, rows.tables.attempts.alias("mine")
         order, leader = outbox.c[rows.layout.order], outbox.c.leader_id
-        attempts = func.coalesce(mine.c.attempts, literal_column("0"))
-        me = bindparam("me", type_=leader.type)
-        return (
-            select(*([order] if only_ids else [*rows.layout.selection(outbox), attempts]))
+        statement = (
+            select(*rows.layout.selection(outbox), func.coalesce(mine.c.attempts, literal_column("0")))
             .select_from(outbox.outerjoin(mine, mine.c.id == order))
             .where(*rows.takeable(outbox, mine, (False, False), True, 0, topics))
-            .where(or_(leader.is_(None), leader != me))
+            .where(or_(leader.is_(None), leader != bindparam("me", type_=leader.type)))
             .order_by(order)
             .limit(bindparam("limit_rows"))
         )
-
-    def _compiled(self, topics: int) -> tuple[str, dict[str, Any]]:
-        rows = self._rows
-        outbox = rows.tables.outbox
-        order, me = outbox.c[rows.layout.order], bindparam("me", type_=outbox.c.leader_id.type)
-        is_postgres = self._database.is_postgres
-        chosen = self._chosen(topics, only_ids=is_postgres)
-        statement: Any
-        # by an array: a join's plan may read the whole table, which is right for its statistics and wrong for
-        # a backlog
-        if is_postgres:
-            lowest, failed = chosen.subquery("lowest"), rows.tables.attempts.alias("failed")
-            marked: Any = rows.tables.outbox.alias("marked")
-            place = marked.c[order.name]
-            ids = func.any(func.array(select(lowest.c[order.name]).scalar_subquery()))
-            known = select(failed.c.attempts).where(failed.c.id == place).scalar_subquery()
-            statement = update(marked).values({marked.c.leader_id: me}).where(place == ids)
-            statement = statement.returning(
-                *rows.layout.selection(marked), func.coalesce(known, literal_column("0"))
-            )
-        else:
-            statement = chosen.with_for_update(of=None if self._database.name in MYSQL else outbox)
+        if (
+            self._database.name in MYSQL
+        ):  # what is read there without a lock may be older than what is changed
+            statement = statement.with_for_update()
         found = self._texts[topics] = self._database.compile(statement)
         return found

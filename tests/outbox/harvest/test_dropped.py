@@ -12,6 +12,8 @@ from holdfast.errors import OutboxDroppedError
 from holdfast.outbox.harvest.harvester import Harvester, Strategy
 from holdfast.outbox.harvest.table.marks import MarkedRows
 from holdfast.outbox.harvest.table.row_types import ShardEpoch
+from holdfast.outbox.harvest.table.rows import OutboxRows
+from holdfast.outbox.schema.layouts import OutboxRow
 from holdfast.outbox.trial import trial_findings
 from tests.outbox.databases import FreshOutbox, url_of
 from tests.outbox.embedded import Bench, bench
@@ -21,22 +23,47 @@ from tests.support.patience import DEADLINE_S
 RETURN_NULL = "CREATE FUNCTION {table}_drop() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'"
 
 
-def drop(outbox: FreshOutbox, event: str, ending: str = "") -> None:
-    """Have the database drop each *event* on a table of *outbox* without an error."""
-    table = f"{outbox.table}{ending}"
+def drop(outbox: FreshOutbox, event: str, ending: str = "", *, only: str = "") -> None:
+    """Have the database drop each *event* on a table of *outbox* without an error, or *only* some."""
+    table, when = f"{outbox.table}{ending}", f"WHEN ({only})" if only else ""
     with outbox.engine().begin() as connection:
         if outbox.dialect == "sqlite":
             connection.execute(
-                text(f"CREATE TRIGGER {table}_keep BEFORE {event} ON {table} BEGIN SELECT RAISE(IGNORE); END")
+                text(
+                    f"CREATE TRIGGER {table}_keep BEFORE {event} ON {table} {when}"
+                    " BEGIN SELECT RAISE(IGNORE); END"
+                )
             )
         else:
             connection.execute(text(RETURN_NULL.format(table=table)))
             connection.execute(
                 text(
-                    f"CREATE TRIGGER {table}_keep BEFORE {event} ON {table} FOR EACH ROW EXECUTE FUNCTION"
-                    f" {table}_drop()"
+                    f"CREATE TRIGGER {table}_keep BEFORE {event} ON {table} FOR EACH ROW {when} EXECUTE"
+                    f" FUNCTION {table}_drop()"
                 )
             )
+
+
+def secured(outbox: FreshOutbox, *verbs: str) -> FreshOutbox:
+    """Return *outbox* as a user of Postgres sees it to whom row security leaves only *verbs*."""
+    table, user = outbox.table, f"u_{outbox.table}"
+    with outbox.engine().begin() as connection:
+        connection.execute(text(f"CREATE ROLE {user} LOGIN PASSWORD 'pw'"))
+        for each in outbox.tables.every:
+            connection.execute(text(f"GRANT ALL ON {each.name} TO {user}"))
+        connection.execute(text(f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY"))
+        for verb in verbs:
+            body = "WITH CHECK (true)" if verb == "INSERT" else "USING (true)"
+            connection.execute(text(f"CREATE POLICY p_{verb} ON {table} FOR {verb} TO {user} {body}"))
+    head, _, rest = outbox.url.partition("://")
+    url = f"{head}://{user}:pw@{rest.partition('@')[2]}"
+    return FreshOutbox(url=url, table=table, layout=outbox.layout)
+
+
+def mark_all(rows: OutboxRows) -> list[OutboxRow]:
+    """Mark as a new leader does."""
+    held = ShardEpoch(shard=0, epoch=rows.epoch(0, "me"))
+    return MarkedRows(rows).mark(10, "6f0c2d9a-51be-4703-8c1e-5b1c7c2b3a11", held=held)
 
 
 @pytest.fixture(params=["fenced-holdfast", "fenced-goharvest", "fenced-debezium", "mark-goharvest"])
@@ -123,27 +150,16 @@ def test_rows_that_are_alike_are_all_published(desk: Bench) -> None:
 @pytest.mark.variants("rule", "row security")
 def test_so_it_is_on_postgres(how: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     with bench(FreshOutbox.make(url_of("postgres", request, tmp_path))) as desk:
-        table, user = desk.outbox.table, f"u_{desk.outbox.table}"
-        with desk.outbox.engine().begin() as connection:
-            match how:
-                case "trigger":
-                    drop(desk.outbox, "DELETE")
-                case "rule":
+        table = desk.outbox.table
+        match how:
+            case "trigger":
+                drop(desk.outbox, "DELETE")
+            case "rule":
+                with desk.outbox.engine().begin() as connection:
                     connection.execute(text(f"CREATE RULE keep AS ON DELETE TO {table} DO INSTEAD NOTHING"))
-                case _:
-                    connection.execute(text(f"CREATE ROLE {user} LOGIN PASSWORD 'pw'"))
-                    for each in desk.outbox.tables.every:
-                        connection.execute(text(f"GRANT ALL ON {each.name} TO {user}"))
-                    connection.execute(text(f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY"))
-                    for verb, body in (("SELECT", "USING (true)"), ("INSERT", "WITH CHECK (true)")):
-                        connection.execute(
-                            text(f"CREATE POLICY p_{verb} ON {table} FOR {verb} TO {user} {body}")
-                        )
+            case _:
+                desk.outbox = secured(desk.outbox, "SELECT", "INSERT")
         desk.write("one", "two")
-        if how == "row security":
-            head, _, rest = desk.outbox.url.partition("://")
-            url = f"{head}://{user}:pw@{rest.partition('@')[2]}"
-            desk.outbox = FreshOutbox(url=url, table=table, layout=desk.outbox.layout)
         assert "published and deleted" in harvest_until_it_ends(desk)
         assert desk.published() == ["one", "two"]
         with desk.outbox.rows() as rows:
@@ -162,17 +178,41 @@ def test_marks_that_are_not_stored_end_strategy_mark(request: pytest.FixtureRequ
 
 
 @pytest.mark.database
+@pytest.mark.parametrize("how", ["trigger", "rule", "row security"])
+@pytest.mark.variants("rule", "row security")
 def test_marks_that_postgres_does_not_store_end_it_too(
-    request: pytest.FixtureRequest, tmp_path: Path
+    how: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     outbox = FreshOutbox.make(url_of("postgres", request, tmp_path), "goharvest")
-    with bench(outbox) as desk, outbox.rows() as rows:
-        held = ShardEpoch(shard=0, epoch=rows.epoch(0, "me"))
-        assert MarkedRows(rows).mark(10, "6f0c2d9a-51be-4703-8c1e-5b1c7c2b3a11", held=held) == []
-        drop(outbox, "UPDATE")
+    with bench(outbox) as desk:
         desk.write("one")
-        with pytest.raises(OutboxDroppedError, match="drops the UPDATE"):
-            MarkedRows(rows).mark(10, "6f0c2d9a-51be-4703-8c1e-5b1c7c2b3a11", held=held)
+        match how:
+            case "trigger":
+                drop(outbox, "UPDATE")
+            case "rule":
+                with outbox.engine().begin() as connection:
+                    connection.execute(
+                        text(f"CREATE RULE keep AS ON UPDATE TO {outbox.table} DO INSTEAD NOTHING")
+                    )
+            case _:
+                outbox = secured(outbox, "SELECT", "INSERT")
+        with outbox.rows() as rows, pytest.raises(OutboxDroppedError, match="drops the UPDATE"):
+            mark_all(rows)
+
+
+@pytest.mark.database
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+@pytest.mark.variants("sqlite")
+def test_a_mark_of_one_row_that_is_not_stored_ends_it_before_others_overtake_it(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    outbox = FreshOutbox.make(url_of(kind, request, tmp_path), "goharvest")
+    with bench(outbox) as desk, outbox.rows() as rows:
+        drop(outbox, "UPDATE", only="OLD.id = 2")
+        desk.write("one", "two", "three")
+        with pytest.raises(OutboxDroppedError, match="marking 3 rows changed 2"):
+            mark_all(rows)
+        assert rows.marks() == []
 
 
 def test_a_row_that_the_quarantine_drops_stays(request: pytest.FixtureRequest, tmp_path: Path) -> None:

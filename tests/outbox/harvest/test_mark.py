@@ -9,7 +9,8 @@ import signal
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import pytest
@@ -41,15 +42,21 @@ def rig(broker: SessionBroker, fresh_topic: FreshTopic, run_database: str) -> Ri
 
 
 @pytest.fixture(params=DATABASES)
-def marked(request: pytest.FixtureRequest, tmp_path: Any) -> Iterator[OutboxRows]:
-    """Give the rows of an outbox in goharvest's layout, ten of them written, on each database in turn."""
+def fresh(request: pytest.FixtureRequest, tmp_path: Any) -> FreshOutbox:
+    """Give an outbox in goharvest's layout, ten rows of it written, on each database in turn."""
     outbox = FreshOutbox.make(url_of(request.param, request, tmp_path), "goharvest")
     with outbox.engine().begin() as connection:
         for number in range(10):
             outbox.writer().write(
                 connection, "t", f"key-{number % 3}", f"{number}", headers=[("n", f"{number}")]
             )
-    with outbox.rows() as rows:
+    return outbox
+
+
+@pytest.fixture
+def marked(fresh: FreshOutbox) -> Iterator[OutboxRows]:
+    """Give its rows, as a harvester has them."""
+    with fresh.rows() as rows:
         yield rows
 
 
@@ -113,6 +120,81 @@ def test_of_two_believers_the_older_is_refused_when_it_marks(marked: OutboxRows)
     with pytest.raises(FencedError, match=f"epoch {new} was taken after {old}"):
         marks.mark(4, str(uuid.uuid4()), held=ShardEpoch(shard=0, epoch=old))
     assert len(marks.mark(4, str(uuid.uuid4()), held=ShardEpoch(shard=0, epoch=new))) == 4
+
+
+def after_a_mark(marked: OutboxRows, do: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have *do* done once, between the next transaction of *marked* and whatever it asks afterwards."""
+    transaction, left = marked.database.transaction, [do]
+
+    @contextmanager
+    def watched() -> Iterator[None]:
+        with transaction():
+            yield
+        if left:
+            left.pop()()
+
+    monkeypatch.setattr(marked.database, "transaction", watched)
+
+
+def test_a_row_that_is_written_while_none_is_marked_is_returned_when_it_is_marked(
+    marked: OutboxRows, fresh: FreshOutbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A leader skips rows of its own: one that it marked unseen would wait for the next leader, and later
+    ones of its key overtake it.
+    """
+
+    def write(value: str) -> None:
+        with fresh.engine().begin() as connection:
+            fresh.writer().write(connection, "t", "key", value)
+
+    marks, me = MarkedRows(marked), str(uuid.uuid4())
+    held = ShardEpoch(shard=0, epoch=marked.epoch(0, "me"))
+    marks.purge([row.id for row in marks.mark(10, me, held=held)], me)
+    after_a_mark(marked, partial(write, "first"), monkeypatch)
+    found = marks.mark(10, me, held=held)
+    assert len(found) == len(marked.marks()), "what bears the mark was returned"
+    write("second")
+    found += marks.mark(10, me, held=held)
+    assert [row.value for row in found] == [b"first", b"second"]
+
+
+def test_a_leader_that_is_succeeded_while_it_marks_none_marks_none_afterwards(
+    marked: OutboxRows, fresh: FreshOutbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marks, old = MarkedRows(marked), str(uuid.uuid4())
+    held = ShardEpoch(shard=0, epoch=marked.epoch(0, "old"))
+    marks.purge([row.id for row in marks.mark(10, old, held=held)], old)
+
+    def succeed() -> None:
+        with fresh.rows() as others, fresh.engine().begin() as connection:
+            others.epoch(0, "new")
+            fresh.writer().write(connection, "t", "key", "first")
+
+    after_a_mark(marked, succeed, monkeypatch)
+    with suppress(FencedError):
+        assert marks.mark(10, old, held=held) == []
+    assert marked.marks() == [], "rows are the successor's"
+
+
+@pytest.mark.parametrize("fresh", ["postgres"], indirect=True)
+def test_a_row_that_its_marker_deletes_while_it_is_marked_is_not_returned(
+    marked: OutboxRows, fresh: FreshOutbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last leader's purge may come between the choice of rows and their marks."""
+    marks, old, new = MarkedRows(marked), str(uuid.uuid4()), str(uuid.uuid4())
+    held = ShardEpoch(shard=0, epoch=marked.epoch(0, "me"))
+    published = [row.id for row in marks.mark(4, old, held=held)][1:3]
+    count = marked.database.count
+
+    def late(sql: str, *more: Any) -> int:
+        monkeypatch.undo()
+        with fresh.rows() as others:
+            assert MarkedRows(others).purge(published, old) == 2
+        return count(sql, *more)
+
+    monkeypatch.setattr(marked.database, "count", late)
+    assert [row.value for row in marks.mark(6, new, held=held)] == [b"0", b"3", b"4", b"5"]
+    assert [row.value for row in marks.mark(6, new, held=held)] == [b"6", b"7", b"8", b"9"]
 
 
 def test_it_needs_goharvests_table_and_one_shard() -> None:
