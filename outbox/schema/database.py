@@ -112,9 +112,16 @@ class Database:
             return int(cursor.rowcount)
 
     @contextlib.contextmanager
-    def transaction(self) -> Iterator[None]:
-        """Run the body of the with statement in one transaction."""
-        with contextlib.closing(self.run("BEGIN IMMEDIATE" if self._is_sqlite else "BEGIN")):
+    def transaction(self, *, snapshot: bool = False) -> Iterator[None]:
+        """Run the body of the with statement in one transaction.
+
+        With *snapshot*, its queries see its own changes, and none that others commit after the first of
+        them.
+        """
+        begin = "BEGIN IMMEDIATE" if self._is_sqlite else "BEGIN"
+        if snapshot and self.is_postgres:  # in MySQL each is so; in SQLite one that writes is alone
+            begin = "BEGIN ISOLATION LEVEL REPEATABLE READ"
+        with contextlib.closing(self.run(begin)):
             pass
         try:
             yield

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from confluent_kafka import TopicPartition
 
@@ -310,14 +311,11 @@ class FencedTerm:
         marks = self._require_publisher().marks
         is_suspect = self._published_rows.are_suspect(marks)
         self._published_rows.note(marks)
+        delete = partial(delete_watching, self._shard_rows.rows, rows)
         if is_suspect:
-            self._published_rows.delete_suspects(self._shard_rows.call, rows, lambda: self._delete(rows))
-        else:
-            self._delete(rows, wait=False)
-
-    def _delete(self, rows: Sequence[OutboxRow], *, wait: bool = True) -> None:
-        self._deleting = (self._shard_rows.submit(delete_watching, self._shard_rows.rows, rows), rows)
-        if wait:
+            delete = partial(self._published_rows.delete_suspects, rows, delete)
+        self._deleting = (self._shard_rows.submit(delete), rows)
+        if is_suspect:  # the next rows may be what it wrote
             self._settle()
 
     def _settle_deleted(self) -> None:

@@ -227,15 +227,10 @@ class MarkTerm:
 
     def _purge(self, ids: Sequence[int]) -> None:
         """Delete rows that were delivered."""
-        call = self._shard_rows.call
-
-        def purge() -> int:
-            return int(call(self._marks.purge, ids, self._leader_id))
-
+        purge = partial(self._marks.purge, ids, self._leader_id)
         if self._are_suspect():
-            self._published_rows.delete_suspects(call, [self._whole[each] for each in ids], purge)
-        else:
-            purge()
+            purge = partial(self._published_rows.delete_suspects, [self._whole[each] for each in ids], purge)
+        self._shard_rows.call(purge)
 
     def _purged(self, ids: Iterable[int]) -> None:
         """Rows are deleted: one that comes back is not published again."""

@@ -21,11 +21,13 @@ T = TypeVar("T")
 LIMIT_REMEMBERED = 50_000
 """Rows; one that comes back does so in the next take, since it is the lowest."""
 LOOKED_ABOVE = 100
-"""The search for a row that the DELETE wrote covers so many more than were deleted: services write too."""
+"""The search for a row that the DELETE wrote covers so many more than were deleted: it may write others too."""
 
 
 class RowsDone:
-    """Remembers rows by number and by what identifies them beyond it."""
+    """Remembers rows by number and by what identifies them beyond it. Its deletes run where its rows do, on
+    their thread.
+    """
 
     def __init__(self, rows: OutboxRows) -> None:
         self._rows = rows
@@ -53,34 +55,36 @@ class RowsDone:
         """
         return not self._contents.isdisjoint(marks.values())
 
-    def delete_suspects(
-        self, call: Callable[..., Any], rows: Sequence[OutboxRow], delete: Callable[[], T]
-    ) -> T:
+    def delete_suspects(self, rows: Sequence[OutboxRow], delete: Callable[[], T]) -> T:
         """Return the result of *delete*, which deletes *rows*, and remember the rows that it wrote instead of
         them as published.
         """
-        result, came = self._deleted(call, rows, delete)
+        result, came = self._deleted(rows, delete)
         self._identities.update({row.id: known(identity_of(row)) for row in came})
         return result
 
-    def _deleted(
-        self, call: Callable[..., Any], rows: Sequence[OutboxRow], delete: Callable[[], T]
-    ) -> tuple[T, list[OutboxRow]]:
-        highest: int = call(self._rows.highest)
-        result = delete()
+    def _deleted(self, rows: Sequence[OutboxRow], delete: Callable[[], T]) -> tuple[T, list[OutboxRow]]:
+        """Return what *delete* does, and which rows like *rows* it wrote.
+
+        A service may commit such a row at the same time, which was never published: the transaction does not
+        see it.
+        """
+        with self._rows.database.transaction(snapshot=True):
+            highest = self._rows.highest()
+            result = delete()
+            found = self._rows.above(highest, len(rows) + LOOKED_ABOVE)
         marks = {identity_of(row) for row in rows}
-        found = call(self._rows.above, highest, len(rows) + LOOKED_ABOVE)
         return result, [row for row in found if identity_of(row) in marks]
 
-    def delete_returned(self, call: Callable[..., Any], rows: Sequence[OutboxRow]) -> None:
+    def delete_returned(self, rows: Sequence[OutboxRow]) -> None:
         """Delete rows that were published, deleted, and are there again; OutboxDroppedError when they stay,
         or come back under other numbers.
         """
-        deleted, came = self._deleted(call, rows, lambda: call(self._rows.delete, rows))
+        deleted, came = self._deleted(rows, lambda: self._rows.delete(rows))
         if came:
             raise OutboxDroppedError(self._rows.kept_text(came[0].id, len(came)))
         if deleted < len(rows):
-            call(self._rows.require_gone, rows)
+            self._rows.require_gone(rows)
 
     def returned(self, rows: Sequence[OutboxRow]) -> list[OutboxRow]:
         """Return those of *rows* that were published and deleted before: do not publish them again.
@@ -119,4 +123,4 @@ def delete_again(
             "others": f" (and {len(published) - 1} others)" if len(published) > 1 else "",
         },
     )
-    done.delete_returned(call, published)
+    call(done.delete_returned, published)

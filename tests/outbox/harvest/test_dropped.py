@@ -6,14 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import select, text
 
 from holdfast.errors import OutboxDroppedError
 from holdfast.outbox.harvest.harvester import Harvester, Strategy
 from holdfast.outbox.harvest.table.marks import MarkedRows
+from holdfast.outbox.harvest.table.published import RowsDone
 from holdfast.outbox.harvest.table.row_types import ShardEpoch
 from holdfast.outbox.harvest.table.rows import OutboxRows
-from holdfast.outbox.schema.layouts import OutboxRow
+from holdfast.outbox.schema.layouts import OutboxRow, marks_of
 from holdfast.outbox.trial import trial_findings
 from tests.outbox.databases import FreshOutbox, url_of
 from tests.outbox.embedded import Bench, bench
@@ -143,6 +144,52 @@ def test_rows_that_are_alike_are_all_published(desk: Bench) -> None:
     with Harvester(desk.settings(strategy=desk.strategy, heartbeat_timeout_s=2.0)):
         wait_for("an empty table", lambda: desk.left() == 0, DEADLINE_S)
     assert desk.published() == values
+
+
+@pytest.mark.database
+@pytest.mark.parametrize("layout", ["holdfast", "goharvest"])
+@pytest.mark.parametrize("kind", ["postgres", "mariadb", "mysql"])
+@pytest.mark.variants("mariadb-goharvest", "mysql-holdfast", "mysql-goharvest")
+def test_a_row_that_is_written_while_others_like_it_are_deleted_is_not_taken_for_what_the_delete_wrote(
+    kind: str, layout: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """In SQLite nothing can be written then."""
+    outbox = FreshOutbox.make(url_of(kind, request, tmp_path), layout)
+
+    table = outbox.tables.outbox
+    columns = [each for each in table.columns if each.name != outbox.layout.order]
+    again = table.insert().from_select(columns, select(*columns).limit(1))
+
+    def write_like_it() -> None:
+        """Write one that was created when the others were, as one whose transaction began then."""
+        with outbox.engine().begin() as connection:
+            connection.execute(again)
+
+    with outbox.rows() as rows:
+        with outbox.engine().begin() as connection:
+            outbox.writer().write(connection, "orders", "k", "v")
+        write_like_it()
+        done, (first, second) = RowsDone(rows), rows.take(2)
+        done.note(marks_of([first]))
+        rows.delete([first])
+
+        def delete() -> int:
+            write_like_it()
+            return rows.delete([second])
+
+        assert done.are_suspect(marks_of([second]))
+        assert done.delete_suspects([second], delete) == 1
+        (third,) = rows.take(2)
+        assert done.returned([third]) == []
+
+        def replace() -> int:
+            """Delete as a trigger does that keeps what is deleted."""
+            rows.database.count(*rows.database.compile(again))
+            return rows.delete([third])
+
+        assert done.delete_suspects([third], replace) == 1
+        (fourth,) = rows.take(2)
+        assert done.returned([fourth]) == [fourth]
 
 
 @pytest.mark.database
