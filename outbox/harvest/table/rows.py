@@ -540,12 +540,13 @@ class OutboxRows:
         values = ", ".join("NULL" if name == "leader_id" else name for name in names)
         moved = 0
         for some in _parts(sorted(ids)):
-            with self.database.transaction():
+            # Of two that put the same rows back, one fails: at its DELETE, or at a lock of the other.
+            with self.database.transaction(snapshot=True):
                 where = f"FROM {self._quarantine} WHERE {self._order} IN ({_listed(some)})"
-                ((there,),) = self.database.rows(f"SELECT count(*) {where}")
                 back = self.database.count(
                     f"INSERT INTO {self._outbox} ({columns}) SELECT {values} {where} ORDER BY {self._order}"
                 )
+                ((there,),) = self.database.rows(f"SELECT count(*) {where}")
                 if back != there:
                     raise self._dropped(self._outbox, f"{there} row(s) from the quarantine", "INSERT")
                 self._require_deleted(some)

@@ -20,6 +20,7 @@ from holdfast.clock import ManualClock, system_clock
 from holdfast.dev.databases.servers import DatabaseServer, Postgres
 from holdfast.errors import ConfigError, OutboxDatabaseError
 from holdfast.outbox.harvest.table.rows import OutboxRows
+from holdfast.outbox.schema.database import Database
 from holdfast.outbox.schema.layouts import BUCKETS, OutboxRow, bucket_of, layout_named
 from holdfast.outbox.schema.migrate import downgrade, upgrade
 from holdfast.outbox.writer.outbox_writer import OutboxRecord
@@ -162,6 +163,34 @@ def test_poison_is_set_aside_whole_and_comes_back_at_the_end(of_any_layout: list
             assert rows.quarantined(10, ids=[1]) == []
             assert rows.discard([back[-1].id]) == 1
             assert rows.count() == 2
+
+
+@pytest.mark.parametrize("statement", ["INSERT", "DELETE"])
+@pytest.mark.parametrize("kind", ["postgres", "mariadb", "mysql"])
+@pytest.mark.variants("mysql")
+def test_what_two_put_back_at_the_same_time_comes_back_once(
+    kind: str, statement: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second comes before a statement of the first; in SQLite it waits."""
+    outbox = FreshOutbox.make(url_of(kind, request, tmp_path))
+    write(outbox, "a")
+    impatient = Database(outbox.url, statement_timeout_s=1.0)
+    with outbox.rows() as rows, outbox.rows(database=impatient) as others:
+        (row,) = rows.take(1)
+        assert rows.set_aside(row, "x")
+        count, moved = rows.database.count, list[int]()
+
+        def interrupted(sql: str, *more: Any) -> int:
+            if sql.startswith(statement):
+                monkeypatch.undo()
+                with contextlib.suppress(OutboxDatabaseError):
+                    moved.append(others.retry([row.id]))
+            return count(sql, *more)
+
+        monkeypatch.setattr(rows.database, "count", interrupted)
+        with contextlib.suppress(OutboxDatabaseError):
+            moved.append(rows.retry([row.id]))
+        assert (sum(moved), rows.count(), rows.quarantined(10)) == (1, 1, [])
 
 
 def test_a_number_is_never_given_twice(of_any_layout: list[FreshOutbox]) -> None:
