@@ -21,7 +21,7 @@ T = TypeVar("T")
 LIMIT_REMEMBERED = 50_000
 """Rows; one that comes back does so in the next take, since it is the lowest."""
 LOOKED_ABOVE = 100
-"""The search for a row that the DELETE wrote covers so many more than were deleted: it may write others too."""
+"""The search for a row that the DELETE wrote covers so many more than were deleted: it may write others."""
 
 
 class RowsDone:
