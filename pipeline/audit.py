@@ -343,7 +343,7 @@ def _unsettled(settings: Settings, topic: str, settle_s: float) -> set[int]:
 
 
 def _firsts(settings: Settings, topic: str, options: AuditOptions) -> dict[int, int]:
-    """Return where each partition's log begins.
+    """Return the first offset of each partition's log.
 
     The call comes after the reading: records deleted in between are then known to be missing.
     """

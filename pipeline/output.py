@@ -31,7 +31,7 @@ Format = Literal["parquet", "delta", "ndjson"]
 
 
 def tables_of(plan: FoldPlan) -> list[str]:
-    """Return which tables a plan gives rise to."""
+    """Return the names of the tables of a plan's results."""
     return [
         *(["rows", "timers"] if plan.rows else []),
         *(["transitions"] if plan.transitions else []),
@@ -176,7 +176,7 @@ def _sink(folder: Path, form: Format, schema: pa.Schema) -> _Sink:
 def written_by_spark(
     results: DataFrame, out: str, form: Format, plan: FoldPlan, partitions: Iterable[int]
 ) -> tuple[FoldSummary, ...]:
-    """Have the executors write the tables below *out*, the summary last; return the summaries.
+    """Write the tables below *out* by the executors, the summary last; return the summaries.
 
     The results are kept on the executors' disks in the meantime, so that the fold runs once.
     """

@@ -60,18 +60,19 @@ the topic from there.
 class ReplayOptions:
     """The subject and the extent of a replay.
 
-    *source* "bronze" and "history" need *lake*. *until* None means all there is. *transitions* tells every
+    *source* "bronze" and "history" need *lake*. *until* None means all there is. *transitions* returns every
     change of a row (with *of_key*, table and key, of one row; with *of_prefixes* of those rows of the
     processor's own whose keys begin so), *rows* False only digests. *partitions* limits the replay to some.
     *out* is a folder to write the tables to, which must not exist; without it they are in memory.
-    *allow_holes* folds a log whose beginning was deleted. *skips* None: what the application skips of the
-    source, by its topic, or for bronze by what the last landing noted. *positions* stand in for *until* where
-    there are several sources. *emits* has what is emitted told. *refused* are records, by topic and offset,
-    that are refused unread. With *beside* another version is folded over the same records, and only where the
-    two differ is told (holdfast/pipeline/folds/paired.py). About *memory_bytes* of a partition's state are in
-    memory while it is folded, and all of it in a temporary file where there is more. Results go *through*
-    something where they are made: here, or in Spark's tasks, so that it can be pickled. All but summaries go
-    *into* something here, a part at a time and those of a partition in order, in place of being returned.
+    *allow_holes* folds a log whose beginning was deleted. *skips* None: the offsets that the application
+    skips of the source, by its topic, or for bronze by the note of the last landing. *positions* replace
+    *until* with several sources. *emits* returns the emits as well. *refused* are records, by topic and
+    offset, that are refused unread. With *beside* another version is folded over the same records, and only
+    the differences of the two are returned (holdfast/pipeline/folds/paired.py). About *memory_bytes* of a
+    partition's state are in memory while it is folded, and all of it in a temporary file where there is more.
+    Results go *through* a function where they are made: here, or in Spark's tasks, so that it can be pickled.
+    All but summaries go *into* a function here, a part at a time and those of a partition in order, instead
+    of being returned.
     """
 
     engine: ReplayEngine = "auto"
@@ -232,7 +233,7 @@ def _on_spark(
     skipped: Callable[[Sequence[FoldSummary]], int],
     holes: tuple[str, ...],
 ) -> Replayed:
-    """Have each partition folded by a task that reads by itself what it folds."""
+    """Fold each partition in a task that reads its log itself."""
     from holdfast.pipeline.folds import on_spark
 
     with _session(plan, options) as session:
@@ -442,7 +443,7 @@ def _given(options: ReplayOptions, batches: Iterable[pa.RecordBatch]) -> Iterabl
 
 
 def _skipped(plan: FoldPlan, extent: Extent) -> int:
-    """Return how many offsets of *extent* are skipped."""
+    """Return the number of offsets of *extent* that are skipped."""
     left = sum(
         end - first
         for p, span in extent.spans.items()

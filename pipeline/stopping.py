@@ -61,7 +61,7 @@ class ReplayEnd:
         return all(last is None or done <= last for done, last in zip(choice.applied, self.last, strict=True))
 
     def _stop_in(self, stretch: Stretch) -> int:
-        """Return how many records of *stretch* come before the end."""
+        """Return the number of records of *stretch* before the end."""
         stop = stretch.records
         if self.at_ms is not None:
             stop = bisect_right(stretch.reached_ms, self.at_ms)  # in the order of times, between choices
@@ -107,8 +107,8 @@ class ReplayEnd:
 def stops(
     until: Until | None, topics: tuple[str, ...], spans: Mapping[str, Mapping[int, Span]], name: str
 ) -> dict[int, ReplayEnd]:
-    """Return where each partition ends by *until*, where it does; ConfigError for what names no source of
-    processor *name*, PipelineError for offsets that are not there.
+    """Return the end of each partition by *until*, where that ends it; ConfigError if *until* names no source
+    of processor *name*, PipelineError for offsets that are not there.
     """
     if until is None:
         return {}

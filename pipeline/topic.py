@@ -138,7 +138,7 @@ class TopicLog:
         return self._offsets(partitions, _LATEST)
 
     def written(self, partitions: Sequence[int]) -> dict[int, int]:
-        """Return where each partition's log ends, records of open transactions included."""
+        """Return the end offset of each partition's log, records of open transactions included."""
         return self._offsets(partitions, _LATEST, IsolationLevel.READ_UNCOMMITTED)
 
     def first_after(self, at_ms: int, partitions: Sequence[int]) -> dict[int, int | None]:

@@ -48,7 +48,7 @@ class PartitionTrim:
 
     @property
     def offsets(self) -> int:
-        """Return how many offsets go."""
+        """Return the number of offsets that are deleted."""
         return self.before - self.first
 
 

@@ -27,7 +27,7 @@ def set_aside(path: Path, *, rotten: bool) -> Path:
 
 
 def scratch_of(path: Path) -> Path:
-    """Return where a check of the store at *path* puts what its changelog says; a kill may leave it there."""
+    """Return the scratch path of a check of the store at *path*; a killed check may leave it there."""
     return path.with_name(f"{path.name}.checking")
 
 

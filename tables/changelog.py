@@ -201,7 +201,7 @@ class ChangelogWriter:
 
 
 class _KeyPartitions(dict[bytes, int]):
-    """Of each key the partition that Kafka's Java clients choose."""
+    """The partition that Kafka's Java clients choose for each key."""
 
     def __init__(self, partitions: int) -> None:
         self._partitions = partitions

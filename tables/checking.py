@@ -128,7 +128,7 @@ class _Piece:
 
     @property
     def least_s(self) -> float:
-        """Return how long so much may take at the least, for the rate to be kept."""
+        """Return the least seconds that so much may take if the rate is to be kept."""
         return max(self.records / RECORDS_PER_S, self._bytes / BYTES_PER_S)
 
     def take(self, message: Message, where: str) -> None:

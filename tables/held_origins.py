@@ -40,7 +40,7 @@ class HeldOrigins:
         return self._clock.monotonic_s() - self._looked_s >= LOOK_EVERY_S
 
     def look(self, held: Iterable[HeldBack], topics: tuple[str, ...]) -> list[HeldOrigin]:
-        """Take in what is held back now, and return it with the names of the sources, *topics*."""
+        """Take in the origins that hold time back now; return them with the source names in *topics*."""
         self._looked_s = now_s = self._clock.monotonic_s()
         found = [*held]
         self._since = {each[:2]: self._since.get(each[:2], now_s) for each in found}

@@ -1,4 +1,6 @@
-"""Marks: what a transaction tells those partitions of a processor's topics that get no record of it."""
+"""Marks: the watermark that a transaction reports to partitions of a processor's topics without a record of
+it.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,7 @@ class StepMarks:
         """The numbers of the sources that are at the ends of their logs and let go."""
 
     def begin(self, reached: StepReached) -> None:
-        """Have the next transaction write *reached*, which may be repeated until `committed`."""
+        """Make the next transaction write *reached*, which may be repeated until `committed`."""
         self._reached, self._next = reached, {}
 
     def has_told(self, reached: StepReached) -> bool:

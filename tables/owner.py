@@ -77,13 +77,13 @@ class PartitionOwner:
         """Choices of several sources that are written and not yet obeyed: from `marker.choices` on."""
         self._handover: Handover | None = None
         self._recovered: Recovery | None = None
-        """The note of a recovery, moved behind its barrier."""
+        """The note of a recovery, moved past its barrier."""
         self._barrier: Choice | None = None
         """The choice of a handover, which the next transaction has to record."""
         self.views: WorkerGlobals | None = None
         """The global tables that its folds read, if any; set before `activate`."""
         self.marks: StepMarks | None = None
-        """Of a processor that tells origins: what the partitions of its topics know of its watermark."""
+        """Of a processor that reports origins: its watermark as the partitions of its topics know it."""
         self._reached: tuple[tuple[Mapping[str, int], frozenset[int]], StepReached | None] | None = None
         """The progress last computed for `reached_with`, and the offsets and sources that it belongs to."""
 
@@ -97,8 +97,7 @@ class PartitionOwner:
         of an older release, which writes every version by one id. It must not be in use by an earlier
         version.
 
-        Must come before the restore, else an old owner could still write, or a bootstrap's transaction be
-        open.
+        Call it before the restore, else an old owner could still write, or a bootstrap's transaction be open.
         """
         common_id = (
             self._state.processor.common_id(self._state.environment.app, self._state.partition)
@@ -121,14 +120,14 @@ class PartitionOwner:
         self._lost = False
 
     def builder(self) -> ChangelogWriter:
-        """Return the writer that a bootstrap has; whoever fences it shuts the other out."""
+        """Return the writer that a bootstrap has; fencing it shuts the previous owner out."""
         return self._writer_by(
             self._state.processor.builder_id(self._state.environment.app, self._state.partition)
         )
 
     async def begin(self, builder: ChangelogWriter, timeout_s: float) -> None:
         """Write that a worker has begun it, which a bootstrap will find; follow with a restore. *builder* is
-        fenced, and nothing was there behind that.
+        fenced, and the changelog was empty after that.
         """
         marker = self._state.store.marker
         note = encode_handover(Handover(HANDOVER_FORMAT, offsets_of(marker), choices_of(marker)))
@@ -138,7 +137,7 @@ class PartitionOwner:
     @property
     def is_to_begin(self) -> bool:
         """Return whether a worker has to begin it before it folds, since a bootstrap may still write its
-        first state beside workers of earlier versions.
+        first state while workers of earlier versions run.
         """
         return (
             self._state.processor.hands_over
@@ -162,7 +161,7 @@ class PartitionOwner:
         )
 
     def activate(self) -> None:
-        """Start folding from the restored position; ConfigError where the row type cannot read what is there,
+        """Start folding from the restored position; ConfigError if the row type cannot read the stored rows
         or a migration is due, TopicError where a source is not the log that was folded.
         """
         self._due = {}
@@ -200,7 +199,7 @@ class PartitionOwner:
         )
 
     def _compare_sources(self) -> None:
-        """Have the next transaction note the ids of the sources, where they are not those that are noted."""
+        """Make the next transaction note the ids of the sources, unless the same are noted already."""
         now, noted = self.sources, decode_source_ids(self._state.store.get(SOURCE_IDS))
         if now is None or now == noted:
             return
@@ -236,7 +235,7 @@ class PartitionOwner:
         return [self._state.choices_topic, *seen]
 
     def _compare_types(self) -> None:
-        """Have the next transaction note the types of rows, where they are not those that are noted."""
+        """Make the next transaction note the types of rows, unless the same are noted already."""
         if self._state.processor.stateless:
             return
         is_empty = counted(offsets_of(self._state.store.marker)) == NOTHING_APPLIED
@@ -248,7 +247,7 @@ class PartitionOwner:
         if noted is not None:
             logger.warning(
                 "%(table)s partition %(partition)d: the row type has changed; rows that were written before"
-                " keep their bytes, so that `verify` tells a difference until the table is rebuilt",
+                " keep their bytes, so `verify` reports a difference until the table is rebuilt",
                 {"table": self._state.processor.table, "partition": self._state.partition},
             )
 
@@ -266,8 +265,8 @@ class PartitionOwner:
 
     @property
     def late(self) -> tuple[int, int] | None:
-        """Return how many records windows or a join have found late in all: by their own origin, and only
-        because others continued while it let go; None of other tables.
+        """Return the numbers of records that windows or a join have found late: by their own origin, and only
+        because others continued while it held nothing back; None for other tables.
         """
         folder, state = self._folder, self._state
         if folder is None or not state.processor.passing:
@@ -295,7 +294,7 @@ class PartitionOwner:
     async def commit(self, changes: AnyChanges, extra: Sequence[Emit], timeout_s: float) -> int:
         """Make one transaction durable in Kafka, and return the changelog's next offset: `keep` is to follow.
 
-        Choices are written in it, so that they are known exactly when what was folded behind them is.
+        Choices are written in it, so that they are known exactly when the records folded after them are.
 
         Raises FencedError, BrokerError, ChangelogError.
         """
@@ -308,7 +307,7 @@ class PartitionOwner:
             marks.committed()
         if changelog_next < self._state.changelog_next:
             # Offsets only grow, so this is another topic of the same name. It has this transaction and not
-            # the state before it, which nobody could tell later: take back the marker that says otherwise.
+            # the state before it, which no reader could detect: take back the marker that says otherwise.
             await self._writer.disown(timeout_s)
             raise ChangelogError(self._state.made_again())
         self._barrier = None
@@ -338,8 +337,8 @@ class PartitionOwner:
             marks.committed()
 
     def reached_with(self, at_end: frozenset[int]) -> StepReached | None:
-        """Return how far it has come where the sources *at_end* hold nothing back; None of a step that knows
-        no event time.
+        """Return the progress of the partition if the sources *at_end* hold nothing back; None for a step
+        without event time.
         """
         clock = self.folder.clock
         if clock is not None:
@@ -364,7 +363,7 @@ class PartitionOwner:
     def noted(self, changes: AnyChanges) -> AnyChanges:
         """Return *changes* with the notes that are due, before `commit` and `keep`: of the heads that were
         lost, where they bring the first record of such a source, of the handover, where it was just learned,
-        of records that are refused for now, and of what is new here.
+        of records that are refused for now, and of source ids and row types that are new here.
 
         Raises OutOfRangeError when records between the state and these were deleted.
         """
@@ -390,9 +389,9 @@ class PartitionOwner:
         return found is None or found.covers(offsets_of(marker), choices_of(marker))
 
     def learn_handover(self, stood: Handover, by_event: int = 0) -> None:
-        """Take in where the versions before stood, before `activate` and after the reading of choices: its
-        next transaction records up to where this one is silent. *by_event* are the sources by whose event
-        times they merged since the last choice. Raises ChoicesError where choices are missing.
+        """Take in the position of the versions before, before `activate` and after the reading of choices:
+        its next transaction records the position up to which this one is silent. *by_event* are the sources
+        by whose event times they merged since the last choice. Raises ChoicesError where choices are missing.
         """
         position = self._state.store.marker
         if isinstance(position, VectorMarker):
@@ -469,8 +468,8 @@ class PartitionOwner:
         yield from (key for key, _ in store.everything())
 
     def learn_recovery(self) -> None:
-        """Have the choice recorded at which its results were sent before, of several sources, until it has
-        come past that; before `activate` and behind the reading of choices.
+        """Have the choice recorded at which its results were sent before, with several sources, until it has
+        come past that; before `activate` and after the reading of choices.
         """
         recovery, position = self._state.store.recovery, self._state.store.marker
         if recovery is None or not isinstance(position, VectorMarker):
@@ -481,7 +480,7 @@ class PartitionOwner:
             return
         stood = Handover(HANDOVER_FORMAT, recovery.applied, recovery.choices)
         if self._barrier is not None:
-            return  # that of the handover, whose place all versions come through, comes first
+            return  # that of the handover, whose position all versions come through, comes first
         recorded = [*map(decode_choice, self.recorded)]
         moved, barrier = barrier_at(stood, position, recorded, MergeOrder(self._state.processor).by_event)
         self._recovered = replace_fields(recovery, applied=moved.applied, choices=moved.choices)
@@ -515,7 +514,7 @@ class PartitionOwner:
 
     def _require_no_hole(self) -> None:
         """Raise OutOfRangeError when a source was read from its beginning, for another table, and that lies
-        behind the next record of this one.
+        after the next record of this one.
         """
         for place, offset in zip(self._state.places, offsets_of(self._state.store.marker), strict=True):
             head = self._state.head_of(place)
@@ -528,15 +527,13 @@ class PartitionOwner:
                 )
 
     async def close_writer(self) -> None:
-        """Close the connections that transactions go over; call it before the partition is another's or
-        nobody's.
-        """
+        """Close the connections that transactions use; call it before the partition is given up."""
         writer, self._writer = self._writer, None
         if writer is not None:
             await writer.close()
 
     def release(self) -> None:
-        """Stop folding and forget the fold's state; what is committed stays. The writer is closed before."""
+        """Stop folding and forget the fold's state, not the committed one. The writer is closed before."""
         assert self._writer is None, "close the writer first"
         self._folder, self.recorded, self.marks = None, [], None
         self._handover = self._recovered = self._barrier = None  # another owner may come past them

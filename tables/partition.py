@@ -16,7 +16,7 @@ from holdfast.tables.state import UNKNOWN, CommittedState, Environment
 from holdfast.tables.waiters import Reaching, Waiters
 
 END_GOOD_MS = 5_000
-"""How long a standby may report how many records it lacks of an end that was read: the end moves on."""
+"""The ms for which a standby may report its lag from an end that it has read: the end moves."""
 
 
 class PartitionRole(StrEnum):
@@ -121,7 +121,7 @@ class Partition(CommittedState):
 
     @property
     def changelog_end(self) -> int:
-        """Return where the changelog ended when it was last read here; UNKNOWN before that."""
+        """Return the end offset of the changelog when it was last read here; UNKNOWN before that."""
         return self.replay.changelog_end
 
     async def reached(self, wanted: Reaching, timeout_s: float) -> bool:
@@ -137,7 +137,7 @@ class Partition(CommittedState):
         self.role = PartitionRole.ACTIVE
 
     def stand_by(self) -> None:
-        """Stop folding; what is committed stays. The writer is closed before."""
+        """Stop folding; the committed state stays. The writer is closed before."""
         self.owner.release()
         self.role, self.stalled = PartitionRole.STANDBY, None
         self.note_source_ends({}, UNKNOWN)
@@ -155,7 +155,7 @@ class Partition(CommittedState):
         self._serving, self.current_ms = served, UNKNOWN
 
     def mend(self) -> None:
-        """Set a rotten store aside and begin an empty one. Call it while nobody folds."""
+        """Set a rotten store aside and begin an empty one. Call it only while the partition is not folded."""
         if (cause := self.store.rotten) is not None:
             self.rebuild(cause)
 

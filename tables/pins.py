@@ -97,7 +97,7 @@ class PinnedState:
 
 
 def passing_by() -> R.ReadOptions:
-    """Return how to read all of a store without driving anything else out of the cache."""
+    """Return options that read all of a store without driving anything else out of the cache."""
     options = R.ReadOptions()
     options.fill_cache(False)  # type: ignore[call-arg]
     options.set_verify_checksums(True)

@@ -1,4 +1,4 @@
-"""Applies changelog records to the state of a partition that this worker restores or stands by."""
+"""Applies changelog records to the state of a partition that this worker restores or keeps as a standby."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ChangelogReplay:
         self.restored_records = 0
         """Changelog records read since the store was opened."""
         self.changelog_end = UNKNOWN
-        """Where the changelog ended when it was last read here."""
+        """The end offset of the changelog when it was last read here."""
 
     def apply(self, messages: list[Message], options: WriteOptions) -> None:
         """Apply changelog records; readers see whole transactions only."""
@@ -83,13 +83,11 @@ class ChangelogReplay:
 
     @property
     def misplaced(self) -> ChangelogError | None:
-        """Return what is wrong with the last position that was read, None when it is one."""
+        """Return the fault of the last position that was read, None for a valid one."""
         return self._objection
 
     def objection(self) -> ChangelogError | None:
-        """Return what is wrong with the changelog as far as it was read, None when it ends as a worker
-        leaves it.
-        """
+        """Return the fault of the changelog as far as it was read, None if it ends as workers leave it."""
         if self._objection is not None:
             return self._objection
         if not self._torn:

@@ -125,7 +125,7 @@ class _Reader:
         return self._ends[place] >= end
 
     def _known_ends(self, place: Place) -> tuple[int, int]:
-        """Return where a log began and ended by the last fetch."""
+        """Return the first and end offsets of a log by the last fetch."""
         return self.consumer.get_watermark_offsets(TopicPartition(*place), cached=True) or (-1, -1)
 
     def open_transaction(self, place: Place) -> str | None:

@@ -32,7 +32,7 @@ UNKNOWN = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """What every partition of a worker shares."""
+    """The settings and services that the partitions of a worker share."""
 
     app: str
     data_dir: Path
@@ -43,14 +43,14 @@ class Environment:
     cache_rows: int
     tombstones_kept_ms: int
     landed: frozenset[str] = frozenset()
-    """Topics that keep only what is not landed yet: the head of one is in a lake."""
+    """Topics that keep only records that are not landed yet: their earlier records are in a lake."""
 
 
 class CommittedState:
     """The committed state of one source partition of one processor.
 
     Reads show whole transactions only and are safe from any thread. `PartitionOwner` writes while this
-    worker folds the partition, `ChangelogReplay` while it restores it or stands by.
+    worker folds the partition, `ChangelogReplay` while it restores it or keeps it as a standby.
     """
 
     def __init__(
@@ -96,8 +96,8 @@ class CommittedState:
 
     @property
     def partial(self) -> LostHeads:
-        """Return what was deleted of the sources before this table began, and is not in its state: of each
-        such source the first offset that was there.
+        """Return the lost heads of the sources: records deleted before this table began are not in its state.
+        The value is the first offset that was there, by topic.
         """
         return {**self.store.lost_heads, **self.heads_before(offsets_of(self.store.marker))}
 

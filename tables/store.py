@@ -134,7 +134,7 @@ class PartitionStore:
         self.lost_heads: LostHeads = {}
         """The deleted heads of the sources from before this table began."""
         self.handover: Handover | None = None
-        """Up to where it is silent; None where it was not declared so."""
+        """The position up to which it is silent; None if it was not declared so."""
         self.recovery: Recovery | None = None
         """The recovery after its changelog had lost its records; None without one."""
         self.read_from = 0
@@ -413,8 +413,8 @@ class PartitionStore:
 
     @property
     def touched_ms(self) -> int:
-        """Return when the store was last known to be abreast of its changelog, ms; NEVER_TOUCHED for a new
-        one.
+        """Return the time in ms at which the store was last known to be abreast of its changelog;
+        NEVER_TOUCHED for a new one.
         """
         value = self._db.get(_TOUCHED)
         return int(value) if value else NEVER_TOUCHED

@@ -22,7 +22,7 @@ class GlobalIntakeHost(Protocol):
 
     @property
     def stalled(self) -> dict[tuple[str, int], str]:
-        """Return why partitions stand still, by partition."""
+        """Return why partitions are stalled, by partition."""
         ...
 
     def progressed(self) -> None:

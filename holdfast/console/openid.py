@@ -305,7 +305,7 @@ class OpenIdSignIn:
         return self._keys[1]
 
     async def _fetch(self, method: str, address: str, decode: Callable[[bytes], T], **more: Any) -> T:
-        """Return what the provider answers, as *decode* reads it; RequestDenied when it does not."""
+        """Return the provider's reply, as *decode* reads it; RequestDenied without a readable reply."""
         assert self._session is not None, "use `async with`"
         _require_private(address)
         try:

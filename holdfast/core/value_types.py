@@ -13,7 +13,7 @@ import msgspec
 from msgspec import inspect
 
 MOST_CAUSES = 5
-"""How many faults of one value a reason names."""
+"""The most faults of one value that a reason names."""
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
 

@@ -322,7 +322,7 @@ def _obey_files(kafka: EmbeddedKafka, folder: Path) -> None:
 
 
 def serve(folder: Path, nodes: int, port: int) -> None:
-    """Run one until SIGTERM, and tell in *folder* who it is."""
+    """Run a broker until SIGTERM, and write its address and process id to *folder*."""
     told = _decode_start(sys.stdin.buffer.read())
     try:
         options = {} if told.guard is None else told.guard.options(folder)

@@ -91,8 +91,8 @@ class FetchSessions:
         wanted: Iterable[tuple[FetchKey, Fetched]],
         forgotten: Iterable[FetchKey],
     ) -> None:
-        """Change what a session fetches; those that were used least recently make place for that, at last it
-        does itself.
+        """Change the partitions that a session fetches; the least recently used sessions are dropped to keep
+        the limit, at last the session itself.
         """
         session.change(wanted, forgotten)
         weight = sum(each.weight for each in self._sessions.values())

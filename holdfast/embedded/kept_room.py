@@ -1,4 +1,4 @@
-"""What requests leave behind in the coordinators and the controller, in bytes, with a limit."""
+"""A limit of the bytes that requests leave in the coordinators and the controller."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Final
 from holdfast.clock import system_clock
 
 OVERHEAD_BYTES: Final = 2_000
-"""What anything that has a name costs, beside what clients said of it."""
+"""The bytes that anything with a name takes in addition to the bytes from clients."""
 _REST: Final = 20
 """The next count is this many times as far away as the last took: counting takes a twentieth of the time."""
 
 
 class KeptRoom:
-    """At most *limit* bytes are kept of what clients said. Requests are taken to leave all their bytes behind
-    until that is too much: then *count* returns what there is.
+    """At most *limit* bytes of requests are kept. All bytes of a request are counted as kept until the limit
+    is reached: then *count* returns the real number.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class KeptRoom:
         self._count_again_s = float("-inf")
 
     def take(self, size: int) -> bool:
-        """Return whether a request of *size* bytes may leave them behind."""
+        """Return whether a request of *size* bytes may be kept."""
         if self._most + size > self._limit:
             before_s = self._now_s()
             if before_s < self._count_again_s:

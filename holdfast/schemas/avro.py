@@ -192,7 +192,7 @@ def _learn(kind: Any) -> None:
     try:
         _converted_to(kind, None)
     except (msgspec.ValidationError, TypeError, NameError):
-        pass  # None is none of it; or a type of which only values tell
+        pass  # None is no such value; or only values show the type
 
 
 def _info_of(of: Any) -> msgspec.inspect.Type | None:

@@ -39,8 +39,8 @@ class KitMarks:
     def settled(
         self, step: Processor[Any, Any], reached_in: Callable[[int], StepReached | None]
     ) -> list[Emit]:
-        """Return the marks by which all partitions of *step* that are at the ends of their logs let go;
-        *reached_in* tells how far one has come of what keeps rows.
+        """Return the marks by which all partitions of *step* at the ends of their logs stop holding others
+        back; *reached_in* returns the progress of a partition of a processor that keeps rows.
         """
         found: list[Emit] = []
         for origin in range(self._partitions):

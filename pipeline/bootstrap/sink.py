@@ -42,9 +42,7 @@ NEAR_RECORDS = 5_000
 as much.
 """
 _GONE = FetchedRecord(None, None, (), -1)
-"""Of a record that its topic does not have any more: the quarantine notes where it was, and why it was
-refused.
-"""
+"""A record that its topic no longer has: the quarantine notes its coordinates, and why it was refused."""
 
 
 class BootstrapOutcome(StrEnum):
@@ -175,8 +173,8 @@ class ChangelogSink:
         ]
 
     def notes(self, position: Position, watermarks: bytes | None = None) -> list[tuple[bytes, bytes]]:
-        """Return the notes that a first transaction has, and of a step its *watermarks*: without them, what
-        is late in its source would not be told from what is in time.
+        """Return the notes of a first transaction, and of a step its *watermarks*: without them, late records
+        of its source could not be distinguished from records in time.
         """
         notes: list[tuple[bytes, bytes]] = []
         if watermarks is not None:

@@ -30,7 +30,7 @@ _SEARCHED = (*_NUMBERS, *_BYTES)
 _EPOCH = date(1970, 1, 1).toordinal()
 _PER_US = {"s": 1_000_000, "ms": 1_000, "us": 1}
 _CUT_US = 1_000
-"""By so much statistics of timestamps may lie off: Delta's are in ms."""
+"""The most us by which statistics of timestamps may be off: Delta's are in ms."""
 
 
 @dataclass(slots=True)

@@ -104,7 +104,7 @@ class Comparison:
 
     @property
     def left_out(self) -> int:
-        """Return how many keys differ, or did, and are not among *keys*."""
+        """Return the number of keys that differ, or did, and are not among *keys*."""
         return self.apart + sum(each.met_again for each in self.partitions) - len(self.keys)
 
     def document(self) -> dict[str, Any]:

@@ -78,7 +78,7 @@ def derived_folder(lake: str, path: str) -> str:
 
 
 def derived_path(lake: str, path: str) -> str:
-    """Return where the rows of a derived table lie.
+    """Return the path of the rows of a derived table.
 
     >>> derived_path("/lake", "claims.intervals")
     '/lake/derived/claims.intervals/rows'
@@ -152,7 +152,7 @@ def derive(table: AnyTable, settings: Settings, options: FoldOptions) -> FoldRep
 
 
 def lag_paths(lake: str, table: LagTable) -> dict[str, str]:
-    """Return where `lag.by_minute` of a topic and the two tables that it is joined of lie."""
+    """Return the paths of `lag.by_minute` of a topic and of the two tables that it is joined of."""
     return {
         BY_MINUTE: derived_path(lake, table.path),
         COMMITS: derived_path(lake, COMMITS),

@@ -132,7 +132,7 @@ def lag_rows(group: str, standings: Sequence[Standing], offsets_partition: int) 
 
 
 def settled(standings: Sequence[Standing], before_minute: int) -> int:
-    """Return how many of *standings* are over: they and the one after them are of minutes before
+    """Return the number of *standings* that are over: they and the one after them are of minutes before
     *before_minute*, which both logs have passed.
     """
     return max(0, sum(each.minute < before_minute for each in standings) - 1)

@@ -183,7 +183,7 @@ class LagWork:
         return min(by[ENDS].get(partition, NOTHING), by[COMMITS].get(offsets_partition, NOTHING))
 
     def _ends(self, partition: int, minute: int) -> Series:
-        """Return where a partition ended from *minute* on, beginning with what held then."""
+        """Return the ends of a partition from *minute* on, beginning with the one that held then."""
         reader, found = self._reader(ENDS), list[tuple[int, int | None]]()
         latest_first = sorted(
             self.ends.get(partition, ()), key=lambda each: NOTHING if each.last is None else -each.last

@@ -125,13 +125,12 @@ class FoldPlan:
     """The processor to fold and the results to return.
 
     *rows* False leaves final rows and timers out (their digest is in the summary all the same). *transitions*
-    tells every change of a row, or with *of_key*, a table ("" for the processor's own) and a key, only those
-    of one; or with *of_prefixes* of rows of its own whose keys begin so. Folding then goes record by record,
-    about three times slower. *skips* are offsets of each
-    partition that are left out, whatever a reader gives: what is skipped of a source does not exist for its
-    application. *later_timeout_s* is how long a record may wait for what its fold needs. *emits* has what is
-    emitted told as well. *refused* are records, by topic and offset, that the table refused for what may be
-    otherwise now.
+    returns every change of a row, or with *of_key*, a table ("" for the processor's own) and a key, only
+    those of that row; or with *of_prefixes* of rows of its own whose keys begin so. Folding then is record by
+    record, about three times slower. *skips* are offsets of each partition that are left out, whatever a
+    reader gives: skipped offsets of a source do not exist for its application. *later_timeout_s* is how long
+    a record may wait for the services that its fold needs. *emits* returns the emits as well. *refused* are
+    records, by topic and offset, that the table refused for a reason that may have passed.
     """
 
     processor: Processor[Any, Any]
@@ -181,11 +180,11 @@ class FoldPlan:
 class FoldSummary(msgspec.Struct, frozen=True, kw_only=True):
     """The result of one partition. *applied* is the last offset folded, -1 for none.
 
-    Of several sources *sources* tells it of each, *applied* how many offsets these are in all, less one, and
-    *choices* how many recorded choices were obeyed, *position* is the marker as stored, in base64; it is told
-    of one source too where event time passes by the watermarks of origins. *timers* are those of all clocks.
-    *event_ms* is event time where the processor has that, *watermarks* the note of a step's sources as
-    stored, in base64, where it has heard any.
+    With several sources *sources* has it of each, *applied* the number of these offsets in all, less one, and
+    *choices* the number of recorded choices that were obeyed. *position* is the marker as stored, in base64;
+    a single source has one too where event time passes by the watermarks of origins. *timers* are those of
+    all clocks. *event_ms* is event time where the processor has that, *watermarks* the note of a step's
+    sources as stored, in base64, once there is an origin.
     """
 
     partition: int
@@ -218,7 +217,7 @@ def told_event_time(event_ms: int | None) -> dict[str, Any]:
 
 
 def told_watermarks(note: bytes | None) -> dict[str, Any]:
-    """Return what a summary tells of a step's note of watermarks: nothing where there is none."""
+    """Return a summary's field for a step's note of watermarks: empty without a note."""
     return {} if note is None else {"watermarks": b64encode(note).decode()}
 
 

@@ -169,9 +169,9 @@ def fold_merged(
     limit: int | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Fold one partition from (records, their size in bytes) of each source and the recorded choices, up to
-    *stop*, with *open_end* no further than the sources were read, and at most *limit* records; yield what it
-    tells, the summary last. It goes on with *state* where that is given: *logs* and choices begin behind it
-    then. *upto* is the position of a table that it is to come to. *open_global* has the logs of a global that
+    *stop*, with *open_end* no further than the sources were read, and at most *limit* records; yield its
+    results, the summary last. With *state* it continues from there: *logs* and choices then begin after it.
+    *upto* is the position of a table that it is to come to. *open_global* has the logs of a global that
     the processor reads.
     """
     results, sizes = results or Results(), _Sizes()

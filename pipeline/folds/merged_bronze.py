@@ -48,7 +48,7 @@ class PartitionedLog(Protocol):
 
     @property
     def uri(self) -> str:
-        """Return where they lie, for people."""
+        """Return their path, for people."""
 
     def batches(self, inputs: Sequence[Input], partition: int, span: Span) -> Iterator[tuple[Batch, int]]:
         """Yield the records of one partition in offset order, each batch with its size in bytes."""
@@ -363,7 +363,7 @@ def _choices_lost(holes: Iterable[str]) -> LostRecordsError:
 
 
 def cut_of(landed: Landed | None, path: str, name: str) -> Cut:
-    """Return how far the sources of processor *name* were when its choices were landed."""
+    """Return the offsets of the sources of processor *name* when its choices were landed."""
     if landed is None or landed.cut is None:
         raise LakeError(
             f"{path} does not tell how far the sources were landed: land them together with the choices "

@@ -42,7 +42,7 @@ class MergedExtent:
 
     @property
     def offsets(self) -> int:
-        """Return how many offsets of the sources there are to fold, at most."""
+        """Return the most offsets of the sources that are to fold."""
         return sum(
             span.end - span.first
             for spans in self.spans.values()
@@ -57,7 +57,7 @@ class MergedExtent:
     def skipped(
         self, skips: Mapping[str, Mapping[int, OffsetRanges]], summaries: Iterable[FoldSummary]
     ) -> int:
-        """Return how many of the folded offsets are skipped."""
+        """Return the number of folded offsets that are skipped."""
         return sum(
             end
             - span.first
@@ -167,9 +167,7 @@ def source_span(
 def replay_ends(
     plan: FoldPlan, until: Until | None, spans: Mapping[str, Mapping[int, Span]]
 ) -> dict[int, ReplayEnd]:
-    """Return where each partition ends by *until*; PipelineError where that lies before what it began
-    with.
-    """
+    """Return the end of each partition by *until*; PipelineError where that lies before its base."""
     processor = plan.processor
     found = stops(until, processor.topics, spans, processor.name)
     for partition, base in plan.bases.items():

@@ -380,7 +380,7 @@ def _places(topics: Sequence[str], stretches: Iterable[Stretch]) -> Iterator[tup
 
 
 def _chosen(inputs: Sequence[Input], wanted: Sequence[Input]) -> list[int] | None:
-    """Return where the columns *wanted* are among *inputs*; None where they are the same."""
+    """Return the indexes of the columns *wanted* in *inputs*; None where they are the same."""
     return None if tuple(inputs) == tuple(wanted) else [inputs.index(name) for name in wanted]
 
 

@@ -154,8 +154,8 @@ def fold(
 
 
 class _Target(NamedTuple):
-    """At most how many records to fold of each partition that has any, of how many offsets, and what the
-    commit says besides what comes of it.
+    """The most records to fold of each partition that has any, the number of their offsets, and the fields of
+    the commit apart from those of the result.
     """
 
     limits: Mapping[int, int]
@@ -412,8 +412,8 @@ class _TableFold:
         return parts
 
     def _on_spark(self, work: FoldWork, wanted: Sequence[int]) -> list[FoldedPart]:
-        """Have each partition folded by a task, which writes its files; those of tasks that fail are named by
-        no commit.
+        """Fold each partition in a task of Spark, which writes its files; no commit names the files of tasks
+        that fail.
         """
         from holdfast.pipeline.folds import on_spark
 

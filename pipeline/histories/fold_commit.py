@@ -52,7 +52,7 @@ def _told(value: Any) -> str:
 
 
 def identity_of(processor: Processor[Any, Any], settings: Settings) -> FoldIdentity:
-    """Return which fold *processor* is."""
+    """Return the identity of the fold of *processor*."""
     return FoldIdentity(
         app=settings.app,
         processor=processor.name,

@@ -34,8 +34,8 @@ def parts_on_spark(
     tasks: Iterable[int],
     run: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]],
 ) -> list[FoldedPart]:
-    """Have Spark *run* the tasks of these numbers; files of tasks that fail are named by no commit. *opened*
-    closes the session.
+    """Run the tasks of these numbers on Spark by *run*; no commit names the files of tasks that fail.
+    *opened* closes the session.
     """
     from holdfast.pipeline.folds.on_spark import fold_each
     from holdfast.pipeline.spark.errors import explained

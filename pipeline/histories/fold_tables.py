@@ -51,7 +51,7 @@ HISTORY = [*_KEYS, *_CHANGE, *_END]
 
 
 def folds_path(lake: str, name: str) -> str:
-    """Return where the tables of a processor's fold lie.
+    """Return the path of the tables of a processor's fold.
 
     >>> folds_path("/lake/", "totals")
     '/lake/folds/totals'

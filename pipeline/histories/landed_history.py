@@ -34,7 +34,7 @@ class HistoryPart(Protocol):
         """Continue the fold from *state* and yield the results."""
 
     def choices_from(self, reached: Position) -> int:
-        """Return where choices are to be read on, once it is folded up to *reached*; 0 of one source."""
+        """Return the offset from which to read choices after a fold up to *reached*; 0 with one source."""
 
 
 class HistoryParts(Protocol):
@@ -45,7 +45,7 @@ class HistoryParts(Protocol):
 
 
 class LandedHistory(Protocol):
-    """The landed data of a processor's sources: *path* is the table that says up to where, *ids* are Kafka's
+    """The landed data of a processor's sources: *path* is the table with the landed ends, *ids* are Kafka's
     ids of the topics, and *skips* the offsets that the application leaves out of each.
     """
 

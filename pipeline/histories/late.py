@@ -1,4 +1,4 @@
-"""Why records were late: their partition is folded again, record by record, and tells what it judged by."""
+"""The reasons why records were late: their partition is folded again, record by record, and judged again."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LIMIT_LATE = 20
 JUDGED, TOTAL = "judged", "total"
 """Kinds of results: a record with what it was judged by, and how many of a partition were late."""
 BY_TICK = -1
-"""In place of the offset of a mark: a recorded tick."""
+"""Instead of the offset of a mark: a recorded tick."""
 
 TAKEN, PARTLY, LATE, AFTER_IDLE = "taken", "partly late", "late", "late after idle"
 REFUSED_OUTCOME, MARK, UNFOLDED = "refused", "mark", "not folded"
@@ -46,16 +46,16 @@ class WhyLate:
     """A record, what its processor made of it, and *why* in a sentence. Times are in ms.
 
     *outcome* is one of "taken", "partly late" (of hopping windows: late for some), "late" (by its own
-    origin), "late after idle" (only because others went on while its origin had let go), "refused", "mark"
-    and "not folded" (it lies behind what was folded, or is skipped). Of the last three there are no times.
+    origin), "late after idle" (only because others continued while its origin held nothing back), "refused",
+    "mark" and "not folded" (it lies after the records folded, or is skipped). The last three have no times.
 
     *origin* is the log that it comes from: topics, of several the ones that a step reads, and a partition.
     *watermark_ms* is that origin's before the record, None where it had said nothing; of a raw source with
     `idle=` as far as it has moved stream time. *stream_ms* is stream time before it. The window from
-    *start_ms* to *end_ms* is the last that it can be in; of a join *end_ms* is behind the record itself, and
-    *reach_ms* how long after it a partner may be. It is late where the watermark is at *late_from_ms* or
-    stream time at *over_from_ms*. *let_go_ms* is when its origin let go, by append time: for what was late
-    for that.
+    *start_ms* to *end_ms* is the last that it can be in; of a join *end_ms* is just after the record itself,
+    and *reach_ms* how long after it a partner may be. It is late where the watermark is at *late_from_ms* or
+    stream time at *over_from_ms*. *let_go_ms* is the append time at which its origin stopped holding others
+    back: for a record that was late for that.
     """
 
     topic: str
@@ -91,14 +91,14 @@ class LateRecords:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LateOptions:
-    """How to fold the partitions again, and how many late records to tell of each at most."""
+    """Settings for folding the partitions again, and the most late records returned of each."""
 
     replay: ReplayOptions = field(default_factory=ReplayOptions)
     limit: int = LIMIT_LATE
 
 
 class RecordPlace(NamedTuple):
-    """Where a record of a source lies."""
+    """The topic, partition and offset of a record of a source."""
 
     topic: str
     partition: int
@@ -112,7 +112,7 @@ def late_records(
     at: Until | None = None,
     options: LateOptions | None = None,
 ) -> LateRecords:
-    """Return which records of processor *name*, one of *processors*, were late by *at*, and why.
+    """Return the late records of processor *name*, one of *processors*, by *at*, and why they were late.
 
     All its partitions are folded up to there, or those that *at* names. ConfigError for a processor of which
     no record is ever late, and whatever `replay` raises.
@@ -188,7 +188,7 @@ def why_late(
 
 
 class _Look:
-    """One processor, and what is read of it to tell why its records are late."""
+    """One processor, with the reading that explains why its records are late."""
 
     def __init__(
         self,
@@ -268,7 +268,7 @@ class _Look:
                     yield batch
 
     def judged(self, number: int, batch: Batch, at_ms: int) -> JudgedRecord | None:
-        """Return what decides whether the one record of *batch* is late, as its fold reads it."""
+        """Return the times that decide whether the one record of *batch* is late, as its fold reads it."""
         processor = self.processor
         if processor.on is not None:
             given = [next(iter(each)) for each in processor.folds[number].told(batch)]
@@ -280,7 +280,7 @@ class _Look:
         return self.lateness.judged(number, given, at_ms)
 
     def why(self, row: Mapping[str, Any]) -> WhyLate:
-        """Return what is known of a record that a `_Watch` has told of."""
+        """Return the explanation of a record from a result of `_Watch`."""
         topic = row["key"].decode()
         place, number = RecordPlace(topic, row["partition"], row["offset"]), self.number(topic)
         seen = _decode_seen(row["after"])
@@ -406,7 +406,7 @@ def _cause(found: WhyLate, seen: _JudgedAt, let_go: tuple[int, int] | None) -> s
 
 
 class _JudgedAt(msgspec.Struct, frozen=True, kw_only=True):
-    """What a partition had come to before a record, and what became of that.
+    """The progress of a partition before a record, and the outcome of that record.
 
     *by_records_ms* is the highest stream time that records have moved it to: ticks may have moved it since.
     *nameless* are the watermarks of the records without origins by source, and *let_go* has by
@@ -442,14 +442,14 @@ _Change = tuple[str, str | None, str | None]
 
 @dataclass(frozen=True, slots=True)
 class _Watch:
-    """Lets through what is known of the last *limit* late records of each partition, and how many there were;
-    or of the record at *place*. Runs where partitions are folded.
+    """Passes on the last *limit* late records of each partition, and the number of late ones; or the record
+    at *place*. Runs where partitions are folded.
     """
 
     lateness: Lateness
     topics: tuple[str, ...]
     ticks: bool
-    """Whether changes without a topic are those of ticks."""
+    """True if changes without a topic are those of ticks."""
     place: RecordPlace | None
     limit: int
 
@@ -472,7 +472,7 @@ class _Watch:
 
 
 class _Watched:
-    """What is known of one partition while it is folded, and of its last records that were asked for."""
+    """The progress of one partition while it is folded, and its last records that were asked for."""
 
     def __init__(self, watch: _Watch, partition: int) -> None:
         self._watch, self._partition = watch, partition

@@ -38,7 +38,7 @@ class TimeAxis:
     left: int = LEFT
 
     def x(self, at_ms: float) -> float:
-        """Return where a time lies, held within the axis."""
+        """Return the coordinate of a time, held within the axis."""
         held = min(max(at_ms, self.from_ms), self.to_ms)
         return self.left + (held - self.from_ms) / max(1, self.to_ms - self.from_ms) * (
             WIDTH - RIGHT - self.left
@@ -186,7 +186,7 @@ def _scale(left: int, bottom: float, top: float, most: str) -> str:
 
 
 def legend(hues: Mapping[str, str]) -> str:
-    """Return which colour is what."""
+    """Return the legend of the colours."""
     return (
         '<p class="legend">'
         + "".join(

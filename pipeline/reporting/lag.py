@@ -74,7 +74,7 @@ def lags_over_time(rows: Iterable[DerivedRow], commits: Iterable[DerivedRow]) ->
 def total_over_time(
     lags: Iterable[LagOverTime], groups: Sequence[str], others: str, parts: Sequence[tuple[int, int]]
 ) -> Mapping[str, list[float]]:
-    """Return how many records each group lagged in all its partitions, in each part of the time: the last
+    """Return the lag of each group in all its partitions, in records, for each part of the time: the last
     value of the part.
     """
     found = {name: [0.0] * len(parts) for name in (*groups, others)}

@@ -122,7 +122,7 @@ def held_over_time(
     owners: Sequence[str],
     others: str,
 ) -> Mapping[str, list[float]]:
-    """Return how many claims each owner held in each part of the time, on average; the last series is of
+    """Return the mean number of claims of each owner in each part of the time; the last series is of
     claims without an owner. After *known_to*, in ms, nothing is known.
     """
     found = {name: [0.0] * len(parts) for name in (*owners, others, NOBODY)}

@@ -172,7 +172,7 @@ def _illest(ill: Sequence[ClaimTime]) -> str:
 
 
 def _owners(found: ReportedTime, rows: Sequence[DerivedRow]) -> str:
-    """Return how each owner's claims ended in the time, those that lost most first."""
+    """Return the ends of each owner's claims in the time, those that lost most first."""
     ends = defaultdict[str, Counter[str]](Counter)
     for row in rows:
         if row["ended_by"] is None:
@@ -363,8 +363,8 @@ def _latency(found: ReportedTime, rows: Sequence[DerivedRow]) -> str:
 
 
 def _waits(rows: Sequence[DerivedRow]) -> tuple[int, ...]:
-    """Return how many rows of one shard there were, their mean wait, the worst minutes' percentiles, and how
-    many leaders there were.
+    """Return the number of rows of one shard, their mean wait, the worst minutes' percentiles, and the number
+    of leaders.
     """
     count = sum(row["rows"] for row in rows)
     mean = round(sum(row["mean_ms"] * row["rows"] for row in rows) / count)
@@ -442,9 +442,7 @@ def _place(row: DerivedRow) -> str:
 def _by_time(
     caption: str, found: ReportedTime, rows: Iterable[DerivedRow], name_of: Callable[[DerivedRow], str]
 ) -> str:
-    """Return how many rows there are in each part of the time, by name; beyond the most frequent names
-    together.
-    """
+    """Return the number of rows in each part of the time, by name, the rarer names together."""
     named = [(name_of(row), ms_of(row["at"])) for row in rows]
     largest = [name for name, _ in Counter(name for name, _ in named).most_common(HUES)]
     hues = {**{name: f"h{at}" for at, name in enumerate(largest)}, OTHERS: "hx"}

@@ -31,8 +31,8 @@ SliceEngine = Literal["local", "spark"]
 
 @dataclass(frozen=True, slots=True)
 class Thinned:
-    """Of the rows with the same *keys*, only the last in each part of *part_ms* from the beginning of the
-    slice: that with the latest time in the column *by*.
+    """The last of the rows with the same *keys* in each part of *part_ms* from the beginning of the slice:
+    that with the latest time in the column *by*.
 
     So a row by the minute for each of a thousand partitions stays a page's worth. *values* are the other
     columns that are kept.

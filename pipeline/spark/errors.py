@@ -162,8 +162,8 @@ def _without_python(message: str) -> str | None:
 
 
 def _ended_at_start(message: str) -> str | None:
-    """Return how the Python of a worker ended before it could take work, as one too old for pyspark does; None
-    where it did not, or where it lacks one of our own packages.
+    """Return the way the Python of a worker ended before it could take work, as one too old for pyspark does;
+    None where it did not, or where it lacks one of our own packages.
 
     >>> _ended_at_start("Error from python worker:\\n  File '/opt/lib/python3.8/runpy.py'\\n  TypeError: no\\nPYTHONPATH was:")
     'the Python of a worker ended before it took work, it is 3.8 (TypeError: no)'

@@ -122,7 +122,7 @@ class ExecutorWatch:
 
 
 def log_executors(session: SparkSession) -> None:
-    """Have Spark's log say when an executor of a standalone cluster ends."""
+    """Make Spark's log say when an executor of a standalone cluster ends."""
     java: Any = session._jvm
     log4j = java.org.apache.logging.log4j
     log4j.core.config.Configurator.setLevel(_CLIENT, log4j.Level.INFO)

@@ -85,7 +85,8 @@ class SparkOptions:
 
 
 def cores_of(master: str) -> int:
-    """Return how many tasks a local master runs at once; 2 for a cluster, whose size only its manager knows.
+    """Return the number of tasks a local master runs at once; 2 for a cluster, whose size only its manager
+    knows.
 
     >>> cores_of("local[3]"), cores_of("local"), cores_of("spark://host:7077")
     (3, 1, 2)
@@ -390,7 +391,7 @@ def _log_path(options: SparkOptions) -> Path:
 
 
 def _new_log(options: SparkOptions) -> Path:
-    """Return where to write the log of a session; the oldest ones are gone."""
+    """Return the path of a session's new log; the oldest logs are removed."""
     path = _log_path(options)
     folder = path.parent
     folder.mkdir(parents=True, exist_ok=True)

@@ -109,7 +109,7 @@ def first_apart(
 
 
 def _starts(live: LiveRows) -> list[bytes]:
-    """Return where ranges begin, the first at the beginning of all keys."""
+    """Return the first keys of the ranges, the first at the beginning of all keys."""
     return [b"", *islice(live, RANGE_ROWS, None, RANGE_ROWS)]
 
 

@@ -22,8 +22,8 @@ class EmitsApart(NamedTuple):
 
 
 def compared(group: EmitGroup, *, exact: bool, is_cut: bool) -> tuple[list[EmitsApart], int]:
-    """Return where a group differs, and how many found records lie before and were not compared; unless
-    *exact*, these may be from earlier versions.
+    """Return the differences of a group, and the number of found records that lie before and were not
+    compared; unless *exact*, these may be from earlier versions.
 
     Of a topic that *is_cut* the first records may be missing.
     """
@@ -35,8 +35,8 @@ def compared(group: EmitGroup, *, exact: bool, is_cut: bool) -> tuple[list[Emits
 
 
 def compared_compacted(group: EmitGroup, *, exact: bool) -> tuple[list[EmitsApart], int]:
-    """Return where a group of a topic that is compacted differs, and how many found records were not
-    compared.
+    """Return the differences of a group of a topic that is compacted, and the number of found records that
+    were not compared.
 
     Compaction may have taken all records of a key but the last, and that too if it has no value. The rest
     must be in the order of those expected.
@@ -94,7 +94,7 @@ def _from_the_end(group: EmitGroup, *, exact: bool, is_cut: bool) -> tuple[list[
 
 
 def _wanted(group: EmitGroup) -> int:
-    """Return how many of the expected ones are compared: as many as *found* ends with, and at least those
+    """Return the number of expected emits to compare: as many as *found* ends with, and at least those
     that are due.
     """
     found, expected = group.found, group.expected

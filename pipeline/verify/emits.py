@@ -189,8 +189,8 @@ def _compared(
 
 
 def _settle_s(settings: Settings) -> float:
-    """Return how long to wait for transactions that are open: brokers look every 10 s for those of a worker
-    that died.
+    """Return the seconds to wait for transactions that are open: brokers look every 10 s for those of a
+    worker that died.
     """
     return max(settings.request_timeout_s, settings.transaction_timeout_s + 15)
 

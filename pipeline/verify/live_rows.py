@@ -37,7 +37,7 @@ class LiveRows(Mapping[bytes, bytes]):
         return (key for key, _ in self.scan())
 
     def __len__(self) -> int:
-        """Return how many there are, which reads them all."""
+        """Return the number of rows, which reads them all."""
         return sum(1 for _ in self.scan())
 
     def __bool__(self) -> bool:

@@ -314,8 +314,8 @@ def _judge(
 
 
 def odd(values: Mapping[str, object]) -> tuple[str, ...]:
-    """Return which of three values does not agree with the other two; all, when no two agree; none, when all
-    do.
+    """Return the one of three values that does not agree with the other two; all, when no two agree; none, when
+    all do.
 
     >>> odd({"store": 1, "changelog": 2, "replay": 2}), odd({"a": 1, "b": 2, "c": 3}), odd({"a": 1, "b": 1, "c": 1})
     (('store',), ('a', 'b', 'c'), ())

@@ -280,7 +280,7 @@ def missing(partitions: Iterable[_Began], holes: Sequence[str]) -> tuple[str, ..
 
 
 def refused_by(live: Iterable[LivePartition]) -> Mapping[int, frozenset[tuple[str, int]]]:
-    """Return which records a replay has to refuse because live partitions did."""
+    """Return the records that a replay has to refuse because live partitions did."""
     return {each.partition: each.refused for each in live if each.refused}
 
 

@@ -28,7 +28,7 @@ def folded_differently(tables: Iterable[Tables]) -> set[str]:
 
 
 def marked(changelogs: Iterable[str]) -> dict[str, int]:
-    """Return how an assignment tells that these are folded differently."""
+    """Return the entries of an assignment that mark *changelogs* as folded from different topics."""
     return {f"{OTHER_SOURCES}{each}": 1 for each in changelogs}
 
 
@@ -38,8 +38,8 @@ def namesakes(
     hosts: Mapping[str, Collection[str]],
     topic_groups: Collection[str],
 ) -> list[str]:
-    """Return a line for each sign of another application named *app*: another worker in *hosts*, by URL, of
-    whose changelogs none is of a table in *own*, and changelogs in *topic_groups* of which the leader says
+    """Return a line for each sign of another application named *app*: another worker in *hosts*, by URL, with
+    changelogs but none of a table in *own*, and changelogs in *topic_groups* of which the leader says
     that members fold them from different topics.
     """
     cure = (

@@ -176,7 +176,7 @@ def describe(
 
 
 def _note_waiting(context: typer.Context, group: str, timeout_s: float) -> None:
-    """Tell for which origins the windows and joins wait of the application whose group is shown: they have no
+    """Note the origins for which windows and joins of the application wait whose group is shown: they have no
     lag then, and yet no results.
     """
     chosen = globals_of(context)

@@ -44,7 +44,7 @@ FACTS = (
 
 
 class AskedLate(NamedTuple):
-    """What of the command line tells of late records; *place* None asks for the last ones of a processor."""
+    """The arguments of the command for late records; *place* None asks for the last ones of a processor."""
 
     processor: str
     place: tuple[str, int, int] | None

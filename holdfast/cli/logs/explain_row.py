@@ -64,7 +64,7 @@ def explain_row(context: typer.Context, asked: AskedRow) -> None:
 
 
 def until_of(text: str) -> Until | int:
-    """Return what `--at` asks for: a short number is an offset of the one partition."""
+    """Return the position that `--at` asks for: a short number is an offset of the one partition."""
     from holdfast.pipeline.bronze.extent import parse_until
 
     return int(text) if text.isdecimal() and len(text) <= OFFSET_DIGITS else parse_until(text, "--at")

@@ -95,8 +95,8 @@ class Mender:
             puts: dict[bytes, bytes | None] = dict.fromkeys(found.row_keys())
             puts |= _heard_again(found)
             return self._step(partition, found, puts, self._positions.start, "emptied")
-        # What the base had lost, as what it was written, and where the version before stood: no replay tells
-        # that again.
+        # The lost heads of the base, the types of its rows, and the position of the version before: no replay
+        # can find these.
         notes = {
             key: value
             for key, value in found.notes().items()

@@ -42,7 +42,7 @@ KEEP_LEASES = 0.25
 MARGIN_LEASES = 0.1
 IDLE_S = 0.05
 GONE_S = 1.0
-"""How often a member looks for a topic that is not there."""
+"""The seconds between two looks for a topic that does not exist."""
 JOIN_S = 10.0
 
 
@@ -166,7 +166,7 @@ class RangeConsumer:
         self._failure: Exception | None = None
         self._turn = 0
         self._is_gone = False
-        """Whether it was said that there is no topic."""
+        """True once it was logged that the topic does not exist."""
         self.buried = 0
 
     async def __aenter__(self) -> Self:

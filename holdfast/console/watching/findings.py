@@ -13,7 +13,7 @@ from holdfast.console.watching.reports import HeldOriginReport
 
 LIMIT_NAMED = 5
 HELD_S, HELD_LAG_S = 60.0, 3_600.0
-"""An origin is told of that windows or a join wait for so long, and that is behind by more event time."""
+"""An origin is reported that has held windows or a join for so long, and lags by more event time."""
 WAIT_FOR_ORIGIN = (
     "Wait while its records are read; see that the step, or the join, has an owner for that partition."
 )
@@ -141,7 +141,7 @@ def _of_tables(picture: Picture) -> Iterator[HealthFinding]:
 
 
 def _of_origins(table: TableLine, page: str) -> Iterator[HealthFinding]:
-    """Tell for which origins windows or joins wait longer than they should."""
+    """Yield the origins for which windows or joins wait longer than they should."""
     waiting: dict[str, list[int]] = {}
     for line in table.partitions:
         for held in line.held_back:
@@ -158,7 +158,7 @@ def _of_origins(table: TableLine, page: str) -> Iterator[HealthFinding]:
 
 def is_worth_telling(held: HeldOriginReport) -> bool:
     """Return whether windows or a join wait for an origin longer than its pace explains: for a minute, and it
-    has said nothing or is behind by the event time of the alert.
+    has said nothing or lags by the event time of the alert.
     """
     return held.held_s >= HELD_S and (held.lag_s is None or held.lag_s > HELD_LAG_S)
 

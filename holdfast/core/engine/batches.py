@@ -1,4 +1,4 @@
-"""Records of one partition in columns: what is folded at a time."""
+"""Batches: consecutive records of one partition in columns, folded together."""
 
 from __future__ import annotations
 

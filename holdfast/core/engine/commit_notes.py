@@ -1,9 +1,9 @@
-"""What a worker's group keeps beside a committed offset: of which log it is, and up to where each table has
-folded it and sent its results.
+"""The note that a worker's group keeps with a committed offset: the id of the log that the offset belongs to,
+and the offset up to which each table has folded it and sent its results.
 
-It is the metadata of the commit, text that brokers keep as it is, up to `offset.metadata.max.bytes`. The
-offset alone says neither: a topic that was deleted and made again has the same name, and tables that fold one
-topic share its offset.
+The note is the metadata of the commit, text that brokers keep unchanged, up to `offset.metadata.max.bytes`.
+The offset alone says neither: a topic that was deleted and created again has the same name, and tables that
+fold one topic share its offset.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from holdfast.core.untrusted import UNFIT
 
 COMMIT_NOTE_FORMAT = 1
 LIMIT_NOTE_BYTES = 4_000
-"""Below what brokers take unless they are told otherwise, 4,096."""
+"""Below the default limit of brokers, 4,096 bytes."""
 ID_CHARACTERS = 8
-"""How much of a topic's id is kept of topics that results go to: enough to tell one from the next."""
+"""The number of leading characters kept of the ids of emitted topics: enough to distinguish them."""
 
 
 class TableSent(msgspec.Struct, frozen=True, array_like=True):
-    """Up to where a table has folded one source and sent its results: the last offset, -1 for none, and the
-    number of the next choice, 0 of one source. *changelog* is the beginning of its changelog's id.
+    """The progress of a table in one source, with its results sent: the last offset, -1 for none, and the
+    number of the next choice, 0 with one source. *changelog* is the beginning of its changelog's id.
     """
 
     applied: Annotated[int, Meta(ge=-1)]
@@ -74,5 +74,5 @@ def decode_commit_note(text: str | None) -> CommitNote | None:
 
 
 def shortened(topic_id: str) -> str:
-    """Return as much of an id as a note keeps."""
+    """Return the leading characters of an id that a note keeps."""
     return topic_id[:ID_CHARACTERS]

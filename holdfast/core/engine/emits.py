@@ -1,4 +1,4 @@
-"""What a fold sends to other topics."""
+"""Emits: the records that a fold sends to other topics."""
 
 from __future__ import annotations
 

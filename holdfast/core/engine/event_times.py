@@ -1,4 +1,4 @@
-"""How far an event's own time may be ahead of its record's append time."""
+"""Limits of how far an event's own time may be ahead of its record's append time."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def unlimited(read: Callable[[Any], int] | None) -> Callable[[Any], int] | None:
 
 
 def limit_of(read: Callable[[Any], int] | None) -> tuple[int, bool]:
-    """Return how far in ms times may be ahead, and whether one that is further is held, else refused."""
+    """Return the most ms that times may be ahead, and True if later ones are held, False if refused."""
     return (read.ahead_ms, read.holds) if isinstance(read, TimeWithin) else (DEFAULT_AHEAD_MS, False)
 
 

@@ -1,4 +1,4 @@
-"""How long a worker lets a trickle of records gather before it folds and commits them."""
+"""The time for which a worker lets a trickle of records gather before it folds and commits them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ FEW_RECORDS = 1_000
 their size.
 """
 SHARE = 0.385
-"""What a worker may spend of a core, all in all, while records trickle."""
+"""The share of a core that a worker may spend, all in all, while records trickle."""
 LEAST_WAIT_S = 0.008
 """Shorter waits would burden the broker, which has others to serve."""
 PAUSE_S = 0.1
@@ -15,7 +15,7 @@ _GAIN, _MOST_OVER = 0.1, 2.0
 
 
 class AdaptiveLinger:
-    """How long to let a trickle gather before it is folded and committed.
+    """The wait that lets a trickle of records gather before it is folded and committed.
 
     What a round of transactions costs hardly depends on how much is in them, but it does on the machine and
     its hour. So the wait is what keeps the process at `SHARE` of a core: short, and the records soon visible,
@@ -34,7 +34,7 @@ class AdaptiveLinger:
         """
         past_s, spent_s = now_s - self._now_s, cpu_s - self._cpu_s
         self._now_s, self._cpu_s = now_s, cpu_s
-        if 0.0 < past_s < PAUSE_S:  # a longer one was a pause, and tells what idling costs
+        if 0.0 < past_s < PAUSE_S:  # a longer time was a pause, and shows the cost of idling
             over = min(_MOST_OVER, spent_s / past_s / SHARE)
             wait_s = self._wait_s * (1.0 + _GAIN * (over - 1.0))
             self._wait_s = min(self._most_s, max(min(LEAST_WAIT_S, self._most_s), wait_s))

@@ -1,4 +1,4 @@
-"""The rows of an earlier version, folded into those of the next one: what its table begins with.
+"""The first rows of a table that migrates: the rows of an earlier version, folded into those of the next one.
 
 Each row is folded as a record would be, by the function that `migrate=` declares, in the order of keys.
 """
@@ -37,13 +37,13 @@ from holdfast.core.engine.state.rows import Rows
 from holdfast.errors import ChainError, ChangelogError, MigrationError, StoppedError
 
 AT_ONCE = 2_000
-"""How many rows are folded in one transaction of the store in memory."""
+"""The number of rows that are folded in one transaction of the store in memory."""
 _HANDLERS = {WAKE: "on_wake", TICK: "on_tick", EVENT: "on_event"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EarlierState:
-    """A partition of an earlier version: rows and timers in key order, and what its notes tell."""
+    """A partition of an earlier version: rows and timers in key order, and the contents of its notes."""
 
     version: int
     position: Position
@@ -54,8 +54,8 @@ class EarlierState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beginning:
-    """What a partition begins with: rows and timers in key order, at a position. *lost* is what they do not
-    tell of.
+    """The first state of a partition: rows and timers in key order, at a position. *lost* are the heads of
+    sources that are missing in it.
     """
 
     base: TableBase
@@ -65,7 +65,7 @@ class Beginning:
 
 
 def migrated(processor: Processor[Any, Any], earlier: EarlierState) -> Beginning:
-    """Return what a partition of *processor* begins with where it migrates from *earlier*.
+    """Return the first state of a partition of *processor* that migrates from *earlier*.
 
     MigrationError names the row that cannot be migrated, or says why none can.
     """
@@ -98,7 +98,7 @@ def migrated(processor: Processor[Any, Any], earlier: EarlierState) -> Beginning
 def taken_up(
     processor: Processor[Any, Any], base: TableBase, stored: Sequence[tuple[bytes, bytes]]
 ) -> Beginning:
-    """Return a beginning that was kept; ChangelogError when its rows are not those that its note tells."""
+    """Return a beginning that was kept; ChangelogError when its rows differ from those in its note."""
     if len(stored) != base.entries or digest(stored) != base.digest:
         raise ChangelogError(
             f"what table {processor.table} began with has changed: {len(stored)} rows and timers are there,"
@@ -110,7 +110,7 @@ def taken_up(
 
 
 def told_sources(processor: Processor[Any, Any], position: Position) -> tuple[tuple[str, int], ...]:
-    """Return topic and last offset of each of several sources; nothing of one, of which *applied* tells."""
+    """Return topic and last offset of each source with `on=`; empty without, as *applied* has the offset."""
     return () if processor.on is None else tuple(zip(processor.topics, offsets_of(position), strict=True))
 
 
@@ -148,8 +148,8 @@ class _Work:
         return moved
 
     def folder(self, store: DictStore, stream_ms: int) -> Folder[Any]:
-        """Return what folds rows into *store*. Time stands still meanwhile, so no timer fires; and a row that
-        fails ends it.
+        """Return a folder of rows into *store*. Its time does not pass, so no timer fires; a row that fails
+        ends it.
         """
         declared: Processor[Any, Any] = Processor(
             name=self._processor.name,
@@ -169,7 +169,7 @@ class _Work:
     def sort(
         self, stored: Sequence[tuple[bytes, bytes]]
     ) -> tuple[list[tuple[bytes, bytes]], list[tuple[bytes, bytes]]]:
-        """Return what stays as it is, and the rows that a function gets."""
+        """Return the rows and timers that stay as they are, and the rows that a function gets."""
         carried, rows = [], []
         for key, value in stored:
             is_row = key[:1] in ROW_KINDS

@@ -1,8 +1,8 @@
-"""Origins: which log a record behind a step comes from, and how far that log had come.
+"""Origins: the log that a record of a step comes from, and the progress of that log.
 
 A step gives each record that it sends to an internal topic one small header, and writes marks to the
-partitions that got no record. So what is late behind it, and when windows close, follows from the sources'
-logs, at whatever pace they are read (docs/adr/0022-watermarks.md).
+partitions that got no record. So lateness downstream of it, and the closing of windows, follow from the
+sources' logs, at whatever pace they are read (docs/adr/0022-watermarks.md).
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from holdfast.core.untrusted import UNFIT
 from holdfast.errors import ChangelogError, DecodeError
 
 ORIGIN, MARK = "holdfast-origin", "holdfast-mark"
-"""The names of the header of a record behind a step, and of that of a mark, which has no key and no value."""
+"""The names of the header of a record of a step, and of that of a mark, which has no key and no value."""
 UNHEARD = -(1 << 62)
 """The watermark of an origin that has said nothing."""
 NAMELESS = -1
 """The origin of records without the header: of a source that no step writes, or of an older holdfast."""
 ALONE = 0
-"""In a mark, in place of the number of origins: this partition hears no other origin than this one."""
+"""The number of origins in a mark of a partition that gets records of no origin but this one."""
 _NEVER = 1 << 62
 LIMIT_ORIGINS = 1 << 20
 LIMIT_TIME_MS = 10**15
@@ -38,9 +38,9 @@ _pack, _unpack = _RECORD.pack, Struct(">xiqq").unpack
 
 
 class RecordOrigin(NamedTuple):
-    """What a record tells: its *origin*, and the watermarks before and after it.
+    """The header of a record: its *origin*, and the watermarks before and after it.
 
-    *before_ms* is that of the log in which the record was first: what is late depends on it alone.
+    *before_ms* is that of the log in which the record was first: lateness depends on it alone.
     *after_ms* is that of the partition of the step that wrote it.
     """
 
@@ -50,9 +50,10 @@ class RecordOrigin(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """What a mark tells: how far *origin* has come, and whether it is at the end of its log and lets go.
+    """A mark: the watermark of *origin*, and *has_ended* if it stays at the end of its log and holds nothing
+    back.
 
-    *origins* is the number of all that this partition hears of, or ALONE.
+    *origins* is the number of all origins whose records this partition gets, or ALONE.
     """
 
     origin: int
@@ -62,8 +63,8 @@ class Mark(NamedTuple):
 
 
 class StepReached(NamedTuple):
-    """The watermark of a partition that tells it to readers of what it sends, and whether it is at the end of
-    its log and lets go.
+    """The watermark of a partition that reports it to readers of its emits, and *has_ended* if it stays at
+    the end of its log and holds nothing back.
     """
 
     watermark_ms: int
@@ -104,7 +105,7 @@ def mark_headers(mark: Mark) -> tuple[tuple[str, bytes]]:
 
 
 def told_of(headers: Headers) -> RecordOrigin | None:
-    """Return what the headers of a record tell of its origin; None without such a header.
+    """Return the origin and watermarks in the headers of a record; None without such a header.
 
     DecodeError for one that no step of this version wrote.
     """
@@ -117,7 +118,9 @@ def told_of(headers: Headers) -> RecordOrigin | None:
 
 
 def quickly_told_of(headers: Headers) -> tuple[int, int, int] | None:
-    """Return what `told_of` does, of a record without other headers; None of others, which may have it."""
+    """Return the same as `told_of` for a record with that header alone; None for all others, which may have
+    it.
+    """
     try:
         ((name, value),) = headers
         return _unpack(value) if name == ORIGIN and value and value[0] == _FORMAT else None
@@ -126,7 +129,7 @@ def quickly_told_of(headers: Headers) -> tuple[int, int, int] | None:
 
 
 def mark_of(headers: Headers) -> Mark:
-    """Return what a mark tells; DecodeError for one that no step of this version wrote."""
+    """Return the mark in *headers*; DecodeError for one that no step of this version wrote."""
     name, value = headers[0]
     if value is None or len(value) != _MARKED.size or value[0] != _FORMAT:
         raise _unfit(name, value)
@@ -157,13 +160,14 @@ def plain(headers: Headers) -> Headers:
 class OriginWatermarks:
     """The watermarks of the origins of one source partition, and the least of those that will say more.
 
-    An origin that is not heard yet holds all back, and so does not to know how many there are, which marks
-    tell. Records without the header are of one origin together. It is the only one where no other is heard,
-    and once all others are heard it holds nothing back.
+    An origin without a record or mark yet holds all back, and so does an unknown number of origins, which
+    marks carry. Records without the header are of one origin together. It counts alone while there is no
+    other, and once there are records or marks of all others it holds nothing back.
 
     >>> both = OriginWatermarks()
     >>> both.hear(0, 70)
-    >>> both.least_ms == UNHEARD  # nothing has told yet how many there are
+    True
+    >>> both.least_ms == UNHEARD  # the number of origins is not known yet
     True
     >>> both.mark(Mark(1, 50, False, 2))
     >>> both.least_ms
@@ -180,10 +184,11 @@ class OriginWatermarks:
         self.ended: set[int] = set()
         self.origins: int | None = None
         self.known_least_ms: int | None = UNHEARD
-        """What `least_ms` gives, None where that has to be found first."""
+        """The value of `least_ms`, None where that has to be found first."""
         self._others: int | None = None
-        """No other origin that holds time back is below this, besides the one with the least watermark: None
-        for unknown. Up to here that one may come without a look at the others, which only go on.
+        """No other origin that holds time back is below this, apart from the one with the least watermark:
+        None for unknown. Up to here that one may come without a look at the others, whose watermarks only
+        increase.
         """
 
     def of(self, origin: int) -> int:
@@ -191,8 +196,8 @@ class OriginWatermarks:
         return self.marks.get(origin, UNHEARD)
 
     def hear(self, origin: int, watermark_ms: int) -> bool:
-        """Take a record's word: the origin has come to *watermark_ms*, and is not at its end. Return whether
-        that is news.
+        """Take in a record: *origin* has reached *watermark_ms*, and is not at its end. Return whether that
+        changes anything.
         """
         before = self.marks.get(origin)
         if before is None or (self.ended and origin in self.ended):
@@ -213,7 +218,7 @@ class OriginWatermarks:
         return True
 
     def mark(self, mark: Mark) -> None:
-        """Take a mark's word."""
+        """Take in a mark."""
         self.hear(mark.origin, mark.watermark_ms)
         if mark.has_ended:
             self.ended.add(mark.origin)
@@ -222,9 +227,7 @@ class OriginWatermarks:
             self.origins = mark.origins
 
     def restore(self, origin: int, watermark_ms: int, *, has_ended: bool, origins: int) -> None:
-        """Take in what was stored of an origin; *origins* is what it has told of their number, below 0 for
-        nothing.
-        """
+        """Take in an origin as stored; *origins* is the stored number of all, below 0 for unknown."""
         self.marks[origin] = watermark_ms
         if has_ended:
             self.ended.add(origin)
@@ -241,12 +244,12 @@ class OriginWatermarks:
 
     @property
     def is_named(self) -> bool:
-        """Return whether any origin is heard that has told its number."""
+        """Return whether there is a record or mark of any origin with a number."""
         return len(self.marks) > (NAMELESS in self.marks)
 
     @property
     def has_ended(self) -> bool:
-        """Return whether all origins are heard, and at their ends."""
+        """Return whether all origins are known, and at their ends."""
         return self._all_heard and all(each in self.ended for each in self.marks if each != NAMELESS)
 
     @property
@@ -254,7 +257,7 @@ class OriginWatermarks:
         named = len(self.marks) - (NAMELESS in self.marks)
         if self.origins is None or not named:
             return False
-        # A partition that a source has got meanwhile is heard before the others tell of it.
+        # A partition that a source has got since then sends records before the others count it in marks.
         return self.origins == ALONE or named >= max(self.origins, 1 + max(self.marks))
 
     def _found(self) -> tuple[int, int | None]:
@@ -272,8 +275,8 @@ class OriginWatermarks:
 
     @property
     def held_back(self) -> tuple[int | None, int] | None:
-        """Return the origin that holds stream time back, None for one that is not heard, and how many ms the
-        farthest is ahead of it; None where nothing is held back.
+        """Return the origin that holds stream time back, None for one without a record yet, and how many ms
+        the farthest is ahead of it; None where nothing is held back.
         """
         named = [mark for origin, mark in self.marks.items() if origin != NAMELESS]
         if not named:
@@ -286,7 +289,7 @@ class OriginWatermarks:
 
     @property
     def last(self) -> int | None:
-        """Return the origin of the least watermark among those that are heard and will say more."""
+        """Return the origin of the least watermark among those that are known and not at their ends."""
         held = [origin for origin in self.marks if origin not in self.ended and origin != NAMELESS]
         return min(held, key=self.marks.__getitem__, default=None)
 
@@ -319,11 +322,11 @@ def decode_clock(value: bytes) -> _Stored:
 
 
 class StepClock:
-    """How far the sources of one partition of a step have come, and what its records tell of that.
+    """The progress of the sources of one partition of a step, and the headers of its records.
 
-    *times* has of each source what tells an event's time, or None. A source that no step writes is one
-    origin. State is what lies up to the position; `encode` gives it, and *stored* is that of an earlier
-    owner. A transaction that is given up is taken back by `rollback`.
+    *times* has for each source the function that reads an event's time, or None. A source that no step writes
+    is one origin. The state covers the records up to the position; `encode` gives it, and *stored* is that of
+    an earlier owner. `rollback` undoes a transaction that was aborted.
     """
 
     __slots__ = ("_before", "_limits", "_of", "_times", "watermark_ms")
@@ -349,11 +352,11 @@ class StepClock:
 
     @property
     def speaks(self) -> bool:
-        """Return whether anything is to be told: a source tells event times, or a step before does."""
+        """Return whether it writes headers and marks: a source has event times, or follows such a step."""
         return any(time is not None for time in self._times) or any(each.marks for each in self._of)
 
     def encode(self) -> bytes | None:
-        """Return the state as it is stored; None of one that has heard nothing."""
+        """Return the state as it is stored; None before the first record or mark of an origin."""
         if not any(each.marks for each in self._of):
             return None
         sources = tuple(
@@ -442,7 +445,7 @@ class StepClock:
                 same_of = NAMELESS
             elif partition == same_of:
                 told = same
-            else:  # what moves no watermark is told as the record before it that did not
+            else:  # a record that moves no watermark has the header of such a record before it
                 told = same = ((name, pack(_FORMAT, partition, highest, out)),)
                 same_of = partition
             append((*old, *told) if old else told)
@@ -456,10 +459,10 @@ class StepClock:
         self.watermark_ms = max(self.watermark_ms, least_ms)
 
     def reached_with(self, at_end: frozenset[int]) -> StepReached:
-        """Return how far it has come where sources *at_end* stay at the ends of their logs.
+        """Return the progress of the partition if sources *at_end* stay at the ends of their logs.
 
-        That a topic in which origins are told gets nothing more says nothing of these: its writer may be
-        slow, or gone for a while. Such a source lets go when all of its origins have told that they do.
+        The end of a topic that a step writes shows nothing of the step's origins: its writer may be slow, or
+        stopped for a while. Such a source holds nothing back when marks of all its origins say so.
         """
         held = [
             each.least_ms

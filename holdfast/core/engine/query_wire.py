@@ -1,8 +1,8 @@
-"""What goes over the wire between a table's worker and whoever asks it: replies, refusals, limits, and how
-staleness is written.
+"""The messages between a table's worker and its clients: replies, refusals, limits, and the text form of
+staleness.
 
 Bodies are MessagePack or JSON maps of the same shape. In MessagePack a row is its stored bytes, so that the
-asker decodes it with its own row type; in JSON it is rendered for people.
+client decodes it with its own row type; in JSON it is rendered for people.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ LIMIT_WAIT_MS = 60_000
 WAIT_MS = 10_000
 
 Role = Literal["active", "standby", "earlier"]
-"""What the answering worker is for the partition: it folds it, it keeps a copy, or it keeps what an earlier
-version left.
+"""The role of the answering worker for the partition: it folds it, it keeps a copy, or it keeps the rows of
+an earlier version.
 """
 Reason = Literal[
     "moved",
@@ -48,17 +48,17 @@ Reason = Literal[
 
 
 AtOffset: TypeAlias = int | Mapping[str, int]
-"""What an answer is to reflect: a source offset, or those of some sources by topic."""
+"""The offset that an answer must reflect: of the source, or of some sources by topic."""
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What every reply tells: the answer reflects everything in *partition* up to source offset
+    """The fields of every reply: the answer reflects everything in *partition* up to source offset
     *as_of_offset*, perhaps more.
 
-    Of a table of several sources, *as_of* tells the offset of each, and *as_of_offset* how many offsets these
-    are in all, less one. *stream_ms* is the highest append time among those records, -1 for none. *partial*
-    tells of each source whose head was deleted before this version began the first offset that was there:
-    nothing before is reflected.
+    For a table of several sources, *as_of* has the offset of each, and *as_of_offset* the number of these
+    offsets in all, less one. *stream_ms* is the highest append time among those records, -1 for none.
+    *partial* has, for each source whose head was deleted before this version began, the first offset that was
+    there: nothing before is reflected.
     """
 
     table: str
@@ -101,8 +101,8 @@ class PageReply(Reply, frozen=True, kw_only=True):
 
 
 class GlobalReply(msgspec.Struct, frozen=True, kw_only=True):
-    """What every reply of a worker's copy of a global table tells: its *position*, the last offset in it of
-    each partition of the table's topic (-1 for none), and *stream_ms*, the highest append time among those
+    """The fields of every reply of a worker's copy of a global table: its *position*, the last offset in it
+    of each partition of the table's topic (-1 for none), and *stream_ms*, the highest append time among those
     records, -1 for none.
     """
 
@@ -209,7 +209,7 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Staleness(msgspec.Struct, frozen=True):
-    """How far behind a standby may be and still answer: in source offsets, or in ms, or both.
+    """The most that a standby may lag and still answer: in source offsets, or in ms, or both.
 
     >>> Staleness.parse("250ms"), Staleness.parse("100"), Staleness.parse("100,250ms")
     (Staleness(offsets=None, ms=250), Staleness(offsets=100, ms=None), Staleness(offsets=100, ms=250))
@@ -262,7 +262,7 @@ class TableClaims(msgspec.Struct, frozen=True, kw_only=True):
     """The partitions of one table that one worker says it holds. Those of *active* that are *building* have
     not caught up with the version that is current, and do not answer yet; those of these that are *waiting*
     have folded all that there is, and wait for partitions of their writers that old workers have. *partial*
-    are those which began behind a hole in a source.
+    lists those that began after a hole in a source.
     """
 
     version: int

@@ -1,4 +1,4 @@
-"""W3C trace context in the headers of records: which trace a record belongs to, and whether that is
+"""W3C trace context in the headers of records: the trace that a record belongs to, and whether it is
 recorded.
 """
 
@@ -30,13 +30,13 @@ _ENTRY = re.compile(
 )
 """Possessive throughout: of spaces alone, each number could be before a value that is empty, and after it."""
 _LISTS: Final = {"tracestate": (_MEMBER, 32), "baggage": (_ENTRY, 180)}
-"""How the members of the lists are written, and how many W3C allows."""
+"""The form of the members of the lists, and the most members that W3C allows."""
 
 
 def is_readable(name: str, value: bytes) -> bool:
     """Return whether *value* is a header *name* of W3C's trace context or baggage as it must be written.
 
-    What is not, a producer of others may have made to be quoted in full by whoever reads it: it is not read.
+    Invalid headers are ignored: a hostile producer may have crafted them to be quoted in full.
 
     >>> [is_readable("tracestate", value) for value in (b"a=1, t@v=2", b"a=1," * 200, b"A=1")]
     [True, False, False]
@@ -71,8 +71,7 @@ def is_sampled(value: bytes | None) -> bool:
 
 
 def trace_of(headers: Iterable[tuple[str, bytes | None]]) -> Headers:
-    """Return the trace context among the headers of a record, of each name the first; () where it has none
-    that is valid.
+    """Return the trace context among the headers of a record, of each name the first; () without a valid one.
 
     >>> parent = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     >>> trace_of([("who", b"ada"), ("tracestate", b"a=1"), ("traceparent", parent)])[0][0]

@@ -1,6 +1,5 @@
-"""How a table moves from one version to the next: which version is current, when a later one has caught up,
-and what may make it the current one. Rules alone; `agents/partitions/ownership/upgrading.py` carries them
-out.
+"""The move of a table from one version to the next: rules for which version is current, when a later one has
+caught up, and what may make it the current one. `agents/partitions/ownership/upgrading.py` carries them out.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ class Switch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The record that says which *version* of a table is current; the last one counts.
 
     Its key on the workers topic is `switch:TABLE`. *before* is the version that was current until then. *by*
-    tells whether a worker wrote it, since the version had caught up, or a person.
+    is "worker" if a worker wrote it, since the version had caught up, or "command" for a person.
     """
 
     table: str
@@ -48,9 +47,7 @@ def switch_key(table: str) -> str:
 
 
 def read_switch(key: str, value: bytes) -> Switch:
-    """Return what a switch record says; raises ValueError for one that neither a worker nor the command
-    writes.
-    """
+    """Return the switch in a record; raises ValueError for one that no worker and no command writes."""
     if len(value) > LIMIT_SWITCH_BYTES:
         raise ValueError(f"{len(value)} bytes, {LIMIT_SWITCH_BYTES} are the limit")
     try:
@@ -77,8 +74,7 @@ def versions_on(app: str, name: str, topics: Mapping[str, int], partitions: int)
 
 
 def current_version(own: int, known: Collection[int], switch: Switch | None) -> int:
-    """Return which version of a table is the current one, for a worker that runs *own*; *known* have a
-    changelog.
+    """Return the current version of a table, for a worker that runs *own*; *known* versions have a changelog.
 
     Without a record it is the highest that there was before.
 
@@ -96,7 +92,7 @@ def current_version(own: int, known: Collection[int], switch: Switch | None) -> 
 def kept_version(
     own: int, known: Collection[int], switch: Switch | None, *, now_ms: int, kept_ms: int
 ) -> int | None:
-    """Return which other version a worker that runs *own* keeps readable, None for none: the current one,
+    """Return the other version that a worker of *own* keeps readable, None for none: the current one,
     which may be a later one where old workers come back, and for *kept_ms* after the switch to *own* the one
     before it.
     """
@@ -111,9 +107,9 @@ def kept_version(
 def has_caught_up(
     reached: Mapping[str, int], ends: Mapping[str, int], before: Mapping[str, int] | None
 ) -> bool:
-    """Tell whether a version that folded each source up to *reached* (by topic, -1 for nothing) shows no less
-    than the one *before* it, or all that its sources hold: up to *ends*, the next offset of each, where that
-    is known.
+    """Return whether a version that folded each source up to *reached* (by topic, -1 for nothing) shows no
+    less than the one *before* it, or all that its sources hold: up to *ends*, the next offset of each, where
+    that is known.
 
     >>> has_caught_up({"orders": 7}, {}, {"orders": 7}), has_caught_up({"orders": 6}, {}, {"orders": 7})
     (True, False)
@@ -162,8 +158,8 @@ def _writers_before(processor: Processor[Any, Any], by_name: Mapping[str, Proces
 
 
 def is_complete(owners: Callable[[int], tuple[str, bool] | None], partitions: int) -> bool:
-    """Tell whether every partition of a table in a version is served and not being built any more. *owners*
-    returns the URL and whether it is being built, None where nobody claims it.
+    """Return whether every partition of a table in a version is served and not being built any more. *owners*
+    returns the URL and whether it is being built, None for an unclaimed partition.
     """
     found = [owners(partition) for partition in range(partitions)]
     return bool(found) and all(each is not None and not each[1] for each in found)
@@ -199,8 +195,8 @@ def first_switch(
     *,
     now_ms: int,
 ) -> Switch | None:
-    """Return the record that a worker writes that runs *own* and finds none: it tells which version was
-    current until then, so that no later version takes one for it that never caught up. That is the highest
+    """Return the record that a worker writes that runs *own* and finds none. It names the version that was
+    current until then, so that no later version that never caught up is taken for it. That is the highest
     before *own* that workers serve or, where they serve none, that has a changelog. None where there is a
     record, or no version before.
 
@@ -217,7 +213,7 @@ def first_switch(
 
 
 def in_version(processor: Processor[Any, Any], version: int) -> Processor[Any, Any]:
-    """Return what stands in for *processor* in another version, of which no code is here: its names are
+    """Return a substitute for *processor* in another version, whose code is not here: its names are
     right, and neither its fold nor its row type may be used.
     """
     found = copy.copy(processor)

@@ -62,9 +62,7 @@ class HashedKeys(NamedTuple):
         """Raise msgspec.ValidationError where a list or map of *found* has more than `LIMIT_EQUAL` different
         keys of one hash. *found* is a value that has not been made to the declared type.
         """
-        for each in reversed(
-            list(_containers(found))
-        ):  # what is within others first, since that is hashed too
+        for each in reversed(list(_containers(found))):  # inner containers first, since they are hashed too
             if len(each) > LIMIT_EQUAL:
                 if isinstance(each, Pairs):
                     keys, kinds = [key for key, _ in each], self.of_dicts

@@ -157,8 +157,8 @@ class JoinFindings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DayFindings:
-    """What the steps of the day measured: its backlog was counted again in *seconds*, with a worker killed
-    when *read* offsets lay between its step and its windows.
+    """The measurements of the steps of the day: its backlog was counted again in *seconds*, with a worker
+    killed when *read* offsets lay between its step and its windows.
     """
 
     views: int

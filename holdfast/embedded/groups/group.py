@@ -15,7 +15,7 @@ from holdfast.models.group_coordinator.types import ClassicGroup, CoordinatorSet
 
 _encode = msgspec.msgpack.Encoder().encode
 _OFFSET_BYTES = 200
-"""What a committed offset costs, beside its topic and its metadata."""
+"""The bytes that a committed offset takes in addition to its topic and its metadata."""
 
 
 class CommittedOffset(NamedTuple):

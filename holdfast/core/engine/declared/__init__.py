@@ -1,1 +1,1 @@
-"""What a user declares: processors, sources, streams, serdes, tables, and what is checked of them."""
+"""The declarations of a user, with their checks: processors, sources, streams, serdes and tables."""

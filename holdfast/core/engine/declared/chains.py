@@ -2,7 +2,7 @@
 together.
 
 A new version folds its source from the beginning and emits all of it again. So it emits to a topic of its
-own, and the readers of that topic begin anew as well.
+own, and the readers of that topic begin again as well.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ from holdfast.errors import ChainError
 
 
 def why_broken(processors: Sequence[Processor[Any, Any]]) -> Iterator[tuple[str, str]]:
-    """Yield (topic, what is wrong with it and how that is mended) of what declarations show of broken
-    chains.
-    """
+    """Yield (topic, fault with its remedy) for each chain that the declarations show to be broken."""
     read: dict[str, list[Processor[Any, Any]]] = {}
     for processor in processors:
         for topic in processor.topics:
@@ -69,8 +67,8 @@ def _emits_again(writer: Processor[Any, Any], topic: str) -> bool:
 
 
 def _silent_or(writer: Processor[Any, Any]) -> str:
-    """Return the first cure: a version that is silent up to where the one before stood emits nothing twice,
-    and needs no other to be raised.
+    """Return the first remedy: a version that emits nothing up to the position of the version before emits
+    nothing twice, so no other processor needs a new version.
     """
     return "" if writer.internal else f'declare {writer.name} with emits_from="handover"; or '
 
@@ -124,7 +122,7 @@ def behind(processors: Sequence[Processor[Any, Any]], names: Collection[str]) ->
 
 
 def raised(processors: Sequence[Processor[Any, Any]], names: Collection[str]) -> list[tuple[str, int]]:
-    """Return what to raise, and to which version, when these processors are: them, and all behind them.
+    """Return the processors to upgrade with these (all downstream ones), with their new versions, by name.
 
     >>> raised([], [])
     []

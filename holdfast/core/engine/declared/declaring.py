@@ -11,7 +11,7 @@ _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 
 def is_topic(topic: object) -> bool:
-    """Return whether Kafka takes *topic* for the name of one."""
+    """Return whether *topic* is a valid name of a Kafka topic."""
     return isinstance(topic, str) and _TOPIC.fullmatch(topic) is not None and topic not in (".", "..")
 
 
@@ -24,7 +24,7 @@ def is_serde(serde: object, does: str) -> bool:
 
 def why_uncallable(call: Any, takes: tuple[str, ...]) -> str | None:
     """Return why *call* cannot be called with arguments of these names, and what to write; None when it can,
-    or does not tell.
+    or when it has no signature to read.
 
     >>> why_uncallable(lambda rows, event: None, ("rows", "event", "at_ms"))
     'takes (rows, event), but is called with 3 arguments: (rows, event, at_ms)'
@@ -43,7 +43,7 @@ def why_uncallable(call: Any, takes: tuple[str, ...]) -> str | None:
     try:
         signature = inspect.signature(call, follow_wrapped=False)
     except (TypeError, ValueError):
-        return None  # many of those written in C do not tell
+        return None  # many functions written in C have no signature
     try:
         signature.bind(*takes)
     except TypeError:

@@ -11,7 +11,7 @@ from holdfast.errors import ConfigError
 
 _TEXT = re.compile(r"([0-9]{1,12})(ms|s|m|h|d)")
 Duration: TypeAlias = str | int | timedelta
-"""What `duration_ms` reads."""
+"""A duration as `duration_ms` reads it."""
 _SECOND_MS = 1_000
 _MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 LIMIT_MS = 10**14

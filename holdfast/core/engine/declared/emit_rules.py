@@ -1,4 +1,4 @@
-"""What a fold may emit: what a producer takes, to the topics that its processor names."""
+"""Checks of the emits of a fold: a producer must take them, and their topics must be declared."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from holdfast.core.engine.origins import ORIGIN, record_header
 from holdfast.errors import FoldError
 
 HEADER_BYTES = 10
-"""What a header takes besides its name and content, at most."""
+"""The most bytes that a header takes in addition to its name and content."""
 _LIMIT_PARTITIONS = 1 << 31
 _ORIGIN_BYTES = HEADER_BYTES + len(ORIGIN) + len(record_header(0, 0, 0)[1])
 
 
 def require_emits(given: Any) -> Any:
-    """Return what a fold gave, to go through; FoldError for what a newcomer returns in place of emits."""
+    """Return the emits of a fold as an iterable; FoldError for any other value, such as a single Emit."""
     if isinstance(given, Emit):
         raise FoldError(
             f"the fold returned one Emit, to {given.topic!r:.100}; write `yield Emit(...)`, or return a list:"
@@ -33,17 +33,17 @@ def require_emits(given: Any) -> Any:
 
 
 class EmitRules:
-    """What one processor may emit."""
+    """Checks of the emits of one processor."""
 
     def __init__(self, processor: Processor[Any, Any], limit_bytes: int) -> None:
         self._processor, self._limit_bytes = processor, limit_bytes
         self._may_emit_to = frozenset(processor.emits)
 
     def check_all(self, emits: Iterable[Emit]) -> None:
-        """Do what `check` does for each of *emits*, at once for what is plainly in order."""
+        """Check each of *emits* as `check` does, in one pass for those that are plainly valid."""
         declared, limit_bytes = self._may_emit_to, self._limit_bytes
         before: Headers = ()
-        most_bytes = limit_bytes  # most that key and value may take behind these headers
+        most_bytes = limit_bytes  # most that key and value may take with these headers
         for emit in emits:
             if (headers := emit.headers if type(emit) is Emit else None) is not before:
                 if headers == ():

@@ -12,8 +12,8 @@ from holdfast.core.engine.declared.processor import Processor
 
 
 class GraphNode(msgspec.Struct, frozen=True, kw_only=True):
-    """A processor with the topics before and behind it; *table* None for a stateless step, *tables* its named
-    ones.
+    """A processor with its topics upstream and downstream; *table* is None for a stateless step, *tables*
+    lists the named tables.
     """
 
     name: str
@@ -29,7 +29,7 @@ class GraphNode(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class TopologyGraph:
-    """Processors in an order in which each stands behind those that feed it, as far as there is no circle."""
+    """Processors in topological order, upstream ones first. A cycle begins anywhere."""
 
     nodes: tuple[GraphNode, ...]
 

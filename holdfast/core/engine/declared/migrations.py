@@ -12,14 +12,15 @@ from holdfast.core.engine.state.row_types import why_unfit
 from holdfast.core.engine.state.rows import Rows
 
 RowMigration: TypeAlias = Callable[[Rows[Any], str, Any], None]
-"""Gets the new rows, and the key and the row of an earlier version's, and sets what comes of it."""
+"""Called with the new rows, and the key and the row of an earlier version; sets the rows that replace it."""
 TAKES = ("rows", "key", "row")
 _PLAIN = (inspect.Parameter.empty, Any, object)
 
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """How rows of *version* become rows of a later one: *functions* by table, "" for the processor's own.
+    """The functions that turn rows of *version* into rows of a later one, by table: "" for the processor's
+    own.
 
     Rows of a table without a function stay as they are. A function gets rows of the type that its third
     parameter is annotated with; without that, as lists, maps and plain values.
@@ -34,7 +35,7 @@ class Migration:
 
 
 def declared_migrations(migrate: Mapping[int, Any]) -> dict[int, Migration]:
-    """Return what a processor's `migrate` declares, by the version it begins from."""
+    """Return the migrations that a processor's `migrate` declares, by the version that they begin from."""
     return {
         version: Migration(version, dict(made) if isinstance(made, Mapping) else {"": made})
         for version, made in migrate.items()
@@ -42,8 +43,8 @@ def declared_migrations(migrate: Mapping[int, Any]) -> dict[int, Migration]:
 
 
 def why_wrong_migrations(migrate: Any, version: int) -> str | None:
-    """Return what is wrong with `migrate` of a processor's *version*, and what to write; None when nothing
-    is.
+    """Return the first fault of `migrate` of a processor's *version* and what to write; None when it has
+    none.
 
     >>> why_wrong_migrations({1: lambda rows, key, row: None}, 2) is None
     True
@@ -81,6 +82,6 @@ def _annotated(function: Any) -> Any | None:
     try:
         parameters = [*inspect.signature(function, eval_str=True).parameters.values()]
     except (TypeError, ValueError):
-        return None  # many of those written in C do not tell
+        return None  # many functions written in C have no signature
     kind = parameters[2].annotation if len(parameters) > 2 else Any
     return None if kind in _PLAIN else kind

@@ -1,4 +1,4 @@
-"""Named tables: what a processor declares of them, and what is wrong with a declaration."""
+"""Named tables of a processor: their declarations and the checks of these."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def declared_table(declared: Any) -> Table:
 
 
 def why_wrong_tables(tables: Any) -> str | None:
-    """Return what is wrong with a processor's `tables`, and what to write; None when nothing is.
+    """Return the first fault of a processor's `tables` and what to write; None when it has none.
 
     >>> why_wrong_tables({"sessions": int}) is None
     True

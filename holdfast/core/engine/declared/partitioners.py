@@ -1,4 +1,4 @@
-"""Which partition Kafka's Java clients put a key in."""
+"""Partitioners: the partition that Kafka's Java clients choose for a key."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def of_key(key: bytes, partitions: int) -> int:
 
 
 def goharvest_cell(key: bytes, cells: int) -> int:
-    """Return which of a reaper's send cells publishes *key*: FNV-1a of 32 bits. To find in its log who held a
-    key up.
+    """Return the number of the reaper's send cell that publishes *key*, by FNV-1a of 32 bits. Use it to
+    find the cause of a key's delay in the reaper's log.
 
     >>> goharvest_cell(b"key-1", 8), goharvest_cell(b"", 8), goharvest_cell(b"key-1", 1)
     (6, 5, 0)

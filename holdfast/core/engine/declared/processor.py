@@ -1,6 +1,7 @@
-"""What a user declares: a processor is a decoder and a fold, or several of each, and the type of a row.
+"""Processors: the user's declaration of a decoder and a fold, or of one pair for each source, and of the row
+type.
 
-Nothing here runs anything.
+This module runs none of them.
 """
 
 from __future__ import annotations
@@ -47,16 +48,16 @@ E = TypeVar("E")
 R = TypeVar("R")
 
 EmitsFrom = Literal["beginning", "handover"]
-"""What a new version emits: all of it again, or only what the version before it has not."""
+"""The emits of a new version: all of them again, or only those that the version before has not sent."""
 OnError = Literal["quarantine", "stop"]
-"""What becomes of a record that cannot be decoded or folded."""
+"""The handling of a record that cannot be decoded or folded."""
 ON_ERROR: tuple[str, ...] = get_args(OnError)
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,99}")
 
 
 class Declared(TypedDict, total=False):
-    """What a processor of either form may declare besides its name, rows, sources and folds."""
+    """The declarations of a processor of either form, except its name, rows, sources and folds."""
 
     version: int
     on_wake: Callable[[Rows[Any], str, int], Emits] | None
@@ -74,7 +75,7 @@ class Declared(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Processor(Generic[E, R]):
-    """A named, versioned fold of one source topic, or of several, into a table of rows.
+    """A named, versioned fold of one source topic, or of several topics, into a table of rows.
 
     *decode* gets the *inputs* of a record in that order (its value; its key, headers, topic, partition,
     offset and timestamp too, if they are named; the timestamp is its append time in ms, -1 for none) and
@@ -83,19 +84,19 @@ class Processor(Generic[E, R]):
     rows and may return or yield what to emit. *on_wake* is called when stream time passes a time set with
     `rows.wake_at`. All three must be pure: no clock, no randomness, no input or output.
 
-    *route* tells queries in which source partition a row key lives, given the partition count; without it, or
-    for None, a query asks every partition, since only the records' producer knows. `emits` names the topics
-    the fold may emit to, or `Stream`s: a record whose fold emits to another is refused. With *in_place* the
-    fold emits into the partition of the record it was given, so each of them needs as many partitions as the
-    source.
+    *route* gives queries the source partition of a row key, given the partition count; without it, or if it
+    returns None, a query asks every partition, since only the records' producer knows. `emits` names the
+    topics the fold may emit to, or `Stream`s: a record whose fold emits to another is refused. With
+    *in_place* the fold emits into the partition of the record it was given, so each of them needs as many
+    partitions as the source.
 
     Rows of another *version* are never read: each version has its own table and changelog, built from the
     log's beginning. Within a version, a row type may change as long as it reads all rows that were written
     (fields with defaults may be added, and fields left out); another is refused when a worker starts.
 
-    A `Source`, `Stream` or step as *source* brings its serde in place of *decode* (`source=by_user`).
+    A `Source`, `Stream` or step as *source* brings its serde instead of *decode* (`source=by_user`).
 
-    **Several sources.** `on={customers: keep, orders: enrich}` in place of *source*, *decode* and *fold*
+    **Several sources.** `on={customers: keep, orders: enrich}` instead of *source*, *decode* and *fold*
     names up to 8 co-partitioned sources, each a `Source` with its own fold, or `FoldWith` for one that asks
     for more than the event. They share the rows and one stream time. Records are folded in order of append
     time; of those of one ms the source that is named first comes first. Where a worker had to fold in another
@@ -104,33 +105,34 @@ class Processor(Generic[E, R]):
     is called for times set with `rows.wake_at(key, at_ms, clock="tick")` when the worker's clock passes them.
 
     **Event time.** *on_event* is called for times set with `rows.wake_at(key, at_ms, clock="event")` when
-    event time passes them, before the record is folded that moves it. Event time is the highest that the
-    events folded so far tell, by *time* or, with `on=`, by the `time` of each source; all sources share it. A
-    source without `time` has stream time for it; a record without a value has none. A record is refused if
-    its time raises or is no int, and then moves nothing. It is in the position, so a processor needs another
-    version when *on_event* comes or goes.
+    event time passes them, before the record is folded that moves it. Event time is the highest time of the
+    events folded so far, read by *time* or, with `on=`, by the `time` of each source; all sources share it. A
+    source without `time` counts its stream time; a record without a value has none. A record is refused if
+    *time* raises or returns no int, and then moves nothing. Event time is part of the position, so a
+    processor needs another version when *on_event* is added or removed.
 
     **Failures.** A record that cannot be decoded or folded goes to the quarantine, and the next one is
     folded. With `on_error="stop"` the partition stops before it, and `holdfast quarantine skip` lets it go to
     the quarantine. Where what a fold needs is not there yet, it raises `errors.Later`: then the partition
     waits, and nothing is refused.
 
-    **Several tables.** `tables={"sessions": Session}` declares named tables beside the processor's own, each
-    with its type; a fold has the rows of one by `rows.table("sessions")`. They change in the same transaction
-    and lie in the same changelog. Queries name them PROCESSOR.TABLE.
+    **Several tables.** `tables={"sessions": Session}` declares named tables in addition to the processor's
+    own, each with its type; a fold reads and sets the rows of one by `rows.table("sessions")`. They change in
+    the same transaction and are stored in the same changelog. Queries name them PROCESSOR.TABLE.
 
-    **What a new version emits.** It folds its sources from the beginning, and emits all of it again. With
-    `emits_from="handover"` it is silent up to where the versions before it stood when it took a partition
-    over; internal topics get everything all the same. That position is recorded with its first transaction,
-    so it is the same after every restart; with `on=` a choice of the same transaction has all versions come
-    through it. It is not for readers of internal topics, whose offsets begin anew with each version.
+    **Emits of a new version.** It folds its sources from the beginning, and emits all of it again. With
+    `emits_from="handover"` it emits nothing up to the position of the versions before it at the time when it
+    took a partition over; internal topics get everything all the same. That position is recorded with its
+    first transaction, so it is the same after every restart; with `on=` a choice of the same transaction has
+    all versions come through it. It is not for readers of internal topics, whose offsets begin at 0 with each
+    version.
 
     **Migration.** With `migrate={1: function}` a table of this version begins with the rows of version 1, at
-    the position that this had then, and goes on from there: it emits nothing of what came before. The
+    the position that version 1 had then, and folds from there: it emits nothing of earlier records. The
     function is called with the new rows, and the key and the row of each of version 1's, in the order of
-    keys; it sets what comes of it and is pure. The row is of the type that the third parameter is annotated
-    with, else plain values. A dict of functions by named table ("" for the processor's own) has rows of
-    others stay as they are; timers stay. Where there are no rows of version 1, the table begins at the
+    keys; it sets the new rows and must be pure. The row has the type of the third parameter's annotation, or
+    plain values without one. In a dict of functions by named table ("" for the processor's own), tables
+    without a function keep their rows; timers stay. Without rows of version 1, the table begins at the
     beginning. Of several versions, the highest that has rows counts.
 
     **Global tables.** `reads=(rates,)`, with `on=`, lets folds look into a `Global`:
@@ -162,7 +164,7 @@ class Processor(Generic[E, R]):
     migrate: Mapping[int, Any] = field(default_factory=dict, hash=False)
 
     if TYPE_CHECKING:
-        # What may be given is more than what is kept: steps and streams become topics and sources.
+        # The arguments are wider than the fields: steps and streams become topics and sources.
 
         @overload
         def __init__(
@@ -339,7 +341,7 @@ class Processor(Generic[E, R]):
                 )
 
     def _read_source(self) -> None:
-        """Take topic, decoder and, for the event clock, time of a source, stream or step that is named."""
+        """Set topic, decoder and, for the event clock, time from a source, stream or step as *source*."""
         named_with_decoder = isinstance(self.source, str) and self.decode is not None
         found = None if named_with_decoder else source_of(self.source)
         if found is None:
@@ -512,15 +514,15 @@ class Processor(Generic[E, R]):
         return False
 
     def origin_clock(self, stored: bytes | None = None) -> StepClock | None:
-        """Return what follows the sources' watermarks for the records of a step; None of what is no step, or
-        knows no event time.
+        """Return the clock that follows the sources' watermarks for the records of a step; None for other
+        processors, and for a step without event time.
         """
         return None
 
     @property
     def idle_ms(self) -> tuple[int | None, ...]:
-        """Return of each source how long one of its partitions stays at its end before it holds nothing back;
-        None where that is not said.
+        """Return for each source the ms that one of its partitions stays at its end before it stops holding
+        others back; None where the source sets none.
         """
         if self.on is not None:
             return tuple(each.idle_ms for each in self.on)
@@ -528,27 +530,27 @@ class Processor(Generic[E, R]):
 
     @property
     def told_topics(self) -> tuple[str, ...]:
-        """Return those of the topics that it emits to in which records tell of their origins, and marks how
-        far each of its partitions has come; none where it tells nothing.
+        """Return the emitted topics whose records carry their origins, and whose marks carry the progress of
+        each partition of these; empty if it emits neither.
         """
         return ()
 
     def reached_in(
         self, rows: Rows[Any], partition: int, at_end: frozenset[int] = frozenset()
     ) -> StepReached | None:
-        """Return how far a partition has come of a processor that keeps rows and has `told_topics`, where the
-        sources *at_end* stay at the ends of their logs; None where it does not tell.
+        """Return the progress of a partition of a processor with rows and `told_topics`, where the sources
+        *at_end* stay at the ends of their logs; None for a processor that does not report it.
         """
         return None
 
     @property
     def hands_over(self) -> bool:
-        """Return whether it is silent up to where the versions before it stood."""
+        """Return whether it emits nothing up to the position that the versions before it had reached."""
         return self.emits_from == "handover"
 
     @property
     def migrations(self) -> dict[int, Migration]:
-        """Return how its table may begin with rows of earlier versions, by version."""
+        """Return the migrations by which its table may begin with rows of earlier versions, by version."""
         return declared_migrations(self.migrate)
 
     @property
@@ -569,7 +571,7 @@ class Processor(Generic[E, R]):
 
     @property
     def lateness(self) -> Any:
-        """Return what reads why records of it are late, a `Lateness`; None where none ever is."""
+        """Return the `Lateness` that explains why its records are late; None where none can be late."""
         return None
 
     @property
@@ -586,7 +588,7 @@ class Processor(Generic[E, R]):
 
     @property
     def passing(self) -> bool:
-        """Return whether rows that come and go within one transaction are left out of what is stored."""
+        """Return whether rows that are created and deleted within one transaction are not stored."""
         return False
 
     @property
@@ -602,8 +604,8 @@ class Processor(Generic[E, R]):
         clock: StepClock | None = None,
         append_times: Sequence[int] = (),
     ) -> list[Emit]:
-        """Return what a stateless step sends for records in columns, as its decoder and fold would one by
-        one; with the header of its origin where there is a *clock*, of which records have *append_times*.
+        """Return the emits of a stateless step for records in columns, the same as its decoder and fold give
+        one by one; with the header of the origin if there is a *clock*, for records of *append_times*.
         """
         raise NotImplementedError("only steps send without rows")
 
@@ -634,7 +636,7 @@ class Processor(Generic[E, R]):
 
     @property
     def internal(self) -> tuple[Internal[Any], ...]:
-        """Return those of the sources that are declared as internal topics."""
+        """Return the sources that are declared as internal topics."""
         return tuple(topic for topic in self._sources if isinstance(topic, Internal))
 
     @property
@@ -646,15 +648,15 @@ class Processor(Generic[E, R]):
 
     @property
     def own_times(self) -> tuple[Callable[[Any], int] | None, ...]:
-        """Return of each source of `on` what reads the event time of what its serde decodes; None where
+        """Return for each source of `on` the function from a decoded event to its time in ms; None where
         append time counts.
         """
         return tuple(source.reads_time for source in self.on or ())
 
     @property
     def lineage(self) -> int:
-        """Return what tells positions in internal topics of other versions apart; 0 where no source is
-        internal.
+        """Return a number that distinguishes positions in internal topics of different versions; 0 without an
+        internal source.
         """
         return fingerprint(self.topics) if self.internal else 0
 
@@ -675,7 +677,7 @@ class Processor(Generic[E, R]):
         return self._declared(table).row if table else self.row
 
     def route_of(self, table: str) -> Callable[[str, int], int | None] | None:
-        """Return what tells queries where a row key of a table lives; "" is the processor's own."""
+        """Return the function from a row key of a table to its partition; "" is the processor's own table."""
         return self._declared(table).route if table else self.route
 
     def _declared(self, table: str) -> Table:
@@ -708,14 +710,14 @@ class Processor(Generic[E, R]):
     @property
     def writes_alone(self) -> bool:
         """Return whether no other version writes to a topic that this one writes to: it emits to internal
-        topics at most, which bear its version, and makes no choices. Then it can be folded beside other
-        versions.
+        topics at most, which bear its version, and makes no choices. Then it can be folded at the same time
+        as other versions.
         """
         return self.on is None and all(isinstance(topic, Internal) for topic in self.emits)
 
     def writer(self, app: str) -> str:
-        """Return what the transactional ids of all partitions begin with. Versions that write to the same
-        topics share it, so that they fence each other.
+        """Return the common prefix of the transactional ids of all partitions. Versions that write to the
+        same topics share it, so that they fence each other.
         """
         return f"{app}.{self.name}.v{self.version}" if self._is_apart else f"{app}.{self.name}"
 
@@ -728,15 +730,15 @@ class Processor(Generic[E, R]):
         return f"{self.writer(app)}.{partition}"
 
     def builder_id(self, app: str, partition: int) -> str:
-        """Return the id by which this version's first state is written beside workers of earlier ones: none
-        of these has it.
+        """Return the id under which this version's first state is written while workers of earlier versions
+        run: none of them uses it.
         """
         return f"{app}.{self.name}.v{self.version}.{partition}"
 
     @property
     def builds_beside(self) -> bool:
-        """Return whether its first state may be written while workers of earlier versions go on: what they
-        still emit, this one will not.
+        """Return whether its first state may be written while workers of earlier versions run: this version
+        will not emit what they still emit.
         """
         return self.version > 1 and (self.writes_alone or self.hands_over)
 
@@ -766,7 +768,7 @@ def require_alike_steps(processors: Iterable[Processor[Any, Any]]) -> None:
 
 
 def table_name(processor: Processor[Any, Any], table: str = "") -> str:
-    """Return what queries name a table: PROCESSOR, or PROCESSOR.TABLE for a named one."""
+    """Return the name of a table in queries: PROCESSOR, or PROCESSOR.TABLE for a named one."""
     return f"{processor.name}.{table}" if table else processor.name
 
 

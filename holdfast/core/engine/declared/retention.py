@@ -1,4 +1,4 @@
-"""How long the records of a topic are kept, declared once and carried by the topic's name."""
+"""Retention of a topic's records, declared once and carried by the topic's name."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from holdfast.errors import ConfigError
 FOREVER_MS = -1
 """Kafka's `retention.ms` of a topic whose records are never deleted."""
 LANDED_MS = -2
-"""Of a topic whose records are kept until a lake and all tables have them. Kafka never deletes them by
-itself.
+"""The retention of a topic whose records are kept until a lake and all tables have them. Kafka never deletes
+them by itself.
 """
 _NAMED = {"forever": FOREVER_MS, "landed": LANDED_MS}
 _UNITS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1_000, "s"), (1, "ms"))
@@ -21,19 +21,19 @@ _UNITS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1_000, "s"), (1, 
 
 class DeclaredTopic(str):
     """The name of a topic with what a `Source` says of it: its serdes, and how long its records are kept
-    (None where that is not said, FOREVER_MS for ever, LANDED_MS until they are landed).
+    (None if undeclared, FOREVER_MS for ever, LANDED_MS until they are landed).
 
-    The name carries it, since that is what is left of a source in declarations that take one.
+    The name carries these, since some declarations keep only the name of a source.
     """
 
     serde: Serde[Any]
     key: Serde[Any]
     retention_ms: int | None
     watermarks: bool
-    """Whether its records tell of their origins, and marks lie among them."""
+    """True if its records carry their origins, with marks between them."""
     idle_ms: int | None
-    """How long one of its partitions stays at its end before it holds nothing back; None where that is not
-    said.
+    """The ms that one of its partitions stays at the end of its log before it stops holding event time back;
+    None if the source does not set it.
     """
 
     def __new__(
@@ -124,7 +124,7 @@ def is_shorter(one_ms: int, other_ms: int) -> bool:
 
 
 class _Declared(Protocol):
-    """What of a processor names topics."""
+    """The part of a processor that names topics."""
 
     @property
     def name(self) -> str: ...

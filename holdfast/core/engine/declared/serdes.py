@@ -33,7 +33,7 @@ class Serde(Protocol[T]):
     """Turns bytes into values of one type and back. Both ways are pure.
 
     `decode` raises for bytes that hold no such value: their record is quarantined. `encode` raises FoldError
-    for a value of another type: a reader must find what was declared. None stands for a tombstone both ways.
+    for a value of another type: readers must get the declared type. None is a tombstone both ways.
     """
 
     def decode(self, value: bytes | None) -> T: ...
@@ -42,8 +42,8 @@ class Serde(Protocol[T]):
 
 
 def of_topic(serde: Serde[T], topic: str, part: str) -> Serde[T]:
-    """Return *serde* for the *part* ("value" or "key") of the records of *topic*, as a serde asks to be told
-    whose schema lies in a registry.
+    """Return *serde* bound to the *part* ("value" or "key") of the records of *topic*, if it needs that to
+    find the schema in a registry; else *serde* itself.
     """
     tell: Callable[[str, str], Serde[T]] | None = getattr(serde, "for_topic", None)
     return serde if tell is None else tell(topic, part)
@@ -53,11 +53,11 @@ Framing: TypeAlias = Callable[[bytes | None, Headers], bytes | None]
 
 
 VALUE_ID, KEY_ID = "__value_schema_id", "__key_schema_id"
-"""The headers in which newer serializers tell the schema of a record's value, and of its key."""
+"""The headers in which newer serializers name the schema of a record's value, and of its key."""
 
 
 def without_ids(headers: Headers, *names: str) -> Headers:
-    """Return headers for a record of which the parts that *names* tell the schemas of are written anew.
+    """Return *headers* without the schema ids *names*, for a record whose parts are encoded again.
 
     >>> without_ids((("a", b""), (VALUE_ID, b"\\0")), VALUE_ID)
     (('a', b''),)
@@ -66,33 +66,35 @@ def without_ids(headers: Headers, *names: str) -> Headers:
 
 
 def framing(serde: Serde[Any]) -> Framing | None:
-    """Return what makes of a record's bytes and headers what *serde* decodes, where it looks at headers."""
+    """Return the function from a record's bytes and headers to the bytes that *serde* decodes; None if it
+    reads no headers.
+    """
     found: Framing | None = getattr(serde, "framed", None)
     return found
 
 
 def writes_anew(serde: Serde[Any]) -> bool:
-    """Tell whether what *serde* encodes has another schema, or none, than a header of what was decoded tells;
-    others may hand bytes on as they are.
+    """Return whether bytes that *serde* encodes may have another schema, or none, than the headers of the
+    decoded record name; other serdes may return the bytes unchanged.
     """
     return framing(serde) is not None or isinstance(serde, _Typed | Text)
 
 
 def decode_with(serde: Serde[T], value: bytes | None, headers: Headers) -> T:
-    """Return what *serde* decodes of a record's bytes, whose *headers* may tell its schema; raises as
-    `decode` does.
+    """Return the value of a record's bytes by *serde*, whose schema *headers* may name; raises as `decode`
+    does.
     """
     frames = framing(serde)
     return serde.decode(value if frames is None else frames(value, headers))
 
 
 def decoder_of(serde: Serde[Any]) -> tuple[Callable[..., Any], tuple[Literal["value", "headers"], ...]]:
-    """Return what decodes a record's value as *serde* does, and the columns that it takes."""
+    """Return a function that decodes a record's value as *serde* does, and the columns that it takes."""
     read, frames = serde.decode, framing(serde)
     if frames is None:
         return read, ("value",)
 
-    # It holds the serde's own method, so that the schema is found behind it.
+    # It holds the serde's own method, so that the schema can be found from it.
     def decode(value: bytes | None, headers: Headers) -> Any:
         return read(frames(value, headers))
 
@@ -223,7 +225,7 @@ class Msgpack(_Typed[T]):
 class Bytes:
     """Values as they are; None is a tombstone."""
 
-    # Any beside bytes: a tombstone is None, and a function of bytes alone is none the worse for that.
+    # Any as well as bytes: a tombstone is None, and a function of bytes alone is none the worse for that.
     def decode(self, value: bytes | None) -> bytes | Any:
         return value
 
@@ -266,8 +268,8 @@ class Text:
 
 
 def decode_all(serde: Serde[Any], values: Sequence[bytes | None]) -> Iterable[Any]:
-    """Return what *serde* decodes each of *values* to, one after another as they are taken; where it fails,
-    the error may be another than `decode` raises.
+    """Return the values that *serde* decodes, lazily and in order; where one fails, the error may be another
+    than `decode` raises.
 
     >>> list(decode_all(Json(int), [b"1", b"2"])), list(decode_all(Text(), [b"a", None]))
     ([1, 2], ['a', None])

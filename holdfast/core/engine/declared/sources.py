@@ -1,5 +1,4 @@
-"""What a processor of several sources reads: topics with what lies in them, and what each fold is told of a
-record.
+"""The sources of a processor: topics with their serdes and times, and the inputs that each fold asks for.
 
 The sources of a processor are co-partitioned: partition *n* of its table is folded from partition *n* of
 each.
@@ -32,26 +31,26 @@ T_co = TypeVar("T_co", covariant=True)
 
 Input = Literal["value", "key", "headers", "offset", "partition"]
 INPUTS: tuple[Input, ...] = get_args(Input)
-"""What the columns of a batch may be."""
+"""The possible columns of a batch."""
 DecoderInput = Literal["value", "key", "headers", "offset", "partition", "timestamp", "topic"]
 DECODER_INPUTS: tuple[DecoderInput, ...] = get_args(DecoderInput)
-"""What a decoder of one source may take: columns of a batch, the append times that each batch has, and its
-topic.
+"""The possible inputs of a decoder of one source: columns of a batch, the append times that each batch has,
+and the topic.
 """
 Asked = Literal["key", "headers", "offset", "partition", "timestamp", "topic", "event_ms"]
 ASKED: tuple[Asked, ...] = get_args(Asked)
-"""What a fold may ask for besides the event."""
+"""The inputs that a fold may ask for in addition to the event."""
 LIMIT_SOURCES = 8
 EventTime = Callable[[Any, int], int]
-"""Gives the event time in ms of what was decoded, at a stream time; -NEVER for none."""
+"""Gives the event time in ms of a decoded value, at a stream time; -NEVER for none."""
 
 
 Time: TypeAlias = Callable[[T], int] | Literal["append"] | None
-"""Reads an event's own time in ms; "append" says that append time is meant, None that nothing is said."""
+"""A function from an event to its own time in ms; "append" for the append time; None if undeclared."""
 
 
 AheadPolicy = Literal["refuse", "hold"]
-"""What becomes of a record whose event time is too far ahead: it is refused, or it is folded and does not
+"""The handling of a record whose event time is too far ahead: it is refused, or it is folded and does not
 move the watermark.
 """
 
@@ -59,9 +58,9 @@ move the watermark.
 def _within(
     whose: str, read: Callable[[Any], int] | None, ahead: str | int | None, policy: str
 ) -> Callable[[Any], int] | None:
-    """Return *read* with the limit *ahead*; None of a limit is no limit. ConfigError for what is neither.
+    """Return *read* with the limit *ahead*, None for no limit; ConfigError for an invalid limit or policy.
 
-    What has a limit already keeps it where *ahead* is the default.
+    A function that has a limit keeps it where *ahead* is the default.
     """
     if policy not in get_args(AheadPolicy):
         raise ConfigError(f'{whose}: ahead_policy {policy!r:.100}; write "refuse" or "hold"')
@@ -85,13 +84,13 @@ class Source(Generic[T]):
     "hold" it is folded and moves no watermark.
 
     A partition that stays at the end of its log for *idle* (a duration; the setting `origin_idle_ms` without
-    one) holds the others back no longer, behind a step or in an interval join.
+    one) stops holding the others back, downstream of a step or in an interval join.
 
     A `Stream` as *topic* brings its key serde and its time. On an internal topic, which one step alone
     writes, another serde or key than the step's is a ConfigError. `source=step` is the short form.
 
-    *retention* tells how long the topic keeps its records: a duration such as "7d", ms, or "forever", which
-    it also is without one. `holdfast topics create` makes the topic so, and `topics check` compares: a state
+    *retention* sets how long the topic keeps its records: a duration such as "7d", ms, or "forever", which is
+    also the default. `holdfast topics create` makes the topic so, and `topics check` compares: a state
     cannot be built again from records that are gone. With "landed" `holdfast -A ... pipeline land` deletes
     what the lake and all tables have; a table then begins by `holdfast bootstrap --lake`. Without one, a
     topic that others made with a limit is only warned of. All declarations of one topic must agree. An
@@ -107,7 +106,7 @@ class Source(Generic[T]):
     ahead_policy: AheadPolicy = "refuse"
     idle: str | int | None = None
     by_append: bool = field(default=False, init=False)
-    """Whether `time="append"` was said."""
+    """True if it was declared with `time="append"`."""
 
     def __post_init__(self) -> None:
         if not is_topic(self.topic):
@@ -170,12 +169,12 @@ class Source(Generic[T]):
 
     @property
     def reads_time(self) -> Callable[[T], int] | None:
-        """Return what reads an event's own time in ms; None where append time counts."""
+        """Return the function that reads an event's own time in ms; None where append time counts."""
         return self.time  # type: ignore[return-value]  # "append" is kept as None
 
     @property
     def idle_ms(self) -> int | None:
-        """Return *idle* in ms; None where it is not said."""
+        """Return *idle* in ms; None if it is not set."""
         return self.idle if isinstance(self.idle, int) else getattr(self.topic, "idle_ms", None)
 
     def _check_written(self, written: Stream[Any]) -> None:
@@ -198,11 +197,13 @@ class Decoder(Protocol[T_co]):
 
 
 class Readable(Protocol[T_co]):
-    """What a declaration reads: a `Source`, or a `Stream` or step, which bring serde, key and event time."""
+    """A source that a declaration can name: a `Source`, or a `Stream` or step with serde, key and event
+    time.
+    """
 
     @property
     def serde(self) -> Decoder[T_co]:
-        """Return what reads its values."""
+        """Return the decoder of its values."""
         ...
 
 
@@ -217,7 +218,7 @@ class Sender(Protocol[T_co]):
 
     @property
     def serde(self) -> Decoder[T_co]:
-        """Return what reads the values that it sends."""
+        """Return the decoder of the values that it sends."""
         ...
 
 
@@ -261,7 +262,7 @@ def require_source(whose: str, what: str, given: object) -> Source[Any]:
 
 @dataclass(frozen=True, slots=True)
 class FoldWith:
-    """A fold that is told more than the event: *inputs* follow its three arguments, in that order.
+    """A fold that is called with more than the event: *inputs* follow its three arguments, in that order.
 
     `on={orders: FoldWith(enrich, ("key", "timestamp"))}` has `enrich(rows, event, at_ms, key, timestamp)`
     called. It is a declaration, not an object with everything in it, so that nothing is read, shipped to
@@ -279,7 +280,7 @@ class FoldWith:
     fold: Callable[..., Emits]
     inputs: tuple[Asked, ...]
     marks: bool = False
-    """Whether it is also given marks in place of events, and headers with those of origins."""
+    """True if it is also called with marks instead of events, and headers with those of origins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,11 +293,11 @@ class FoldColumns:
     decode: Callable[..., Any]
     inputs: tuple[DecoderInput, ...]
     marks: bool = False
-    """Whether *decode* is also given the columns of marks, and headers with those of origins."""
+    """True if *decode* is also called with the columns of marks, and headers with those of origins."""
 
 
 def columns_in(inputs: Sequence[DecoderInput]) -> tuple[Input, ...]:
-    """Return what of *inputs* are columns of a batch; append times and the topic are with every batch.
+    """Return those of *inputs* that are columns of a batch; append times and the topic are with every batch.
 
     >>> columns_in(("value", "timestamp", "key"))
     ('value', 'key')
@@ -364,8 +365,8 @@ class SourceFold:
         """Return the events of *batch*, then of each thing that the fold asks for the values, all in step
         with its records and read as they are taken.
 
-        Where something cannot be read, what is read *quickly* may raise another error than the serde's own.
-        Where a mark lies, the event is a `Mark` for a fold that takes marks, else SKIPPED.
+        With *quickly*, a value that cannot be read may raise another error than the serde's own. At a mark
+        the event is a `Mark` for a fold that takes marks, else SKIPPED.
         """
         if not self.meets_marks or len(batch.columns) < len(self.inputs):
             return self._told(batch, quickly)
@@ -424,12 +425,12 @@ class SourceFold:
         return told
 
     def event_ms(self, event: Any, stream_ms: int) -> int:
-        """Return the event time of what was decoded, see `event_time`."""
+        """Return the event time in ms of a decoded event, see `event_time`."""
         return event_time(self.source.topic, self.source.reads_time, event, stream_ms)
 
 
 class SkippedMark:
-    """What stands for a mark where a fold takes none."""
+    """A stand-in for a mark where a fold takes none."""
 
     __slots__ = ()
 
@@ -485,7 +486,7 @@ def event_time(topic: str, time: Callable[[Any], int] | None, event: Any, stream
     """Return the event time in ms of an event: what *time* gives or, without it, the stream time, if there is
     one. An event of None, of a record without a value, has none: -NEVER.
 
-    Raises DecodeError for what is not a time in whole ms.
+    Raises DecodeError if the time is not whole ms.
     """
     if time is None:
         return stream_ms if stream_ms >= 0 else -NEVER
@@ -502,7 +503,7 @@ def event_time(topic: str, time: Callable[[Any], int] | None, event: Any, stream
 
 
 def fingerprint(topics: Sequence[str]) -> int:
-    """Return a number that tells other topics, or the same in another order, apart: positions and choices
+    """Return a number that differs for other topics, or the same in another order: positions and choices
     number the sources.
 
     >>> fingerprint(["a", "b"]) == fingerprint(["b", "a"])

@@ -25,7 +25,7 @@ T = TypeVar("T")
 class Stream(str, Generic[T]):
     """A topic to emit to, and what lies in it: `enriched = Stream("enriched", Json(Enriched))`.
 
-    It is the topic's name, so it stands wherever one does: in a processor's `emits`, and in what is emitted.
+    It is the topic's name, so it can be used as one: in a processor's `emits`, and as the topic of an emit.
     *retention* is that of a `Source`: "7d", "forever" or "landed". Without one a stream that is folded is
     kept forever, and any other as the brokers say. *time* reads the event time in ms of a value, for what
     folds the stream (`source=enriched`); "append" says that it is the append time.
@@ -49,15 +49,15 @@ class Stream(str, Generic[T]):
     time: Callable[[T], int] | None
     by_append: bool
     watermarks: bool = False
-    """Whether its records tell of their origins, and marks lie among them."""
+    """True if its records carry their origins, with marks between them."""
     step: str = ""
     """The name of the step that writes it; "" for none."""
     mixed: bool = False
-    """Whether the step reads several logs in a partition, so that the order in which it sends depends on
+    """True if the step reads several logs in a partition, so that the order in which it sends depends on
     pace.
     """
     tells: bool = False
-    """Whether that step says how far its sources have come, also where it has nothing to send."""
+    """True if that step reports the progress of its sources, also while it has nothing to send."""
     _topic: str
     _stale: tuple[str, ...]
 
@@ -103,8 +103,8 @@ class Stream(str, Generic[T]):
         """Return a record of this topic for a fold to yield; raises FoldError when *key* or *value* is not of
         the declared type, so that the record being folded is refused.
 
-        *partition* None leaves it to murmur2 of the key. Of *headers*, those that told the schema of what a
-        record was before are left out: key and value are written anew.
+        *partition* None leaves it to murmur2 of the key. Of *headers*, the schema ids of the record that was
+        read are left out: key and value are encoded again.
         """
         if headers and self._stale:
             headers = without_ids(headers, *self._stale)
@@ -136,8 +136,8 @@ class Internal(Stream[T]):
     """A topic between processors of one application: `words = Internal("words", Text(), version=2)`.
 
     Its name ends with the *version* of the processor that emits to it, which must be the same. So what
-    another version emits goes to another topic, and no table behind it takes in twice what both have emitted.
-    Readers name it as their source, by `source=words`, and are raised together with its writer.
+    another version emits goes to another topic, and no downstream table takes in twice what both have
+    emitted. Readers name it as their source, by `source=words`, and are raised together with its writer.
 
     >>> from holdfast.core.engine.declared.serdes import Text
     >>> words = Internal("words", Text(), version=2)
@@ -218,7 +218,7 @@ def _internal(
 
 
 def tells_origins(topic: str) -> bool:
-    """Return whether the records of *topic* are declared to tell of their origins: those of internal topics
+    """Return whether the records of *topic* are declared to carry their origins, as those of internal topics
     do.
     """
     return getattr(topic, "watermarks", False) is True

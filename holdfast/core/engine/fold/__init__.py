@@ -1,1 +1,1 @@
-"""How the records of one source are folded into rows, and what is set aside or skipped."""
+"""The fold of records into rows, with deferred results, quarantined records and skips."""

@@ -1,9 +1,9 @@
-"""Results whose time has come while a record of another key, or a tick, is folded: their failures are not its
-own.
+"""Deferred results, such as closed windows and unmatched joins. If one fails, the record or tick being folded
+is not refused.
 
-At full speed such a failure is raised as any other, and the transaction is folded again with care. Then it is
-put aside: the record that was met is folded all the same, and the folder refuses the result alone, at the
-stage "close".
+At full speed such a failure is raised as any other, and the transaction is folded again with care. Then the
+result is put aside: the record is folded all the same, and the folder refuses the result alone, at the stage
+"close".
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ASIDES = "asides"
 
 
 class Asides:
-    """What is put aside while one record, timer or tick is folded with care."""
+    """The deferred results that failed while one record, timer or tick is folded with care."""
 
     __slots__ = ("_check", "_failures", "failed")
 
@@ -29,7 +29,7 @@ class Asides:
         self.failed: list[tuple[str, BaseException]] = []
 
     def attempt(self, what: str, make: Callable[[], Emit]) -> Emit | None:
-        """Return what *make* gives; None, and its failure is put aside, where that cannot be sent."""
+        """Return the emit of *make*; None, with its failure put aside, if that raises or cannot be sent."""
 
         def checked() -> Emit:
             emit = make()
@@ -39,10 +39,10 @@ class Asides:
         return self.tried(what, checked)
 
     def tried(self, what: str, make: Callable[[], T]) -> T | None:
-        """Return what *make* gives; None, and its failure is put aside, where it raises."""
+        """Return the value of *make*; None, with its failure put aside, if that raises."""
         try:
             return make()
-        except (MemoryError, Later):  # what is not there yet fails nothing
+        except (MemoryError, Later):  # the fold is tried again: no result has failed
             raise
         except self._failures as error:
             self.failed.append((what, error))
@@ -50,21 +50,19 @@ class Asides:
 
 
 def open_asides(rows: Rows[Any], asides: Asides) -> None:
-    """Have `emit_result` put failures aside in *asides* until `close_asides`, or until changes are taken
-    back.
-    """
+    """Make `emit_result` put failures aside in *asides* until `close_asides`, or until changes are undone."""
     rows.derived[_ASIDES] = asides
 
 
 def close_asides(rows: Rows[Any]) -> None:
-    """Have failures raised again."""
+    """Make `emit_result` raise failures again."""
     rows.derived.pop(_ASIDES, None)
 
 
 def emit_result(rows: Rows[Any], emits: list[Emit], what: str, make: Callable[[], Emit]) -> None:
-    """Add to *emits* the result that *make* gives, whose time has come.
+    """Add to *emits* the deferred result of *make*, which is due.
 
-    *what* names its key and window: it stands before the reason of a failure.
+    *what* names its key and window, and precedes the reason of a failure.
     """
     asides: Asides | None = rows.derived.get(_ASIDES)
     emit = make() if asides is None else asides.attempt(what, make)
@@ -73,12 +71,12 @@ def emit_result(rows: Rows[Any], emits: list[Emit], what: str, make: Callable[[]
 
 
 def attempt(rows: Rows[Any], what: str, make: Callable[[], T]) -> T | None:
-    """Return what *make* gives, whose time has come; None where its failure is put aside. *what* names it."""
+    """Return the deferred result of *make*; None where its failure is put aside. *what* names it."""
     asides: Asides | None = rows.derived.get(_ASIDES)
     return make() if asides is None else asides.tried(what, make)
 
 
 def put_aside(rows: Rows[Any]) -> int:
-    """Return how many results have been put aside since the record, timer or tick was met."""
+    """Return the number of results put aside since the record, timer or tick was met."""
     asides: Asides | None = rows.derived.get(_ASIDES)
     return 0 if asides is None else len(asides.failed)

@@ -1,4 +1,6 @@
-"""Event time of a partition behind steps: the least watermark of the origins that will say more."""
+"""Event time of a partition downstream of steps: the least watermark of the origins that are not at their
+end.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,13 @@ _decode = msgspec.msgpack.Decoder(_Sources).decode
 
 
 class EventClock:
-    """How far the sources of one partition of a processor with event timers have come.
+    """The progress of the sources of one partition of a processor with event timers.
 
-    Sources *behind* steps hold event time back, by the least watermark of their origins, and others do not:
-    an origin that is not heard yet holds all back, and one that has told that it is at its end none. Before
-    the first header of an origin is met, the clock is not *named*: the highest event time counts, as it does
-    where no source is behind a step. The state is what lies up to the position; *stored* is that of an
-    earlier owner.
+    Sources downstream of steps (*behind*) hold event time back, by the least watermark of their origins, and
+    others do not: an origin without a record yet holds all back, and one that has reported its end none.
+    Before the first header of an origin is read, the clock is not *named*: the highest event time counts, as
+    it does where no source is downstream of a step. The state covers the records up to the position; *stored*
+    is that of an earlier owner.
     """
 
     __slots__ = ("_before", "_behind", "_of", "is_named")
@@ -51,7 +53,7 @@ class EventClock:
                 of.restore(origin, watermark_ms, has_ended=has_ended, origins=told)
 
     def encode(self) -> bytes | None:
-        """Return the state as a marker holds it; None of one that has met no header."""
+        """Return the state as a marker holds it; None for a clock that has read no header of an origin."""
         if not self.is_named:
             return None
         return _encode([(each.origins, sorted(each.ended), sorted(each.marks.items())) for each in self._of])
@@ -91,8 +93,8 @@ class EventClock:
 
 
 def event_clock_of(processor: Processor[Any, Any], stored: bytes | None) -> EventClock | None:
-    """Return the clock of a processor with event timers; None where no source is behind a step that knows
-    event time.
+    """Return the clock of a processor with event timers; None where no source is downstream of a step that
+    knows event time.
     """
     if not processor.has_event_time:
         return None

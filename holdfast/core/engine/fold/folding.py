@@ -64,7 +64,7 @@ R = TypeVar("R")
 
 @dataclass(slots=True, kw_only=True)
 class Changes(Written):
-    """What one transaction writes: stored keys with new values (None deletes), records to emit, records
+    """The changes of one transaction: stored keys with new values (None deletes), records to emit, records
     refused.
 
     *marker* closes the transaction: everything up to `marker.applied` is in the state once this is applied.
@@ -115,7 +115,7 @@ class Folder(SteppingFolder[R, Batch, Changes]):
         self._takes, self._plain = tuple(processor.inputs), len(processor.inputs) == len(processor.columns)
         self.event_clock = event_clock_of(processor, origins)
         self._headers_left: Iterator[Headers] = iter(())
-        """Of the next records to fold their headers, where event time passes by them."""
+        """The headers of the next records to fold, if event time passes by them."""
         self._call = processor.fold
         if processor.has_event_time:
             fold = processor.fold if self.event_clock is None else unless_skipped(processor.fold)
@@ -134,7 +134,7 @@ class Folder(SteppingFolder[R, Batch, Changes]):
         return self._heard_time(0, next(self._headers_left), event, self._time, stream_ms)
 
     def _hear_by(self, batch: Batch) -> None:
-        """Have event time pass by the headers of the records of *batch*."""
+        """Let event time pass by the headers of the records of *batch*."""
         has_headers = len(batch.columns) > self._headers
         self._headers_left = iter(batch.columns[self._headers]) if has_headers else repeat(())
 
@@ -165,7 +165,7 @@ class Folder(SteppingFolder[R, Batch, Changes]):
         return Batch(batch.offsets, batch.times_ms, (*columns[:at], shown, *columns[at + 1 :]))
 
     def _marks(self, batch: Batch) -> list[bool] | None:
-        """Return of which records of *batch* nothing is decoded, since they are marks; None for none."""
+        """Return True for each record of *batch* that is a mark, which is not decoded; None without marks."""
         if not self._skips_marks or len(batch.columns) <= self._headers:
             return None
         if not any(headers := batch.columns[self._headers]):
@@ -186,11 +186,11 @@ class Folder(SteppingFolder[R, Batch, Changes]):
                     taken.append(rest)
                     yield rest
                 if cut:
-                    return  # the next transaction is heard
+                    return  # the rest is for the next transaction, which emits
 
     def _begin_at(self, first: int) -> int:
-        """Note what becomes of the emits of a transaction that begins with offset *first*; return the last
-        offset of which that is equally true, NOTHING_APPLIED where it is of all.
+        """Decide if a transaction that begins with offset *first* is silent, or repeats earlier emits. Return
+        the last offset for which the decision holds, NOTHING_APPLIED if it holds for all.
         """
         silent = NOTHING_APPLIED if self._handover is None else self._handover.applied[0]
         repeated = NOTHING_APPLIED if self._recovery is None else self._recovery.applied[0]
@@ -231,7 +231,7 @@ class Folder(SteppingFolder[R, Batch, Changes]):
                     break
                 emit(emits)
         self.stream_ms = now_ms
-        # What is left tells how many were folded: to count each would take a hundredth of the time.
+        # The times that are left give the number folded: to count each would take a hundredth of the time.
         return batch.records - length_hint(times) - waits
 
     def _skipping(self, records: Iterable[tuple[Any, ...]], marks: list[bool]) -> Iterator[Any]:

@@ -9,8 +9,8 @@ from holdfast.core.engine.emits import Emit, Emits
 
 
 class Paced:
-    """What a fold returns in place of emits when it has more to do: each of *parts* that is taken folds on,
-    and holds emits.
+    """The emits of a fold that pauses before it is done: taking each of *parts* folds a step further, and
+    gives the emits of that step.
 
     Iterated, it folds to the end at once. A record counts as folded when all parts are taken.
     """

@@ -1,4 +1,6 @@
-"""How long what a fold needs is waited for, and how soon it is tried again. The clock is the caller's."""
+"""Waiting for a service that a fold needs: the pauses between tries, and the limit. The clock is the
+caller's.
+"""
 
 from __future__ import annotations
 
@@ -40,24 +42,24 @@ class Patience:
         return pause_s
 
     def over(self) -> None:
-        """Note that something was folded: the next wait begins anew."""
+        """Note that something was folded: the next wait begins with the shortest pause."""
         self._next_s = FIRST_S
 
 
 OnLater = Callable[[Later, str], None]
-"""Called with what is awaited, and which record awaits it: it returns when the record is to be folded again,
-or raises.
+"""Called with the error, which names the missing service, and the record that waits: it returns when the
+record is to be folded again, or raises.
 """
 
 
 def never_wait(later: Later, where: str) -> None:
-    """Raise what is awaited: whoever folds has no time."""
+    """Raise *later*: this caller does not wait."""
     raise later
 
 
 class Waiting:
-    """An `OnLater` that waits: *pause* gets how long, and what is awaited. Which record waits tells one wait
-    from the next.
+    """An `OnLater` that waits: *pause* gets the seconds, and a line that names the record and the awaited
+    service. A wait ends when another record waits.
 
     >>> from holdfast.clock import ManualClock
     >>> clock, slept = ManualClock(), []

@@ -1,10 +1,9 @@
-"""What is skipped of a source because nobody can read it: a part of the log's history, written down before
-anything goes on behind it.
+"""Skips: offsets of a source that cannot be read, recorded before anything after them is folded.
 
 A skip is a record of `{app}-skips`, keyed by topic, partition and last offset. An operator *asks* for one,
-under a key of its own: the topic is compacted, and a wish that comes late must not displace what was made. A
-worker that owns the partition *makes* it. What was made holds for all tables, versions and replays of the
-application: the source is what its log holds without it.
+under a key of its own: the topic is compacted, and a late request must not displace a skip that was made. A
+worker that owns the partition *makes* it. A made skip holds for all tables, versions and replays of the
+application: the source is its log without the skipped offsets.
 """
 
 from __future__ import annotations
@@ -29,16 +28,16 @@ another.
 
 
 class Skip(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=False):
-    """Offsets *first* to *last*, both included, of one batch. *made* False: an operator asks that who stands
-    before it goes on.
+    """Offsets *first* to *last*, both included, of one batch. With *made* False, an operator asks the worker
+    that is stopped before it to skip it.
 
     One that is *allowed* is no skip: an operator lets this one record be refused where `on_error="stop"`
     stops the partition.
 
-    *error* and *reason* tell why it cannot be read, *by* who wrote this (a worker's URL, or a person's name),
-    *at_ms* when. *topic_id* is Kafka's id of the topic in the cluster with *cluster_id*: offsets of a topic
-    that was deleted and made again are others. Without an id, as earlier releases write, a skip is of
-    whatever topic has the name.
+    *error* and *reason* say why it cannot be read, *by* names the author (a worker's URL, or a person's
+    name), *at_ms* is the time. *topic_id* is Kafka's id of the topic in the cluster with *cluster_id*:
+    offsets of a topic that was deleted and created again are others. Without an id, as earlier releases
+    write, a skip is of whatever topic has the name.
     """
 
     topic: str
@@ -56,17 +55,17 @@ class Skip(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Fals
 
     @property
     def key(self) -> bytes:
-        """Return the record's key: compaction keeps the last of the wishes for a batch, and beside it what
-        was made.
+        """Return the record's key: compaction keeps the last request for a batch, and apart from it the skip
+        that was made.
         """
         kind = "" if self.made else "/allowed" if self.allowed else "/asked"
         return f"{self.topic}/{self.partition}/{self.last}{kind}".encode()
 
     @property
     def batch(self) -> tuple[str, int, int]:
-        """Return what is skipped.
+        """Return the batch that is skipped: topic, partition and last offset.
 
-        Whatever reader tells where the batch ends tells the same, but not where it had come to within it.
+        Any reader that finds the end of the batch finds the same, whatever its own position within it.
         """
         return self.topic, self.partition, self.last
 
@@ -77,7 +76,7 @@ class Skip(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Fals
     def is_of_another(self, cluster_id: str, topic_id: str) -> bool:
         """Return whether this is known to be about another topic of the name than the one with *topic_id*.
 
-        A cluster that was copied has ids of its own, which tell nothing.
+        A cluster that was copied has ids of its own, which prove nothing.
 
         >>> skip = Skip(topic="t", partition=0, first=1, last=1, made=True, topic_id="a", cluster_id="c")
         >>> [skip.is_of_another(*ids) for ids in (("c", "a"), ("c", "b"), ("copied", "b"), ("c", ""))]
@@ -113,9 +112,9 @@ def decode_skip(key: bytes | None, value: bytes) -> Skip:
 
 
 class Skips:
-    """What `{app}-skips` says: the last record of each batch counts, and what was made before any wish.
-    *has_topic* tells whether it is there. *of_others* are records that skip nothing: of topics that have been
-    deleted and made again.
+    """The records of `{app}-skips`: the last record of each batch counts, and a made skip before any request.
+    *has_topic* is False if the topic does not exist. *of_others* are records that skip nothing: of topics
+    that have been deleted and created again.
 
     >>> made = Skip(topic="orders", partition=0, first=5, last=7, made=True)
     >>> Skips([made]).made("orders", 0), Skips([made]).made("orders", 1)
@@ -153,7 +152,7 @@ class Skips:
         return (topic, partition, offset) in self._allowed
 
     def made(self, topic: str, partition: int) -> OffsetRanges:
-        """Return what is skipped of a partition."""
+        """Return the skipped offsets of a partition."""
         return merged(
             (each.first, each.last)
             for each in self._records.values()
@@ -161,12 +160,12 @@ class Skips:
         )
 
     def of_topic(self, topic: str) -> dict[int, OffsetRanges]:
-        """Return what is skipped of each partition of *topic* that has a skip."""
+        """Return the skipped offsets of each partition of *topic* that has a skip."""
         partitions = {each.partition for each in self._records.values() if each.made and each.topic == topic}
         return {partition: self.made(topic, partition) for partition in sorted(partitions)}
 
     def asked(self, topic: str, partition: int, first: int, last: int) -> Skip | None:
-        """Return the wish that holds for a batch which cannot be read, None when there is none."""
+        """Return the request that holds for a batch which cannot be read, None when there is none."""
         found = (
             each
             for each in self._records.values()

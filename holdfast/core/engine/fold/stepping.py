@@ -1,6 +1,7 @@
-"""What all folders do: fold a transaction at full speed, and again with care when anything in it fails.
+"""The fold of a transaction, common to all folders: at full speed, and again with care if anything in it
+fails.
 
-A folder adds what it is given to fold, and how it tells its position.
+A folder adds the kind of its input, and the form of its position.
 """
 
 from __future__ import annotations
@@ -57,20 +58,22 @@ TopicOffset: TypeAlias = tuple[str, int]
 """Topic and offset of a record in the partition that is folded. A `Place` is a topic and a partition."""
 Stage = Literal["decode", "fold", "wake", "tick", "close"]
 USERS_FAILURES = (Exception, SystemExit)
-"""How code of users fails.
+"""Failures of users' code.
 
 A fold that exits is one that fails: the process is not its own, and would meet the record again.
 """
 STEP_RECORDS = 512
 STEP_S = 0.05
-"""What a step may take: a caller lets others work between steps.
+"""The most records of a step, and its longest time in seconds: a caller lets others work between steps.
 
-At full speed one of STEP_RECORDS takes 2 ms.
+At full speed a step of STEP_RECORDS takes 2 ms.
 """
 WAKE_AT_ONCE = 2_000
-"""How many due timers of one record fire in a step."""
+"""The number of due timers of one record that fire in a step."""
 LIMIT_BYTES = 1_000_000
-"""What a row, and a record that is emitted, may take. Topics are asked for as much when a worker starts."""
+"""The most bytes of a row, and of a record that is emitted. A worker checks at start that topics take as
+much.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,9 +101,9 @@ class Refused:
 class Transition(Generic[R]):
     """One change of one row: what the record at *offset* made of it; None for no row.
 
-    *topic* is the record's where a processor has several sources, else ""; what a tick changed has none
-    either, the number of its choice for an *offset*, and its time for *at_ms*. *table* is the name of the
-    row's table, "" for the processor's own.
+    *topic* is the record's where a processor has several sources, else "". For a change by a tick *topic* is
+    "", *offset* the number of the tick's choice, and *at_ms* its time. *table* is the name of the row's
+    table, "" for the processor's own.
     """
 
     offset: int
@@ -113,7 +116,7 @@ class Transition(Generic[R]):
 
 
 class Sliceable(Protocol):
-    """Records to fold: a batch of one source, or a stretch of several."""
+    """Records to fold: a batch of one source, or a stretch of several sources."""
 
     @property
     def records(self) -> int: ...
@@ -126,7 +129,7 @@ P = TypeVar("P", bound=Sliceable)
 
 @dataclass(slots=True, kw_only=True)
 class Written(ABC):
-    """What one transaction writes whatever is folded: stored keys with new values (None deletes), records to
+    """The changes of one transaction of any folder: stored keys with new values (None deletes), records to
     emit, records refused.
     """
 
@@ -135,9 +138,9 @@ class Written(ABC):
     emits: list[Emit] = field(default_factory=list)
     refused: list[Refused] = field(default_factory=list)
     repeated: frozenset[str] = frozenset()
-    """Topics that have already what is made here: it was folded before, by a state that was lost."""
+    """Topics that have these emits already: the records were folded before, by a state that was lost."""
     reached: StepReached | None = None
-    """How far a partition has come that tells it to readers; None of any other processor."""
+    """The progress of a partition whose processor reports it to readers; None for other processors."""
 
     def stored(self) -> Iterator[tuple[bytes, bytes | None]]:
         """Yield every (key, value) of the changelog's part of the transaction, the marker last."""
@@ -155,7 +158,7 @@ C = TypeVar("C", bound=Written)
 _Fold: TypeAlias = Callable[..., Emits]
 
 WITHIN: Any = object()
-"""What is yielded in the middle of a record: the transaction cannot end there."""
+"""Yielded in the middle of a record: the transaction cannot end there."""
 
 
 def _parts_of(fold: Callable[[], Emits]) -> Iterator[list[Emit]]:
@@ -168,8 +171,8 @@ def _parts_of(fold: Callable[[], Emits]) -> Iterator[list[Emit]]:
 
 
 def _called(call: Callable[..., Any], *args: Any) -> Any:
-    """Return what code of users gives. What ends a generator or a task is a failure, where a fold raises it;
-    where we yield, it means that the caller has given up.
+    """Return the result of users' code. An exception that ends a generator or a task is a failure if a fold
+    raises it; at a yield of ours, it means that the caller has given up.
     """
     try:
         return call(*args)
@@ -180,8 +183,8 @@ def _called(call: Callable[..., Any], *args: Any) -> Any:
 
 
 class _LooseError(Exception):
-    """The fold sets rows with values of another type than declared: a list in a tuple's place, say, which
-    the next record could change.
+    """The fold sets rows with values of another type than declared: a list instead of a tuple, say, which the
+    next record could change.
     """
 
 
@@ -191,21 +194,21 @@ class SteppingFolder(ABC, Generic[R, P, C]):
 
     A transaction is first folded at full speed. If anything in it fails, it is rolled back and folded again
     record by record, each undone on failure: because folds are pure, the records before the bad one give the
-    same rows again, and a healthy stream pays next to nothing for being able to refuse one record. What is
-    refused does not depend on where the log was cut into transactions: the fast fold also looks at rows that
-    a later record of the transaction replaces, their sizes and the types of their values. (A fold that is
-    once found to set a list in a tuple's place, or a bytearray in that of bytes, has each of its rows read
-    back as it is set from then on.)
+    same rows again, and a healthy stream pays next to nothing for being able to refuse one record. Refusals
+    do not depend on the cut of the log into transactions: the fast fold also looks at rows that a later
+    record of the transaction replaces, their sizes and the types of their values. (A fold that is once found
+    to set a list instead of a tuple, or a bytearray instead of bytes, has each of its rows read back as it is
+    set from then on.)
 
     When the store fails, or memory runs out, no record is to blame: the error is raised, and `rollback` is
     due. Nor is one whose fold raises Later, or one that may not be refused (`allowed`): the transaction ends
-    before it, and where it is the first, Later or StoppedError is raised, and all is rolled back. What was
-    folded before it is folded a second time, since a record that was begun has moved stream time and fired
+    before it, and where it is the first, Later or StoppedError is raised, and all is rolled back. The records
+    before it are folded a second time, since a record that was begun has moved stream time and fired
     timers.
 
-    With *trace*, every transaction is folded record by record and each change of a row is told. With
-    *handover*, a transaction ends there, and those up to it are silent; so with *recovery*, of which internal
-    topics too get nothing a second time.
+    With *trace*, every transaction is folded record by record and *trace* is called with each change of a
+    row. With *handover*, a transaction ends there, and those up to it emit nothing; with *recovery* likewise,
+    and internal topics too get nothing a second time.
     """
 
     def __init__(
@@ -241,44 +244,43 @@ class SteppingFolder(ABC, Generic[R, P, C]):
         timers due before the next record.
         """
         self._rest_before = False
-        # The first step is of one record, since nobody knows yet how long a fold takes; the next are of twice
-        # as many each.
+        # The first step is of one record, since the time that a fold takes is unknown; each later step is of
+        # twice as many.
         self._step_records, self._most_records = 1, STEP_RECORDS
         self._input_failure: Exception | None = None
         self._done = 0
-        """How many records and choices of the transaction are folded to their end, of one that is folded with
-        care.
+        """The number of records and choices that the careful fold of the transaction has folded to their end.
         """
         self._told: list[Transition[Any]] = []
         self.allowed: Container[TopicOffset] | None = None
-        """Which records may be refused; None for any. Of a tick it is ("", the number of its choice)."""
+        """The records that may be refused; None for any. A timer's at a tick is ("", the choice's number)."""
         self.refused_before: Container[TopicOffset] = ()
-        """Which records the table refused for what may be otherwise now: they are refused again. Where there
-        are any, all is folded with care.
+        """The records that the table refused for a reason that may have passed: they are refused again. If
+        there are any, all records are folded with care.
         """
         self.changes: C | None = None
 
     @abstractmethod
     def _fresh(self, batches: Iterable[P], taken: list[P]) -> Iterator[P]:
-        """Yield what of *batches* was not applied before, and keep it in *taken*."""
+        """Yield the parts of *batches* that were not applied before, and keep them in *taken*."""
 
     @abstractmethod
     def _fast_step(self, batch: P) -> int:
         """Fold *batch*; raise whatever fails. Return how many of its records were folded.
 
-        Fewer than all are folded when one of them has more to do than a step may hold: what is left of it is
-        `_rest`.
+        Fewer than all are folded when one of them has more to do than a step may hold: its remaining parts
+        are `_rest`.
         """
 
     @abstractmethod
     def _careful_batch(self, rows: JournaledRows[R], batch: P) -> Iterator[object]:
-        """Fold *batch*, each record undone and refused that fails; yield None behind each, and WITHIN one
-        that takes long.
+        """Fold *batch*; undo and refuse each record that fails. Yield None after each record, and WITHIN in
+        the middle of a long record.
         """
 
     @abstractmethod
     def _moved(self) -> None:
-        """Take the position of `changes` as the state's."""
+        """Set the position of the state to that of `changes`."""
 
     @abstractmethod
     def _finished(self, taken: list[P], records: int, puts: list[tuple[bytes, bytes | None]]) -> C:
@@ -287,7 +289,7 @@ class SteppingFolder(ABC, Generic[R, P, C]):
     def fold(self, batches: Iterable[P]) -> C | None:
         """Fold all *batches* as one transaction; None when all of it was applied before.
 
-        Follow with `commit` or `rollback`; not after Later or StoppedError, which leave nothing behind.
+        Follow with `commit` or `rollback`; not after Later or StoppedError, which leave nothing open.
         """
         for _ in self.steps(batches, whole=True):
             pass
@@ -298,8 +300,8 @@ class SteppingFolder(ABC, Generic[R, P, C]):
         see `changes`.
 
         Each batch is asked for when those before it are folded. After `close_early` the transaction ends
-        before the last of what they hold, and no other is asked for: `changes.marker` tells where. So it does
-        before a record that must wait, unless it is to be folded *whole*.
+        before the last of what they hold, and no other is asked for: `changes.marker` has the position. So it
+        does before a record that must wait, unless it is to be folded *whole*.
         """
         assert not self._open, "commit or roll back the transaction before folding the next"
         taken: list[P] = []
@@ -323,7 +325,7 @@ class SteppingFolder(ABC, Generic[R, P, C]):
             except USERS_FAILURES:  # the store's comes up again below
                 self.rollback()
                 if self._input_failure is not None:
-                    raise  # no record is to blame, and none of those behind it can be had
+                    raise  # no record is to blame, and none of the following can be read
                 yield
                 self._open, self._enough = True, False  # it cannot end before its first record
         most: int | None = None
@@ -340,14 +342,14 @@ class SteppingFolder(ABC, Generic[R, P, C]):
                 self._open, self._enough = True, False
 
     def close_early(self) -> None:
-        """Let the transaction being folded by `steps` end with what is folded so far; what is left of its
+        """Let the transaction being folded by `steps` end with the records folded so far; the rest of its
         batches is for the next.
         """
         self._enough = True
 
     def stepped(self, took_s: float) -> None:
-        """Be told how long the step of `steps` took that has just yielded: the next are as short as a slow
-        fold makes necessary.
+        """Take *took_s*, the seconds of the last step of `steps`, into account: the next are as short as a
+        slow fold makes necessary.
         """
         if took_s > STEP_S:
             self._most_records = max(1, int(self._step_records * STEP_S / took_s))
@@ -356,8 +358,8 @@ class SteppingFolder(ABC, Generic[R, P, C]):
             self._most_records = min(STEP_RECORDS, 2 * self._most_records)
 
     def _heard(self) -> list[Emit]:
-        """Return what the transaction emits: where it is silent, only what goes to internal topics; where it
-        was folded before, only what its topics have lost.
+        """Return the emits to write: while the transaction is silent, only those to internal topics; if it
+        was folded before, only those to topics that have lost them.
         """
         emits = self._emits
         if repeated := self._repeated():
@@ -365,23 +367,23 @@ class SteppingFolder(ABC, Generic[R, P, C]):
         return [each for each in emits if each.topic in self._between] if self._silent else emits
 
     def _repeated(self) -> frozenset[str]:
-        """Return the topics that have what the transaction makes."""
+        """Return the topics that have the emits of the transaction already."""
         return frozenset(self._recovery.topics) if self._recovery and self._repeats else frozenset()
 
     @abstractmethod
     def unchanged(self) -> C:
-        """Return changes that change nothing, at the position of the state: for records that are written
-        beside it.
+        """Return changes that change nothing, at the position of the state: for a transaction that writes
+        other records alone.
         """
 
     @property
     def emitted(self) -> int:
-        """How many records the transaction being folded emits so far."""
+        """Return the number of records that the transaction being folded emits so far."""
         return len(self._emits)
 
     @property
     def changing(self) -> int:
-        """How many rows the transaction being folded changes so far."""
+        """Return the number of rows that the transaction being folded changes so far."""
         return sum(len(each.changed()[0]) for each in self.rows.every())
 
     def commit(self) -> None:
@@ -451,7 +453,7 @@ class SteppingFolder(ABC, Generic[R, P, C]):
             self._check_step(emitted)
 
     def _check_step(self, emitted: int) -> int:
-        """Check the rows of a step, and its emits: those behind the first *emitted*. Return how many there
+        """Check the rows of a step, and its emits: those after the first *emitted*. Return how many there
         are now.
         """
         self._check_put()
@@ -478,8 +480,8 @@ class SteppingFolder(ABC, Generic[R, P, C]):
             part.rows.put.clear()
 
     def _size(self, part: TablePart) -> int:
-        """Return what the rows of *part* that were set in this step take; raise if one is not what a later
-        reader will find.
+        """Return the bytes of the rows of *part* that were set in this step; raise _LooseError if one is not
+        equal to the row that a later reader decodes.
         """
         if self.processor.exact or isinstance(part.rows, CanonicalRows):
             return part.codec.size(part.rows.put)
@@ -519,7 +521,7 @@ class SteppingFolder(ABC, Generic[R, P, C]):
             yield emits
 
     def _heard_time(self, source: int, headers: Headers, event: Any, time: EventTime, stream_ms: int) -> int:
-        """Return event time with a record, or mark, of a source behind steps."""
+        """Return event time with a record, or mark, of a source downstream of steps."""
         clock = self.event_clock
         assert clock is not None
         if is_mark(headers):
@@ -677,8 +679,8 @@ class SteppingFolder(ABC, Generic[R, P, C]):
         rows.keep()
 
     def _tell(self, rows: JournaledRows[R], at: TopicOffset, at_ms: int) -> None:
-        """Note what is to be told of a record, when its transaction is folded: until then it may be folded
-        again.
+        """Note the changes of a record for *trace*. They are passed on when the transaction is folded: until
+        then the record may be folded again.
         """
         topic, offset = at
         for part, journal in zip(self._parts, rows.journals(), strict=True):
@@ -750,7 +752,7 @@ class SteppingFolder(ABC, Generic[R, P, C]):
         self.changes = self._finished(taken, records, puts)
 
     def _reached_now(self) -> StepReached | None:
-        """Return how far the partition has come, where that is told to readers of what it sends."""
+        """Return the progress of the partition, if it is reported to readers of the emitted topics."""
         clock = self.clock
         if clock is None and (partition := self.rows.derived.get(TOLD_PARTITION)) is not None:
             return self.processor.reached_in(self.rows, partition)
@@ -760,8 +762,8 @@ class SteppingFolder(ABC, Generic[R, P, C]):
 
     @staticmethod
     def _stored(part: TablePart, changed: list[tuple[str, Any]]) -> Iterable[tuple[bytes, bytes | None]]:
-        """Return what is stored for changed rows: each is what a later reader will find, as was seen when it
-        was set.
+        """Return the stored (key, value) of changed rows: each value decodes to an equal row, as was checked
+        when it was set.
         """
         keys = row_keys([key for key, _ in changed])
         if len(max(keys, key=len)) > LIMIT_KEY_BYTES:

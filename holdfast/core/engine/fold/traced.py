@@ -1,7 +1,7 @@
 """Processors whose emits carry the trace context of the record that they come of.
 
-What is carried are the record's own headers, as they are. So an emit stays a function of the log: a replay
-emits the same bytes.
+The emits carry the record's own headers, unchanged. So an emit stays a function of the log: a replay emits
+the same bytes.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ def traced(processor: P) -> P:
     """Return *processor* with its emits carrying the trace of the record that they come of: `totals =
     traced(Processor(...))`.
 
-    The headers `traceparent`, `tracestate` and `baggage` of a record go on what its fold emits, unless the
-    fold gives a `traceparent` itself. What timers emit comes of no record, and carries none. Steps such as
-    `Map` pass all headers on as they are.
+    The headers `traceparent`, `tracestate` and `baggage` of a record are copied to the emits of its fold,
+    unless the fold gives a `traceparent` itself. What timers emit comes of no record, and carries none. Steps
+    such as `Map` copy all headers unchanged.
 
     Rows, keys and values are the same as without it. A processor that is traced from a version on has emitted
-    records without these headers before, which `verify --emits` tells as differences: raise its version, or
+    records without these headers before, which `verify --emits` reports as differences: raise its version, or
     compare from then on.
     """
     if not isinstance(processor, Processor):
@@ -118,7 +118,7 @@ class _TracedFold:
 
 @dataclass(frozen=True, slots=True)
 class _TracedFoldWith:
-    """Folds as *fold* does; of what it is told besides, *at* are the headers, see `_TracedDecoder`."""
+    """Folds as *fold* does; of the inputs after the time, *at* are the headers, see `_TracedDecoder`."""
 
     fold: Callable[..., Emits]
     at: int

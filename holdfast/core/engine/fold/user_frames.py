@@ -7,9 +7,9 @@ from types import FrameType, TracebackType
 from typing import NamedTuple
 
 FRAMES = 8
-"""How many frames are kept, the innermost."""
+"""The number of frames that are kept, the innermost."""
 LIMIT_CALLS = 600
-"""How many characters a line of calls has at most."""
+"""The most characters of a line of calls."""
 _PACKAGES = ("/site-packages/", "/dist-packages/")
 
 

@@ -1,1 +1,1 @@
-"""How records of several sources are folded in one order, by choices that are recorded."""
+"""The fold of several sources in one order, by choices that are recorded."""

@@ -1,26 +1,28 @@
-"""What the logs do not decide, written down: choices of a processor with several sources, and its position.
+"""Choices of a processor with several sources, which record the decisions that the logs leave open; its
+position.
 
 A worker folds the records of its sources in *canonical order*, which is a function of the logs:
 
     (highest time so far in the record's source partition, number of the source, offset)
 
-The time is the event's own of a source that tells it (`Source(time=...)`), else the append time. The highest
-so far, because the clock of a new leader may go back, and events are out of order; where a source tells event
-times, only what lies behind the last choice counts. So the next record is always the one of the least time
+The time is the event's own if the source has one (`Source(time=...)`), else the append time. The highest
+so far, because the clock of a new leader may go back, and events are out of order; where a source has event
+times, only records after the last choice count. So the next record is always the one of the least time
 among the first of all sources.
 
 Two things are not in the logs: that a record was folded before another had shown up that should have come
-first (a *barrier*), and what the clock said (a *tick*). Each is a choice: a record of
-`{app}-{processor}-choices`, in the partition of the sources, in the Kafka transaction of what was folded
-behind it. So whoever folds the same logs again, and obeys the choices, folds the same sequence.
+first (a *barrier*), and the time of the clock (a *tick*). Each is a choice: a record of
+`{app}-{processor}-choices`, in the partition of the sources, in the Kafka transaction of the records folded
+after it. So any reader that folds the same logs again, and obeys the choices, folds the same sequence.
 
 A choice says by which times the records before it were ordered, since the choice before: those of formats 1
-and 2 by append time alone, as all were before event times counted. Behind the last choice the marker says it.
+and 2 by append time alone, as all were before event times counted. For records after the last choice the
+marker says it.
 
 Choices are numbered from 0 without a gap, whatever the version of the processor that made them. All formats
 are arrays of MessagePack; all integers are signed 64 bit.
 
-A processor that reads globals has one kind of choice more, and a marker that tells their positions: each of a
+A processor that reads globals has one kind of choice more, and a marker that has their positions: each of a
 format of its own, so that an older version refuses them. So have the markers of processors with event time.
 """
 
@@ -71,8 +73,8 @@ _ByEvent = Annotated[int, Meta(gt=0, lt=1 << LIMIT_SOURCES)]
 
 
 class Choice(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """Up to *applied*, the last offset of each source (-1 for none), before anything else; then, unless it is
-    None, the clock says *tick_ms*.
+    """A decision: fold up to *applied*, the last offset of each source (-1 for none), before anything else;
+    then, unless it is None, the clock says *tick_ms*.
 
     *sources* is the fingerprint of the sources' names in order, without which offsets mean nothing.
     """
@@ -85,8 +87,8 @@ class Choice(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
 
 class GlobalsChoice(Choice, frozen=True, array_like=True, kw_only=True):
-    """Up to *applied*, before anything else; then the globals are at *globals*: of each that the processor
-    reads, in their order, the last offset applied of each partition.
+    """A decision: fold up to *applied*, before anything else; then the globals are at *globals*: for each
+    that the processor reads, in their order, the last offset applied of each partition.
     """
 
     globals: _Vectors
@@ -110,10 +112,10 @@ class VectorMarker(msgspec.Struct, frozen=True, array_like=True):
     """The position of a partition's state over several sources: everything up to *applied*, the last offset
     of each, is in it.
 
-    It stands where `Marker` does, closes each transaction as that does, and tells itself apart by *format*,
-    which is in the same place. *reached_ms* are the highest append times of what was applied of each source,
+    It is stored under the key of `Marker`, closes each transaction as that does, and has its *format* at the
+    same index, which distinguishes them. *reached_ms* are the highest append times applied of each source,
     -1 before any; *last* is the source of the last record folded, -1 when anything may come next: at the
-    beginning and behind a choice. *tick_ms* is the latest tick, and *choices* the number of the next choice.
+    beginning and after a choice. *tick_ms* is the latest tick, and *choices* the number of the next choice.
     """
 
     applied: _Offsets
@@ -128,8 +130,8 @@ class VectorMarker(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def last_key(self) -> int:
-        """Return the canonical key of the last record folded: none that lies below can follow it without a
-        choice.
+        """Return the canonical key of the last record folded: no record with a lower key can follow it
+        without a choice.
         """
         return LOWEST if self.last < 0 else canonical(ordered_of(self)[self.last], self.last)
 
@@ -143,8 +145,8 @@ class GlobalsMarker(VectorMarker, frozen=True, array_like=True, kw_only=True):
 
 
 class TimedMarker(VectorMarker, frozen=True, array_like=True, kw_only=True):
-    """The position of a processor with event time: *event_ms* is the highest event time of what was
-    applied.
+    """The position of a processor with event time: *event_ms* is the highest event time of the applied
+    records.
     """
 
     event_ms: int
@@ -161,8 +163,8 @@ class OrderedMarker(VectorMarker, frozen=True, array_like=True, kw_only=True):
     sources in *by_event*; *ordered_ms* are the highest of each since then, -1 before any.
 
     *globals* and *event_ms* are those of the other markers: () and None of a processor that has none.
-    *origins* are the watermarks by which event time passes behind steps, see `EventClock`; a marker that has
-    them is of this format even where *by_event* is 0, and *ordered_ms* are append times then.
+    *origins* are the watermarks by which event time passes downstream of steps, see `EventClock`; a marker
+    that has them is of this format even where *by_event* is 0, and *ordered_ms* are append times then.
     """
 
     by_event: Annotated[int, Meta(ge=0, lt=1 << LIMIT_SOURCES)]
@@ -191,12 +193,12 @@ def by_event_of(recorded: VectorMarker | Choice) -> int:
 
 
 def ordered_of(marker: VectorMarker) -> tuple[int, ...]:
-    """Return of each source the highest of the times that records are ordered by; see `OrderedMarker`."""
+    """Return the highest time of each source by which its records are ordered; see `OrderedMarker`."""
     return marker.ordered_ms if isinstance(marker, OrderedMarker) else marker.reached_ms
 
 
 def origins_in(position: Marker | VectorMarker) -> bytes | None:
-    """Return the watermarks by which event time passes behind steps; None where none was met."""
+    """Return the watermarks by which event time passes downstream of steps; None before the first of them."""
     return position.origins if isinstance(position, OriginMarker | OrderedMarker) else None
 
 
@@ -234,7 +236,7 @@ LOWEST = -1 << 63
 
 
 def canonical(reached_ms: int, source: int) -> int:
-    """Return what records are ordered by between choices; offsets order those of one source that are equal.
+    """Return the key by which records are ordered between choices; offsets order equal ones of one source.
 
     >>> canonical(5, 1) < canonical(6, 0) < canonical(6, 1)
     True
@@ -299,7 +301,7 @@ def decode_choice(value: bytes | None) -> Choice:
 
 
 def _check_format(value: bytes) -> None:
-    """Raise ChoicesError when *value* is an array that tells another format."""
+    """Raise ChoicesError when *value* is an array with another format."""
     try:
         told = _decode_any(value)[0]
     except (*UNFIT, IndexError):

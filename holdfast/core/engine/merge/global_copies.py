@@ -31,23 +31,21 @@ from holdfast.errors import FoldError, GlobalsError, Later
 FOLD_RECORDS = 1_000
 """Records of a partition that change a copy at once. Readers wait for the whole change."""
 CACHE_ROWS = 2_000
-"""How many rows the fold of each partition remembers decoded."""
+"""The number of rows that the fold of each partition caches decoded."""
 
 _BY_KEY = itemgetter(0)
 _MISSING = object()
 
 
 class CopyStore(Store, Protocol):
-    """Where the rows of a copy lie. A scan shows what is there when it is begun."""
+    """The store of the rows of a copy. A scan yields the rows as of its start."""
 
     def apply(self, puts: Iterable[tuple[bytes, bytes | None]]) -> None:
         """Take changes, all at once; None removes."""
 
 
 def folded_by(table: Global[Any]) -> Processor[Any, Any]:
-    """Return a processor that folds a partition of *table*'s topic; ConfigError for what is declared
-    wrong.
-    """
+    """Return a processor that folds a partition of *table*'s topic; ConfigError if it is declared wrong."""
     return Processor(name=table.name, on={table.source: table.fold}, row=table.row)
 
 
@@ -89,8 +87,8 @@ class PartStore:
 class GlobalView:
     """A copy as of *vector*, whatever is applied to it since.
 
-    It keeps what the copy overwrites, each key once, for as long as somebody holds the view: at most the
-    table's size. *stream_ms* is the highest append time among the records in it, -1 for none.
+    It keeps the rows that the copy overwrites, each key once, for as long as the view is referenced: at most
+    the table's size. *stream_ms* is the highest append time among the records in it, -1 for none.
     """
 
     __slots__ = ("__weakref__", "_copy", "stream_ms", "undone", "vector")
@@ -129,7 +127,7 @@ class GlobalView:
             yield key, value
 
     def _scan_one(self, partition: int, prefix: bytes, start: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Begin to read the rows of one partition as they are now, less what was changed since the view's
+        """Begin to read the rows of one partition as they are now, without the changes since the view's
         position.
         """
         within, first = _prefix(partition) + prefix, _prefix(partition) + start
@@ -150,7 +148,7 @@ def _overlaid(
 
 
 class GlobalCopy:
-    """The rows of a global up to a position, which only goes on; `view` keeps the one of now readable.
+    """The rows of a global up to a position, which only increases; `view` keeps the current one readable.
 
     One thread applies; any may read, where a *lock* is given. *on_refused* gets refused records with their
     partition; *on_later* is called where a fold has to wait, as often as it has.
@@ -194,7 +192,7 @@ class GlobalCopy:
             return trimmed(self._applied)
 
     def view(self) -> GlobalView:
-        """Return the copy as it is now. It costs memory for what is changed later, until it is let go."""
+        """Return the copy as of now. It costs memory for each later change, until it is released."""
         with self.lock:
             vector = trimmed(self._applied)
             for each in self._views:
@@ -287,7 +285,7 @@ class GlobalLog:
 
 
 class _Cursor:
-    """What is left of the log of one partition."""
+    """The unread rest of the log of one partition."""
 
     __slots__ = ("_batches", "_log", "_pending", "last")
 
@@ -409,7 +407,7 @@ class _ReplayedTable:
         return copy.view()
 
     def read(self, vector: Vector) -> Mapping[int, _Cursor]:
-        """Apply what the logs hold up to *vector*, and return what is left of them."""
+        """Apply the records of the logs up to *vector*, and return the rest of the logs."""
         if self._logs is None:
             self._logs = {number: _Cursor(log) for number, log in self._open_logs().items()}
         for partition, last in enumerate(vector):
@@ -420,8 +418,8 @@ class _ReplayedTable:
 
 
 class WorkerGlobals:
-    """The globals of one partition on a worker: *copies* of all that there is, which go on beside its
-    transactions.
+    """The globals of one partition on a worker: *copies* of the whole tables, which change independently of
+    its transactions.
 
     `pin` before each transaction, and `see` what it gives. While recorded choices are obeyed, which name
     positions that the copies have passed, *history* shows those.
@@ -444,7 +442,7 @@ class WorkerGlobals:
         return tuple(each.vector for each in self._pinned)
 
     def release(self) -> None:
-        """Let go of what was pinned: the transaction has ended."""
+        """Release the pinned views: the transaction has ended."""
         self._pinned = []
 
     def move(self, number: int, vector: Vector) -> None:

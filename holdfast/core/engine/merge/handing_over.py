@@ -1,10 +1,10 @@
-"""How versions of a processor with `on=` change hands at a place that all of them come through.
+"""The handover between versions of a processor with `on=`, at a position that all of them come through.
 
-Where the version before stood, it had folded its last records in canonical order, as far as it had fetched
-them. The next one would fold them in the canonical order of *all* records, and tick by its own clock on the
-way: it would pass that place in no state that the version before was in. So the next one records a barrier
-there before it folds anything. Then the same records come before the place for every version and every
-replay.
+At its last position, the version before had folded its last records in canonical order, as far as it had
+fetched them. The next one would fold them in the canonical order of *all* records, and tick by its own clock
+on the way: at that position it would be in no state that the version before was in. So the next one records a
+barrier there before it folds anything. Then the same records come before that position for every version and
+every replay.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from holdfast.errors import ChoicesError
 def barrier_at(
     stood: Handover, position: VectorMarker, recorded: Sequence[Choice], by_event: int
 ) -> tuple[Handover, Choice | None]:
-    """Return up to where the next version is silent when the one before *stood* there, and the barrier that
-    it has to record, None where every version comes through that place anyway.
+    """Return the position up to which the next version is silent when the one before *stood* there, and the
+    barrier that it has to record, None where every version comes through that position anyway.
 
     *position* is where the next version is, and *recorded* are all choices from there on. *by_event* are the
     sources by whose event times the one before ordered its records since the last choice. Raises ChoicesError

@@ -54,8 +54,8 @@ class Stretch:
 
     *order* has the source of each record, and *reached_ms* the highest append time so far, which ascends.
     They were ordered by the event times of the sources in *by_event*; where that is 0, by append time, and
-    then *reached_ms* are those of the portions. With a *choice* there are no records; *decided* tells that it
-    is a new one, to be recorded with what is folded.
+    then *reached_ms* are those of the portions. With a *choice* there are no records; it is *decided* if it
+    is a new one, to be recorded with the records folded.
     """
 
     portions: tuple[Portion | None, ...]
@@ -88,7 +88,7 @@ class Stretch:
 
 
 class _Fetched:
-    """What has been fetched of one source and is not settled, with a cursor in it."""
+    """The records that have been fetched of one source and are not settled, with a cursor in them."""
 
     __slots__ = (
         "_at",
@@ -114,17 +114,18 @@ class _Fetched:
         self._at = self._start = 0  # the cursor: which portion, and where in it
         self._order, self.by_event, self.ordered_ms = order, 0, NO_TIME
         self._own: deque[OwnTimes | None] = deque()
-        """Of each portion the times that its records are ordered by, once they are read."""
+        """The times that the records of each portion are ordered by, once they are read."""
         self._run: tuple[int, list[int]] | None = None
-        """From where on keys are known of the portion at the cursor, ordered by event time; and the keys."""
+        """The first index with known keys in the portion at the cursor, ordered by event time; and the keys.
+        """
 
     def order_by(self, by_event: int) -> None:
-        """Have records ordered by the times of the sources in *by_event* from the cursor on."""
+        """Order records from the cursor on by the event times of the sources in *by_event*."""
         self.by_event, self._own = by_event, deque([None] * len(self._portions))
         self.restart()
 
     def restart(self) -> None:
-        """Have what was ordered before count no more: a choice lies between."""
+        """Forget the order so far: a choice lies between."""
         self.ordered_ms, self._run = NO_TIME, None
 
     @property
@@ -147,7 +148,7 @@ class _Fetched:
 
     @property
     def pending(self) -> int:
-        """Return how many records are held."""
+        """Return the number of records held."""
         return sum(map(len, self._keys))
 
     def offer(self, batch: Batch, offset_next: int | None) -> None:
@@ -178,8 +179,8 @@ class _Fetched:
         return self._run[1]
 
     def failure(self, offset_last: int | None) -> Later | None:
-        """Return what the record at the cursor's end of what is known must wait for, if it lies up to
-        *offset_last*; None where nothing does.
+        """Return the failure for which the record at the end of the known times must wait, if it lies up to
+        *offset_last*; None if it need not wait.
         """
         if not self.by_event or self._at == len(self._portions):
             return None
@@ -220,7 +221,7 @@ class _Fetched:
         return taken
 
     def settle(self, applied: int, ordered_ms: int) -> None:
-        """Drop what lies up to *applied*, and put the cursor behind it; ask again for what had to wait."""
+        """Drop the records up to *applied*, and put the cursor after it; ask again for what had to wait."""
         while self._portions and self._portions[0].batch.offsets[-1] <= applied:
             self._portions.popleft()
             self._keys.popleft()
@@ -233,33 +234,33 @@ class _Fetched:
 
 
 def _reached(times_ms: Sequence[int], before_ms: int) -> list[int]:
-    """Return of each time the highest up to it, *before_ms* included."""
+    """Return the highest time up to each, *before_ms* included."""
     times = list(times_ms)
-    # Clocks seldom go back, and to sort what is sorted costs less than `accumulate`.
+    # Clocks seldom go back, and to sort a sorted list costs less than `accumulate`.
     if times[0] >= before_ms and times == sorted(times):
         return times
     return list(islice(accumulate(times, max, initial=before_ms), 1, None))
 
 
 class Merger:
-    """Merges what is fetched of the sources of one partition into stretches to fold.
+    """Merges the fetched records of the sources of one partition into stretches to fold.
 
     `offer` it batches, `take` stretches until there is none, fold them in one transaction, and `settle` at
-    the position where that ended: what was taken and not folded, because the transaction ended early or was
-    aborted, is merged again with what has come meanwhile.
+    the position where that ended: records that were taken and not folded, because the transaction ended early
+    or was aborted, are merged again with those that have come since.
 
-    Without more knowledge it goes as far as the sources all reach: a later record of none of them can then
-    lie below. A source that may be at its end is waited for, unless *ends* tells that it is: see `take`. A
-    record that does lie below what was folded is folded at once, behind a barrier. To guess wrong costs that,
+    Without more knowledge it merges as far as the sources all reach: a later record of none of them can then
+    lie below. A source that may be at its end is waited for, unless *ends* says that it is: see `take`. A
+    record that does lie below a folded one is folded at once, after a barrier. To guess wrong costs that,
     and never a difference between two readings of the log.
 
-    *recorded* are the choices that are known to be written, in order; those that *marker* has behind it are
-    passed over. They are obeyed before any is made. They may be an iterator, and are kept only until they are
-    settled.
+    *recorded* are the choices that are known to be written, in order; those before the position of *marker*
+    are passed over. They are obeyed before any is made. They may be an iterator, and are kept only until they
+    are settled.
 
     *order* says by which times records are merged; without it, by append time. Between choices that are
-    recorded it is as these say. Where what is folded since the last choice was ordered otherwise, a barrier
-    comes first.
+    recorded it is as these say. Where the records folded since the last choice were ordered otherwise, a
+    barrier comes first.
     """
 
     def __init__(
@@ -282,20 +283,20 @@ class Merger:
     def offer(self, source: int, batch: Batch, offset_next: int | None = None) -> None:
         """Take records of *source* that follow the last offered; those that came before are passed over.
 
-        *offset_next* tells how far has been read, where that is further than the last record: the log may end
+        *offset_next* is the next offset to read, where that is further than the last record: the log may end
         with records that no reader is given.
         """
         self._sources[source].offer(batch, offset_next)
 
     def tick(self, now_ms: int) -> None:
-        """Have the next stretch say that it is *now_ms*, unless recorded choices are left to obey, or the
+        """Make the next stretch a tick at *now_ms*, unless recorded choices are left to obey, or the
         partition's ticks are as late already.
         """
         self._wanted_tick_ms = now_ms
 
     def see(self, vectors: tuple[Vector, ...]) -> None:
-        """Have what is folded next see the globals at *vectors*: a choice before it says so, if that is not
-        where they are.
+        """Make the next records folded see the globals at *vectors*: a choice before them says so, unless
+        they are there already.
 
         Call it when a transaction begins; with nothing to fold there is no choice. Recorded choices that are
         left are obeyed first, and this is forgotten.
@@ -303,8 +304,8 @@ class Merger:
         self._wanted_globals = vectors
 
     def settle(self, marker: VectorMarker) -> None:
-        """Go on from *marker*, where the state is: what lies before it is dropped, what was taken behind it
-        is taken again.
+        """Continue from *marker*, where the state is: records before it are dropped, and those taken after it
+        are taken again.
         """
         by_event = by_event_of(marker) & self._readable
         if marker.last >= 0 and by_event != self._by_event:
@@ -320,7 +321,7 @@ class Merger:
         self._globals = globals_of(marker)
 
     def take(self, ends: Sequence[int | None] | None = None) -> Stretch | None:
-        """Return what comes next, or None when that is not known yet.
+        """Return the next stretch, or None when that is not known yet.
 
         *ends* are the end offsets of the sources, None for one to be waited for in any case (no *ends*: all).
         A source that has been read to its end holds no other back. Ends that were asked for *after* the other
@@ -345,24 +346,24 @@ class Merger:
         return self._chosen(choice, decided=False)
 
     def waits_for(self, ends: Sequence[int | None] | None = None) -> int | None:
-        """Return the source whose records are needed first for `take` to go on; None when none is needed."""
+        """Return the source whose records `take` needs first to continue; None when it needs no source."""
         held = self._held(self._next_recorded(), ends)
         return min(held, key=lambda source: source.reach).number if held else None
 
     @property
     def pending(self) -> tuple[int, ...]:
-        """Return how many records of each source are offered and not settled: a caller stops fetching those
-        that have many, and never the one that is waited for.
+        """Return the number of records of each source that are offered and not settled: a caller stops
+        fetching a source with many, except the one that is waited for.
         """
         return tuple(source.pending for source in self._sources)
 
     @property
     def next_choice(self) -> Choice | None:
-        """Return the recorded choice that is to be obeyed next, None when none is left."""
+        """Return the recorded choice that is to be obeyed next, None after the last."""
         return self._next_recorded()
 
     def forget_taken(self) -> None:
-        """Settle at the end of what was taken, for a reader that never goes back."""
+        """Settle at the end of the records taken, for a reader that never goes back."""
         for source in self._sources:
             source.settle(source.applied, source.ordered_ms)
         self._has_taken = False
@@ -372,8 +373,8 @@ class Merger:
     # -- by which times
 
     def _agree(self, choice: Choice | None) -> None:
-        """Order what comes next as it was when *choice* was made: without one, as is wanted. That waits for a
-        choice, where what is folded since the last was ordered otherwise.
+        """Order the next records as they were when *choice* was made: without one, as is wanted. That waits
+        for a choice, where the records folded since the last were ordered otherwise.
         """
         wanted = self._wanted if choice is None else by_event_of(choice) & self._readable
         if wanted == self._by_event:
@@ -393,7 +394,7 @@ class Merger:
         found = [(each, each.failure(limits[each.number] if limits else None)) for each in self._sources]
         return {source.number: failure for source, failure in found if failure is not None}
 
-    # -- what is held back
+    # -- records that are held back
 
     def _held(self, choice: Choice | None, ends: Sequence[int | None] | None) -> list[_Fetched]:
         """Return the sources of which a record that is not fetched yet may come next."""
@@ -483,7 +484,7 @@ class Merger:
         return Stretch((None,) * len(self._sources), choice=choice, decided=decided)
 
     def _go_on(self, choice: GlobalsChoice) -> None:
-        """Take the positions of globals that *choice* tells; raises ChoicesError for one that lies before."""
+        """Set the positions of globals to those of *choice*; raises ChoicesError for one that lies before."""
         before = self._globals
         if len(choice.globals) != len(before) or not all(map(covers, choice.globals, before)):
             raise ChoicesError(
@@ -494,7 +495,7 @@ class Merger:
         self._globals = choice.globals
 
     def _next_recorded(self) -> Choice | None:
-        """Return the first recorded choice that is not behind, None when there is none."""
+        """Return the first recorded choice that is not yet obeyed, None when there is none."""
         while not self._pulled or self._pulled[-1].number < self._number:
             pulled = next(self._recorded, None)
             if pulled is None:
@@ -544,9 +545,10 @@ def replayed(
     """Yield what follows *marker* in the order in which it was folded, from the log of each source and the
     recorded choices: at most a batch of each source is held at a time.
 
-    A log whose batches end has ended. *ends* tells how far each was read, where that is further than its last
-    record, and *order* by which times they are merged, as for a `Merger`. When the logs end before the last
-    choice, the order of what is left is not known: with *open_end* that is the end, else raises ChoicesError.
+    A log whose batches end has ended. *ends* are the next offsets to read, where these are further than the
+    last record, and *order* says by which times they are merged, as for a `Merger`. When the logs end before
+    the last choice, the order of the rest is not known: with *open_end* the stretches end there, else raises
+    ChoicesError.
     """
     merger, pending = Merger(marker, recorded, order), [iter(log) for log in logs]
     waited: list[int | None] = [None] * len(pending)

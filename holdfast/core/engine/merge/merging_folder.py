@@ -62,7 +62,7 @@ R = TypeVar("R")
 
 @dataclass(slots=True, kw_only=True)
 class MergedChanges(Written):
-    """What one transaction over several sources writes, and *choices* to the partition's choices topic.
+    """The changes of one transaction over several sources, and *choices* to the partition's choices topic.
 
     *marker* closes the transaction: everything up to it is in the state once this is applied.
     """
@@ -146,12 +146,12 @@ class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
         )
         self._folds = processor.folds
         self.order = MergeOrder(processor, lambda: self.refused_before)
-        """By which times its records are merged: for the `Merger` that it is given stretches of."""
+        """The times by which its records are merged: for the `Merger` that makes its stretches."""
         self._format = start.format
         self._plain = tuple(map(self._one_fold, self._folds))
         self.event_clock = event_clock_of(processor, origins_in(self.marker))
         self._headers_left: list[Iterator[Headers]] = [iter(()) for _ in self._folds]
-        """Of each source the headers of the next records to fold, where event time passes by them."""
+        """The headers of the next records to fold of each source, if event time passes by them."""
         self._calls = tuple(
             self._timed(fold, partial(self._time_of, each)) if processor.has_event_time else fold
             for each, fold in zip(self._folds, self._plain, strict=True)
@@ -170,7 +170,7 @@ class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
         return self._heard_time(of.number, next(self._headers_left[of.number]), event, time, stream_ms)
 
     def _hear_by(self, of: SourceFold, batch: Batch) -> None:
-        """Have event time pass by the headers of the records of *batch*, where the source is a step's."""
+        """Let event time pass by the headers of the records of *batch*, where the source is a step's."""
         at = of.inputs.index("headers") if of.meets_marks else len(batch.columns)
         self._headers_left[of.number] = iter(batch.columns[at]) if at < len(batch.columns) else repeat(())
 
@@ -194,8 +194,8 @@ class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
 
     @property
     def next_tick_ms(self) -> int:
-        """Return when the earliest tick timer is due, NEVER (2**62) without any: ask the merger for a tick
-        then.
+        """Return the time in ms of the earliest tick timer, NEVER (2**62) without any: ask the merger for a
+        tick then.
         """
         return self._ticks.next_ms
 
@@ -286,8 +286,9 @@ class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
     def _alike(
         stretches: Iterable[Stretch], handover: Handover, note: Callable[[bool], object]
     ) -> Iterator[Stretch]:
-        """Yield *stretches* as long as they lie up to *handover*, or behind it, as the first does that may
-        emit, and *note* which: then another transaction begins.
+        """Yield *stretches* as long as their emits are alike: suppressed up to *handover*, or sent after it,
+        as those of the first are. *note* is called with True if they are suppressed. The rest is for the next
+        transaction.
         """
         is_silent, is_known = False, False
         for stretch in stretches:
@@ -392,8 +393,8 @@ class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
             yield None
 
     def _told_once(self, place: tuple[str, int], fold: SourceFold, record: Batch) -> list[Any]:
-        """Return what *fold* is told of the one record of a batch; raise what was met when its time was
-        read, if that may be otherwise by now.
+        """Return the event of the one record of a batch and the inputs that *fold* asks for; raise the error
+        met when its time was read, if that may have passed by now.
         """
         if (error := self.order.unread.get(place)) is not None:
             raise error
@@ -447,7 +448,7 @@ def _stream_times(reached_ms: Sequence[int], stream_ms: int) -> Sequence[int]:
 
 
 def _holds(marker: VectorMarker) -> tuple[int, bool]:
-    """Return what tells positions of other declarations apart: how many globals, and whether event time."""
+    """Return a value that differs between declarations: the number of globals, and if there is event time."""
     return len(globals_of(marker)), event_ms_of(marker) is not None
 
 
@@ -456,8 +457,8 @@ def _no_record() -> Emits:
 
 
 def beginning_upto(stretch: Stretch, place: Handover) -> tuple[bool, Stretch]:
-    """Return whether the first record of *stretch* lies up to *place*, and as much of the stretch as that is
-    equally true of.
+    """Return whether the first record of *stretch* lies up to *place*, and the part of the stretch of which
+    that is equally true.
     """
     if stretch.choice is not None:
         return stretch.choice.number < place.choices, stretch

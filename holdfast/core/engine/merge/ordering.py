@@ -1,4 +1,4 @@
-"""By what times the records of several sources are merged: the events' own where a source tells them."""
+"""The times by which the records of several sources are merged: the events' own, or append times."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from holdfast.core.engine.origins import LIMIT_TIME_MS, is_mark
 from holdfast.errors import Later, UnknownSchemaError
 
 NO_TIME = -1
-"""Of a record that tells no event time: it follows the one before it in its log at once."""
+"""The time of a record without an event time: it follows the one before it in its log at once."""
 
 
 class OwnTimes(NamedTuple):
@@ -41,16 +41,16 @@ class Portioned(Protocol):
 class MergeOrder:
     """The times by which the records of a processor are merged, each source's own.
 
-    *readable* has a bit for each source whose event times can be told: those with `time=`, where there are
-    several sources. By those of *by_event* is merged where no choice says otherwise. Of a record without a
-    value, a mark, one whose time cannot be read, and one whose time is further ahead of its append time than
-    its source allows, there is none: NO_TIME.
+    *readable* has a bit for each source whose event times can be read: those with `time=`, where there are
+    several sources. Records are merged by the times of the sources in *by_event* where no choice says
+    otherwise. A record without a value, a mark, a record whose time cannot be read, and one whose time is
+    further ahead of its append time than its source allows have NO_TIME.
 
-    What a record says must be the same whenever it is read. So one whose schema is unknown, which may be
+    The time of a record must be the same whenever it is read. So one whose schema is unknown, which may be
     known later, is in *unread* from then on: it is refused even if it can be read when it is folded.
-    *refused* has those that were refused so before. One that must wait ends what is told, unless *on_later*
-    waits for it. *inputs* are the columns of each source's batches, where those are not what the folds ask
-    for.
+    *refused* has those that were refused so before. The times end before a record that must wait, unless
+    *on_later* waits for it. *inputs* are the columns of each source's batches, where those are not the
+    columns of the folds.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class MergeOrder:
         return self._one_by_one(reader, topic, batch, refused) if times is None else times
 
     def check_read(self, portions: Iterable[Portioned | None]) -> None:
-        """Raise what was met of one of the records, if their times could not be read."""
+        """Raise the error that was met if the time of one of the records could not be read."""
         for topic, portion in zip(self._topics, portions, strict=True):
             if portion is not None:
                 offsets = set(portion.batch.offsets)
@@ -102,7 +102,7 @@ class MergeOrder:
                         raise error
 
     def forget(self, applied: Mapping[str, int]) -> None:
-        """Forget what is folded: of each topic all up to an offset."""
+        """Forget the folded records: of each topic all up to an offset."""
         self.unread = {
             (topic, offset): error
             for (topic, offset), error in self.unread.items()

@@ -1,6 +1,4 @@
-"""Where a partition's state stands in its sources, for whoever keeps or tells that and need not know how many
-sources there are.
-"""
+"""A partition's position in its sources, for code that does not depend on the number of sources."""
 
 from __future__ import annotations
 
@@ -29,12 +27,12 @@ from holdfast.core.engine.state.timers import NEVER
 from holdfast.errors import ChainError, ChangelogError
 
 Position: TypeAlias = Marker | VectorMarker
-"""The marker that closes each transaction: of one source, or of several."""
+"""The marker that closes each transaction: an offset of one source, or a vector with one of each source."""
 
 
 @dataclass(frozen=True, slots=True)
 class PositionFormat:
-    """How the position of a table is written, and the one before any record."""
+    """The stored form of the position of a table, and the position before any record."""
 
     start: Position
     encode: Callable[[Any], bytes]
@@ -94,7 +92,7 @@ def position_format(processor: Processor[Any, Any]) -> PositionFormat:
 
 
 def stored_format(processor: Processor[Any, Any]) -> PositionFormat:
-    """Return the format of the table of *processor*, for a reader that goes on from no position of it."""
+    """Return the format of the table of *processor*, for a reader that continues from no position of it."""
     start: Position
     if processor.on is None:
         start = start_of_one(processor)
@@ -104,7 +102,7 @@ def stored_format(processor: Processor[Any, Any]) -> PositionFormat:
 
 
 def earlier_format(processor: Processor[Any, Any]) -> PositionFormat:
-    """Return the format for a reader of the table in an earlier version, which stood in as many sources, and
+    """Return the format for a reader of the table in an earlier version, which had as many sources, and
     may have had event time where this one has none; ChangelogError for a position in more or fewer.
     """
     start = stored_format(processor).start
@@ -129,7 +127,7 @@ def _encode_either(position: Position) -> bytes:
 
 
 def told_position(position: Position) -> bytes:
-    """Return a position as stored, for replies that also tell offset and stream time: nothing where these are
+    """Return a position as stored, for replies that also have offset and stream time: empty where these are
     all of it.
     """
     if isinstance(position, VectorMarker):
@@ -148,8 +146,8 @@ def choices_of(position: Position) -> int:
 
 
 def goes_back(before: Position, now: Position) -> bool:
-    """Tell whether *now* lies before *before* in any source or, of several, in the choices; the beginning
-    does not: a table may be made anew.
+    """Return whether *now* lies before *before* in any source or, with several sources, in the choices; False
+    for the beginning: a table may be built again.
 
     >>> goes_back(Marker(7, 1, 1), Marker(5, 1, 1)), goes_back(Marker(7, 1, 1), Marker(-1, -1, 1))
     (True, False)
@@ -162,9 +160,9 @@ def goes_back(before: Position, now: Position) -> bool:
 
 
 def counted(offsets: Sequence[int]) -> int:
-    """Return one number for how far a state is: the last offset of its source or, of several, how many
-    offsets of all of them are in it, less one. It never goes back, and the same sum of ends less it is the
-    lag.
+    """Return the progress of a state as one number: the last offset of its source or, with several sources,
+    the number of their offsets in it, less one. It never decreases, and the same sum of end offsets less it
+    is the lag.
 
     >>> counted((7,)), counted((7, 2)), counted((-1, -1))
     (7, 10, -1)

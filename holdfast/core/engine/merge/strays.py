@@ -1,9 +1,8 @@
-"""What in a changelog no worker wrote, and what has to be written so that the log says again what the last
-worker left.
+"""Finds changelog records that no worker wrote, and the records that restore the last committed state.
 
 A worker writes transactions only, each of rows and timers and, last, the position marker. Whatever else a
-reader of committed records is shown is a stray. What a stray hid comes from the log itself where it still is
-there. Compaction drops what it takes for replaced: then only a replay of the source can tell.
+reader of committed records is shown is a stray. A value that a stray hid comes from the log itself where it
+is still there. Compaction drops values that it takes for replaced: then only a replay of the source has them.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ _DUE_BYTES = 8
 
 
 class Stray(NamedTuple):
-    """A record that no worker wrote, and what tells.
+    """A record that no worker wrote, and *why* that is known.
 
     *producer_id* is None for one written by no transactional or idempotent producer.
     """
@@ -63,7 +62,7 @@ class _Written(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """The last record of a key: by whomever."""
+    """The last record of a key: a worker's, or a stray."""
 
     offset: int
     value: bytes | None
@@ -72,7 +71,7 @@ class _Seen(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class Mending:
-    """What to write.
+    """The records that restore the last state of a worker.
 
     *unknown* are keys whose value the log has lost; *marker* None: the log has lost the position.
     """
@@ -81,7 +80,7 @@ class Mending:
     marker: Position | None
     unknown: tuple[bytes, ...] = ()
     clean: bool = False
-    """Whether a reader is shown no stray at the end: there are none, or all were written over."""
+    """True if a reader is shown no stray at the end: there are none, or all were written over."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -109,7 +108,7 @@ class ForeignRecords:
         )
 
     def changes_to(self, wanted: Mapping[bytes, bytes]) -> dict[bytes, bytes | None]:
-        """Return what to write for a reader to find *wanted* and nothing else, but for the marker."""
+        """Return the changes after which a reader finds *wanted* and nothing else, except the marker."""
         gone = dict.fromkeys(key for key in self.row_keys() if key not in wanted)
         ours = dict(self.state())
         return {**gone, **{key: value for key, value in wanted.items() if ours.get(key) != value}}
@@ -130,7 +129,7 @@ class ForeignRecords:
         return None if good is None else good.value
 
     def mend(self) -> Mending:
-        """Return what has to be written for the log to say what the last worker left."""
+        """Return the records that restore the state that the last worker left."""
         puts: dict[bytes, bytes | None] = {}
         unknown: list[bytes] = []
         for key, seen in self._seen.items():
@@ -204,7 +203,7 @@ class Audit:
             self._last_hole = offset - 1
 
     def findings(self) -> ForeignRecords:
-        """Return what was found."""
+        """Return the strays and the state of the log up to here."""
         opened = [records[0].offset for records in self._open.values() if records]
         disowned = (
             self._disowned_at
@@ -300,7 +299,7 @@ def _unfit(written: _Written, positions: PositionFormat) -> str | None:
     if key is None:
         return "a record without a key"
     if value is None:
-        return None  # also of what is no row: a repair removes it so
+        return None  # also under keys of no row: a repair removes strays so
     if key == APPLIED:
         return _unfit_marker(value, positions)
     if key in _NOTES or is_refusal_note(key):

@@ -1,1 +1,1 @@
-"""What a table holds: rows, their bytes and types, timers, and the order of keys."""
+"""The state of a table: rows, their bytes and types, timers, and the order of keys."""

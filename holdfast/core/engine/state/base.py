@@ -1,9 +1,9 @@
-"""What a table began with, in place of nothing: the rows of an earlier version, or of a table of Faust's, at
+"""The base of a table that did not begin empty: the rows of an earlier version, or of a table of Faust's, at
 a position.
 
 A note on the changelog, `00 base`, in the table's first transaction. The same transaction writes the rows,
 and last the note, to a topic `{app}-{table}-base`, which keeps them: a changelog forgets a row when it
-changes. Replays begin with them, so a table with a base is a function of these rows and of its source behind
+changes. Replays begin with them, so a table with a base is a function of these rows and of its source after
 the base's position.
 """
 
@@ -23,7 +23,7 @@ BASE_FORMAT = 1
 
 
 class TableBase(msgspec.Struct, frozen=True, array_like=True):
-    """What a partition began with: the rows of *version*, migrated, or those of *origin*.
+    """The first state of a partition: the rows of *version*, migrated, or those of *origin*.
 
     *position* is the marker of the table's beginning as stored, *applied* the last offset of the source that
     is in it, -1 for none (of several sources how many of their offsets are, less one), *entries* how many
@@ -39,14 +39,14 @@ class TableBase(msgspec.Struct, frozen=True, array_like=True):
     digest: str
     before: TableBase | None = None
     origin: str = ""
-    """Of which table the rows are where they are of no earlier version: then *version* is that of the table
+    """The table that the rows come from if that is no earlier version: then *version* is that of the table
     itself.
     """
     sources: tuple[tuple[str, Annotated[int, Meta(ge=-1)]], ...] = ()
 
     @property
     def place(self) -> int | str:
-        """Return the last offset of the source; of several, that of each for people.
+        """Return the last offset of the source; with several sources, that of each as text for people.
 
         >>> TableBase(1, 1, b"", 21, 3, "", sources=(("orders", 17), ("customers", 3))).place
         'orders 17, customers 3'
@@ -54,7 +54,7 @@ class TableBase(msgspec.Struct, frozen=True, array_like=True):
         return ", ".join(f"{topic} {offset}" for topic, offset in self.sources) or self.applied
 
     def told(self) -> str:
-        """Return what the table began with, for people.
+        """Return a description of the table's first state, for people.
 
         >>> first = TableBase(1, 1, b"", 17, 3, "")
         >>> first.told(), TableBase(1, 2, b"", 40, 3, "", first).told()
@@ -78,7 +78,7 @@ def encode_base(base: TableBase) -> bytes:
 
 
 def decode_base(value: bytes | None) -> TableBase | None:
-    """Return what the note in *value* tells, None without one; ChangelogError for what no worker of this
+    """Return the base in the note *value*, None without one; ChangelogError for bytes that no worker of this
     format wrote.
     """
     if value is None:

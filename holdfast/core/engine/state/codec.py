@@ -1,6 +1,6 @@
-"""How rows, timers and the position marker are written, in RocksDB and in the changelog alike.
+"""The stored form of rows, timers and the position marker, in RocksDB and in the changelog alike.
 
-A key's first byte tells its kind, so that a scan of rows meets nothing else:
+A key's first byte is its kind, so that a scan of rows meets nothing else:
 
     00 name            bookkeeping; `00 applied` is the position marker, the last record of every transaction
     01 key             a timer: value is the due time, 8 bytes big-endian, ms
@@ -32,20 +32,20 @@ TIMER_KINDS = (WAKE, TICK, EVENT)
 APPLIED = META + b"applied"
 FORMAT = b"\x01"
 EVENT_MARKER_FORMAT = 4
-"""Of the marker of a processor of one source with event time."""
+"""The format of the marker of a processor of one source with event time."""
 ORIGIN_MARKER_FORMAT = 8
-"""Of that of one behind a step, once it has met the header of an origin."""
+"""The format of such a marker downstream of a step, once the processor has met the header of an origin."""
 
 _DUE = Struct(">q")
 
 
 def row_key(key: str) -> bytes:
-    """Return the stored key of row *key*; raises FoldError for what is not text."""
+    """Return the stored key of row *key*; raises FoldError if it is not text."""
     return ROW + _utf8(key)
 
 
 def row_keys(keys: Iterable[str]) -> list[bytes]:
-    """Return the stored keys of rows; raises FoldError for what is not text."""
+    """Return the stored keys of rows; raises FoldError if one is not text."""
     try:
         return [ROW + each for each in map(str.encode, keys)]
     except (TypeError, UnicodeEncodeError):
@@ -53,7 +53,7 @@ def row_keys(keys: Iterable[str]) -> list[bytes]:
 
 
 def table_prefix(table: str) -> bytes:
-    """Return what the stored keys of a table's rows begin with; "" is the processor's own table.
+    """Return the prefix of the stored keys of a table's rows; "" is the processor's own table.
 
     >>> table_prefix(""), table_prefix("sessions")
     (b'\\x02', b'\\x04sessions\\x00')
@@ -62,7 +62,7 @@ def table_prefix(table: str) -> bytes:
 
 
 def key_in_table(table: str, key: str) -> bytes:
-    """Return the stored key of row *key* of a table; raises FoldError for what is not text."""
+    """Return the stored key of row *key* of a table; raises FoldError if it is not text."""
     return table_prefix(table) + _utf8(key)
 
 
@@ -79,17 +79,17 @@ def place_of_row(stored: bytes) -> tuple[str, str]:
 
 
 def wake_key(key: str) -> bytes:
-    """Return the stored key of the timer of *key*; raises FoldError for what is not text."""
+    """Return the stored key of the timer of *key*; raises FoldError if it is not text."""
     return WAKE + _utf8(key)
 
 
 def tick_key(key: str) -> bytes:
-    """Return the stored key of the tick timer of *key*; raises FoldError for what is not text."""
+    """Return the stored key of the tick timer of *key*; raises FoldError if it is not text."""
     return TICK + _utf8(key)
 
 
 def event_key(key: str) -> bytes:
-    """Return the stored key of the event timer of *key*; raises FoldError for what is not text."""
+    """Return the stored key of the event timer of *key*; raises FoldError if it is not text."""
     return EVENT + _utf8(key)
 
 
@@ -114,7 +114,7 @@ def encode_due(at_ms: int) -> bytes:
 
 
 def decode_due(value: bytes) -> int:
-    """Return when a stored timer is due, in ms."""
+    """Return the time in ms at which a stored timer is due."""
     if len(value) != _DUE.size:
         raise ChangelogError(f"a timer of {len(value)} bytes, it has {_DUE.size}: no worker wrote it")
     return int(_DUE.unpack(value)[0])
@@ -138,8 +138,8 @@ class RowCodec(Generic[R]):
     """Turns rows of one type into bytes and back. Equal rows give equal bytes: sets and dicts are written
     sorted.
 
-    `plain` tells that a row of this type reads back exactly as it was given, `lookalikes` that one may hold
-    what is written the same and can be changed in place (see `rowtypes`).
+    `plain` is True if a row of this type reads back exactly as it was given, `lookalikes` if one may hold a
+    value that is written the same and can be changed in place (see `rowtypes`).
 
     >>> class Total(msgspec.Struct, frozen=True):
     ...     count: int = 0
@@ -164,8 +164,8 @@ class RowCodec(Generic[R]):
         return [FORMAT + encoded for encoded in map(self._encode, rows)]
 
     def exact_size(self, rows: list[R | None]) -> int | None:
-        """Return what *rows* take together, in bytes, or None when a later reader would find others in them;
-        raises FoldError when none could read them. None is no row.
+        """Return the size of *rows* together, in bytes, or None when a later reader would find others in
+        them; raises FoldError when no reader could decode them. None is no row.
         """
         encoded = self._encode(rows)
         try:
@@ -192,7 +192,7 @@ class RowCodec(Generic[R]):
         return read
 
     def size(self, rows: list[R]) -> int:
-        """Return what *rows* take together, in bytes; for a list of one, exactly what is stored of it."""
+        """Return the size of *rows* together, in bytes; for a single row, exactly its stored size."""
         return len(self._encode(rows))
 
     def decode(self, value: bytes) -> R:
@@ -232,16 +232,16 @@ class Marker(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EventMarker(Marker, frozen=True, array_like=True, kw_only=True):
-    """The position of a processor of one source with event time: *event_ms* is the highest event time of what
-    was applied, so a restore reads no record for it.
+    """The position of a processor of one source with event time: *event_ms* is the highest event time of the
+    applied records, so a restore reads no record for it.
     """
 
     event_ms: int
 
 
 class OriginMarker(EventMarker, frozen=True, array_like=True, kw_only=True):
-    """The position of a processor with event time behind a step: *origins* are the watermarks by which that
-    passes, see `EventClock`.
+    """The position of a processor with event time downstream of a step: *origins* are the watermarks by which
+    event time passes, see `EventClock`.
     """
 
     origins: bytes
@@ -287,7 +287,7 @@ def decode_marker(value: bytes) -> Marker:
 def digest(items: Iterable[tuple[bytes, bytes]]) -> str:
     """Return the SHA-256 of rows and timers given in key order; bookkeeping keys are left out.
 
-    Two states are equal exactly when their digests are (each length is part of what is hashed).
+    Two states are equal exactly when their digests are (each length is part of the hashed bytes).
 
     >>> digest([(b"\\x02a", b"1")]) == digest([(b"\\x00applied", b"x"), (b"\\x02a", b"1")])
     True
@@ -304,8 +304,8 @@ def digest(items: Iterable[tuple[bytes, bytes]]) -> str:
 
 
 def hashed(items: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """Return what `digest` hashes of *items*, which hold no bookkeeping keys: for whoever reads a state in
-    slices.
+    """Return the bytes that `digest` hashes for *items*, which hold no bookkeeping keys: for readers of a state
+    in slices.
 
     >>> import hashlib
     >>> hashlib.sha256(hashed([(b"\\x02a", b"1")]) + hashed([(b"\\x02b", b"")])).hexdigest() == digest([(b"\\x02a", b"1"), (b"\\x02b", b"")])

@@ -1,4 +1,4 @@
-"""Which types the rows of a table were written as: a later one must read them all, or is refused before it
+"""The types that the rows of a table were written as: a later one must read them all, or is refused before it
 reads one.
 
 A note on the changelog, `00 row-types`, in the first transaction of a type that is new there. It is
@@ -21,12 +21,12 @@ from holdfast.errors import ChangelogError, ConfigError
 ROW_TYPES = META + b"row-types"
 ROW_TYPES_FORMAT = 1
 LIMIT_TYPES = 20
-"""How often a row type may change before its table must be built anew: each change is compared with all
-before it.
+"""The number of times that a row type may change before its table must be built again: each change is
+compared with all before it.
 """
 
 RowTypes: TypeAlias = Mapping[str, Sequence[RowSchema]]
-"""Of each table of a processor ("" for its own) the types of its rows, the one of now last."""
+"""The types of the rows of each table of a processor ("" for its own), the present one last."""
 
 
 class _TypesNote(msgspec.Struct, frozen=True, array_like=True):
@@ -44,7 +44,7 @@ def encode_row_types(types: RowTypes) -> bytes:
 
 
 def decode_row_types(value: bytes | None) -> RowTypes | None:
-    """Return what the note in *value* tells, None without one; ChangelogError for what no worker of this
+    """Return the types in the note *value*, None without one; ChangelogError for bytes that no worker of this
     format wrote.
     """
     if value is None:
@@ -62,15 +62,12 @@ def decode_row_types(value: bytes | None) -> RowTypes | None:
 
 
 def most_types(types: RowTypes | None) -> int:
-    """Return as how many types the rows of some table were written, at the most; 1 where that is not
-    known.
-    """
+    """Return the largest number of row types of any table; 1 if that is unknown."""
     return max((len(each) for each in (types or {}).values()), default=1)
 
 
 def evolved(noted: RowTypes | None, processor: TableDeclaration) -> RowTypes:
-    """Return the types of a table when *processor* goes on with it; ConfigError where it could not read what
-    is there.
+    """Return the types of a table when *processor* continues it; ConfigError if that could not read its rows.
 
     Without a note nothing is known of the rows: an earlier holdfast wrote them.
     """

@@ -13,7 +13,8 @@ R = TypeVar("R")
 D = TypeVar("D")
 
 LIMIT_CACHED_ROWS = 10_000
-"""How many rows, or keys without one, a reader of a global remembers decoded while its position stands still.
+"""The number of rows, or keys without one, that a reader of a global caches decoded while its position is the
+same.
 """
 
 Vector: TypeAlias = tuple[int, ...]
@@ -24,7 +25,7 @@ which nothing was applied are left out, so () is the position before any record.
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GlobalName(Generic[R]):
-    """What a fold names a global by, and the type of its rows."""
+    """The name by which a fold reads a global, and the type of its rows."""
 
     name: str
     row: Any = field(kw_only=True)
@@ -64,13 +65,13 @@ class GlobalStoreView(Protocol):
 
 
 class GlobalViews(Protocol):
-    """Where a folder has its globals from; each is named by its place among the processor's `reads`."""
+    """The source of a folder's globals; each is named by its index among the processor's `reads`."""
 
     def move(self, number: int, vector: Vector) -> None:
         """Set the *vector* at which the next records see the global."""
 
     def view(self, number: int, vector: Vector) -> GlobalStoreView:
-        """Return the global as of exactly *vector*; GlobalsError when it cannot be had."""
+        """Return the global as of exactly *vector*; GlobalsError when that is not available."""
         ...
 
     def settle(self, number: int, vector: Vector) -> None:

@@ -1,8 +1,8 @@
-"""Up to where a version is silent that is declared with `emits_from="handover"`: its predecessor has emitted
-that already.
+"""The position up to which a version declared with `emits_from="handover"` is silent: its predecessor has
+emitted that already.
 
 A note on the changelog, `00 handover`, in the first transaction of the version. It is bookkeeping, as `00
-lost-heads` is. What it tells is fixed once the version has come past it: until then a predecessor that got
+lost-heads` is. Its position is fixed once the version has come past it: until then a predecessor that got
 the partition back may have emitted more, and the next takeover takes that in.
 """
 
@@ -23,8 +23,8 @@ HANDOVER_FORMAT = 1
 
 
 class Handover(msgspec.Struct, frozen=True, array_like=True):
-    """Where earlier versions stood: *applied* is the last offset of each source, -1 for none, and *choices*
-    the number of the next choice, 0 of one source.
+    """The position of earlier versions: *applied* is the last offset of each source, -1 for none, and
+    *choices* the number of the next choice, 0 with one source.
     """
 
     format: int
@@ -32,7 +32,7 @@ class Handover(msgspec.Struct, frozen=True, array_like=True):
     choices: Annotated[int, Meta(ge=0)] = 0
 
     def covers(self, applied: Sequence[int], choices: int = 0) -> bool:
-        """Tell whether a state there has nothing that earlier versions have not.
+        """Return whether a state at that position has only records that earlier versions have.
 
         >>> Handover(1, (5, 7), 2).covers((5, 6), 2), Handover(1, (5, 7), 2).covers((5, 6), 3), Handover(1, (5,)).covers((6,))
         (True, False, False)
@@ -52,8 +52,8 @@ def encode_handover(handover: Handover) -> bytes:
 
 
 def decode_handover(value: bytes | None) -> Handover | None:
-    """Return what the note in *value* tells, None of one that was taken back; ChangelogError for what no
-    worker of this format wrote.
+    """Return the handover in the note *value*, None for a note that was taken back; ChangelogError for bytes
+    that no worker of this format wrote.
     """
     if value is None:
         return None

@@ -13,7 +13,7 @@ _FEW = 512
 class KeyOrder:
     """A sorted set of stored keys that grows a key at a time between many look-ups.
 
-    New keys go to a short list, since to insert into a long one moves all that lies behind; a full short list
+    New keys go to a short list, since an insertion into a long one moves all that follow; a full short list
     is merged into the long.
     """
 

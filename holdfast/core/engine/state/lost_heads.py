@@ -1,7 +1,7 @@
-"""Which sources had lost the head of their log when a version of a table began: what was deleted before that
-is in no state of it.
+"""The sources that had lost the head of their log when a version of a table began: records deleted before
+that are in no state of it.
 
-A note on the changelog, `00 lost-heads`, in the transaction of the first records that were folded behind the
+A note on the changelog, `00 lost-heads`, in the transaction of the first records that were folded after the
 hole. It is bookkeeping: in no digest, and readers that do not know it carry it along as they do a row, so a
 takeover by an older version keeps it.
 """
@@ -22,8 +22,8 @@ LOST_HEADS = META + b"lost-heads"
 LOST_HEADS_FORMAT = 1
 
 LostHeads: TypeAlias = Mapping[str, int]
-"""Of each source that had lost its head, by topic, the first offset that was there: all before is not in the
-state.
+"""The first offset that was there of each source that had lost its head, by topic: earlier records are not in
+the state.
 """
 
 
@@ -46,8 +46,8 @@ def encode_lost_heads(lost: LostHeads) -> bytes:
 
 
 def decode_lost_heads(value: bytes | None) -> dict[str, int]:
-    """Return what the note in *value* tells, nothing of one that was taken back (None); ChangelogError for
-    what no worker of this format wrote.
+    """Return the lost heads in the note *value*, {} for a note that was taken back (None); ChangelogError for
+    bytes that no worker of this format wrote.
     """
     if value is None:
         return {}
@@ -64,7 +64,7 @@ def decode_lost_heads(value: bytes | None) -> dict[str, int]:
 
 
 def told_lost(lost: LostHeads) -> str:
-    """Return what is missing, for people.
+    """Return the missing offsets, for people.
 
     >>> told_lost({"orders": 700, "customers": 3})
     'customers before offset 3, orders before offset 700'

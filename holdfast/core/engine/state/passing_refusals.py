@@ -1,4 +1,4 @@
-"""Which records were refused for what may be otherwise later: the registry did not know their schema.
+"""Notes of records that were refused for a reason that may pass: the registry did not know their schema.
 
 Bytes alone decide all other refusals, so a replay refuses the same. Of these it would fold some, once the
 registry has learned their schema. So each is noted on the changelog, `00 refused TOPIC OFFSET`, in the

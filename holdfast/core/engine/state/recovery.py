@@ -1,5 +1,5 @@
-"""How a table began again whose changelog had lost its records while its sources were whole: it folds them a
-second time, and sends nothing of what they made the first time.
+"""Recovery of a table whose changelog had lost its records while its sources were whole: it folds them a
+second time, and does not repeat the emits of the first time.
 
 A note on the changelog, `00 recovery`, in the transaction that begins the table again. It is bookkeeping, as
 `00 handover` is: in no digest, and readers that do not know it carry it along.
@@ -22,9 +22,9 @@ RECOVERY_FORMAT = 1
 
 
 class Recovery(msgspec.Struct, frozen=True, array_like=True):
-    """Up to where results were sent before: *applied* is the last offset of each source, -1 for none, and
-    *choices* the number of the next choice, 0 of one source. *topics* are those that have these results
-    still. What the changelog holds before offset *log_start* belongs to no state of the table.
+    """The position up to which results were sent before: *applied* is the last offset of each source, -1 for
+    none, and *choices* the number of the next choice, 0 with one source. *topics* still have these results.
+    Records of the changelog before offset *log_start* belong to no state of the table.
     """
 
     format: int
@@ -34,7 +34,7 @@ class Recovery(msgspec.Struct, frozen=True, array_like=True):
     topics: tuple[str, ...] = ()
 
     def covers(self, applied: Sequence[int], choices: int = 0) -> bool:
-        """Tell whether a state there has not come past what was sent before.
+        """Return whether a state at that position has not come past the records that were sent before.
 
         >>> Recovery(1, 0, (5,)).covers((5,)), Recovery(1, 0, (5,)).covers((6,))
         (True, False)

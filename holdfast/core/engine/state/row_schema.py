@@ -1,7 +1,7 @@
-"""What a row type looks like on disk, and whether one type reads what was written as another.
+"""Schemas of row types as stored, and the check that one type reads rows that were written as another.
 
-A schema is made of plain lists, so that it can be written down and compared when the type is not there any
-more. Each node begins with its kind. What is not understood is compared as it is: then only the same reads
+A schema is made of plain lists, so that it can be written down and compared when the type no longer exists.
+Each node begins with its kind. A node of an unknown kind is compared as it is: then only the same reads
 the same.
 """
 
@@ -31,8 +31,8 @@ _NO_DEFAULT: list[Any] = []
 
 
 class FieldSchema(msgspec.Struct, frozen=True, array_like=True):
-    """One field: its name as written, and its *default* (encoded, of a factory what it makes); [] for a
-    required one, and [None] for one that cannot be told.
+    """One field: its name as written, and its *default* (encoded; for a factory, the value that it makes); []
+    for a required one, and [None] for a default that cannot be encoded.
     """
 
     name: str
@@ -41,7 +41,7 @@ class FieldSchema(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StructSchema(msgspec.Struct, frozen=True, array_like=True):
-    """A class with fields. *tag* is how a tagged one is told from others: field and value."""
+    """A class with fields. *tag* are field and value that distinguish a tagged class from others."""
 
     kind: str
     fields: list[FieldSchema]
@@ -160,8 +160,8 @@ def _default(field: inspect.Field) -> list[str | None]:
 
 
 def why_unreadable(written: RowSchema, read: RowSchema) -> str | None:
-    """Return why rows written as one schema are not, each of them, read as another with the same content;
-    None when they are.
+    """Return why some rows written as one schema do not read as another with the same content; None when all
+    do.
 
     Fields that are gone are left out, and fields that are new get their default.
 

@@ -1,4 +1,4 @@
-"""Which types rows may have, and which of them read back exactly as they were given."""
+"""The types that rows may have, and the check that one reads back exactly as it was given."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _ONE_FORM = (
 
 
 def is_plain(row: Any) -> bool:
-    """Return whether values of type *row* have one form only, so that reading one back gives what was
-    written.
+    """Return whether values of type *row* have one form only, so that reading one back gives the written
+    value.
 
     A float also takes an int, a dict and a set any order, a datetime any zone: those are not plain. Nor are
-    types whose values equal what is not of the type, so that comparing does not tell them apart: a named
+    types whose values equal values of other types, so that comparing does not distinguish them: a named
     tuple equals a bare one, a member of a StrEnum its value.
 
     >>> is_plain(tuple[int, str | None]), is_plain(float), is_plain(dict[str, int])
@@ -135,7 +135,7 @@ _CURES = {
 
 
 def _parts(row: Any) -> tuple[tuple[str, inspect.Type], ...]:
-    """Return *row* and what it is made of, each with its place.
+    """Return *row* and the types that it is made of, each with its path.
 
     Every partition makes a codec of the same few types, and looking into one takes milliseconds.
     """
@@ -151,8 +151,8 @@ def _remembered(row: Any) -> tuple[tuple[str, inspect.Type], ...]:
 
 
 def _cure(info: inspect.Type) -> str | None:
-    """Return what is wrong with a type by itself, whatever it is made of, and what to write instead; None
-    for an immutable one.
+    """Return the fault of a type by itself, whatever it is made of, and what to write instead; None for an
+    immutable one.
     """
     if isinstance(info, inspect.StructType | inspect.DataclassType):
         cls = get_origin(info.cls) or info.cls
@@ -161,8 +161,8 @@ def _cure(info: inspect.Type) -> str | None:
 
 
 def _located(where: str, info: inspect.Type, seen: set[Any]) -> Iterator[tuple[str, inspect.Type]]:
-    """Yield a type and what it is made of with the place of each, a class once; the outermost has the place
-    ''.
+    """Yield a type and the types that it is made of with the path of each, a class once; the path of the
+    outermost is ''.
 
     What dicts hold is left out: they are refused whatever they hold.
     """
@@ -192,5 +192,5 @@ def _frozen(cls: Any) -> bool:
         return bool(cls.__struct_config__.frozen)
     if (told := getattr(cls, "__dataclass_params__", None)) is not None:
         return bool(told.frozen)
-    # An attrs class, which msgspec takes for a dataclass, tells it only by how its attributes are set.
+    # An attrs class, which msgspec takes for a dataclass, shows it only by how its attributes are set.
     return getattr(cls.__setattr__, "__name__", "") == "_frozen_setattrs"

@@ -21,11 +21,11 @@ D = TypeVar("D")
 Clock = Literal["append", "event", "tick"]
 LIMIT_KEY_BYTES = 32_768
 TOLD_PARTITION = "told-partition"
-"""In `Rows.derived`: the partition, where a fold tells how far it has come."""
+"""In `Rows.derived`: the partition, where a fold reports its progress."""
 
 
 class Store(Protocol):
-    """Where committed rows lie.
+    """The store of committed rows.
 
     RocksDB live, a dict on Spark and in tests. What it raises stops the folder: no record is to blame.
     """
@@ -38,7 +38,7 @@ class Store(Protocol):
 
 
 class _Unknown:
-    """What a look-up finds where nothing is known of a key; None is known to be no row."""
+    """The result of a look-up if nothing is known of a key; None is known to be no row."""
 
     __slots__ = ()
 
@@ -59,14 +59,14 @@ _CURES = {
     "clear": "delete each row: `del rows[key]`",
     "delete": "write `del rows[key]`",
 }
-"""What to write in place of methods of a dict."""
+"""Replacements for methods of a dict."""
 
 
 class Rows(Generic[R]):
     """Rows of one partition: `get`, `[]`, `in`, `del`, `scan`, and timers by `wake_at`. `table` gives those
     of a named table.
 
-    Rows must be immutable; change one by setting another in its place (or None, which removes it). Reads see
+    Rows must be immutable; change one by setting another instead (or None, which removes it). Reads see
     this transaction's own changes. Keys are `str`.
 
     What this transaction changed is looked up first: in a large one most rows are changed again and again,
@@ -82,7 +82,7 @@ class Rows(Generic[R]):
     of it when the transaction ends; None where each record's changes must be seen at once. `globals` has the
     global tables that the processor reads.
 
-    With *passing* a row that comes and goes within one transaction leaves no trace in what is stored.
+    With *passing* a row that comes and goes within one transaction leaves no trace in the stored rows.
     """
 
     __slots__ = (
@@ -260,8 +260,8 @@ class Rows(Generic[R]):
     def _changed_within(self, prefix: bytes, start: bytes) -> list[bytes]:
         """Return the stored keys under *prefix*, from *start* on, that this transaction changed, in order.
 
-        The order is made when the first scan asks for it and takes in what was changed since: those keys are
-        the last of the dict, since a key keeps its place there when its row changes again, and an undone
+        The order is made when the first scan asks for it and takes in the keys changed since: those are
+        the last of the dict, since a key keeps its position there when its row changes again, and an undone
         record's keys are taken out of both.
         """
         order, fresh = self._order, len(self._changed) - len(self._order)
@@ -321,8 +321,8 @@ class Rows(Generic[R]):
         """Take the timers due at *now_ms*, each as (key, due time), the earliest first, ties by key. For the
         folder only.
 
-        `fire` each in turn. Timers set meanwhile wait for another call, which is what ends an `on_wake` that
-        sets its own again.
+        `fire` each in turn. Timers set while these fire wait for another call, which is what ends an
+        `on_wake` that sets its own again.
         """
         ready = self._wakes.due(now_ms)
         self.next_wake_ms = self._wakes.next_ms
@@ -336,7 +336,7 @@ class Rows(Generic[R]):
         return self._wakes.fire(key, due_ms)
 
     def changed(self) -> tuple[dict[str, R | None], dict[str, int | None]]:
-        """Return what this transaction changed so far: rows and timers by key, None for a removed one.
+        """Return the changes of this transaction so far: rows and timers by key, None for a removed one.
 
         For the folder only.
         """
@@ -345,7 +345,7 @@ class Rows(Generic[R]):
     def lasting(self, changed: list[tuple[str, R | None]]) -> list[tuple[str, R | None]]:
         """Return those of the *changed* rows that are to be stored. For the folder only, when all is folded.
 
-        What is left out depends on the rows that are committed, not on those that are cached.
+        The rows left out depend on the rows that are committed, not on those that are cached.
         """
         if self._born is None:
             return changed
@@ -475,8 +475,8 @@ class CanonicalRows(Rows[R]):
 class JournaledRows(CanonicalRows[R]):
     """The same rows, shared with *base* for one transaction, but able to undo one record at a time.
 
-    Slower; used where a record may be refused or where each change is to be told. `before` holds what this
-    record changed: the row it found and whether an earlier record of the transaction had changed it.
+    Slower; used where a record may be refused or where each change is to be traced. `before` holds the
+    changes of this record: the row it found and whether an earlier record of the transaction had changed it.
     """
 
     __slots__ = ("_base", "_journals", "before")
@@ -491,7 +491,7 @@ class JournaledRows(CanonicalRows[R]):
         self._wakes.journaled = True
 
     def journals(self) -> tuple[JournaledRows[Any], ...]:
-        """Return what `every` does."""
+        """Return the rows of `every`, as these journals."""
         return (self, *self._journals.values())
 
     def _note(self, key: str) -> None:

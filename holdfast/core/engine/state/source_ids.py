@@ -1,9 +1,9 @@
-"""Which logs a table was folded from: Kafka's ids of its sources. A topic that is deleted and made again
-under its name is another log.
+"""The logs that a table was folded from: Kafka's ids of its sources. A topic that is deleted and created
+again under its name is another log.
 
 A note on the changelog, `00 source-ids`, in the first transaction, and in the next one of a worker that finds
 none. It is bookkeeping, as that of lost heads. It bears the cluster's id: a cluster that was copied has ids
-of its own, and nothing can be told from them.
+of its own, which prove nothing.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def encode_source_ids(ids: SourceIds) -> bytes:
 
 
 def decode_source_ids(value: bytes | None) -> SourceIds | None:
-    """Return what the note in *value* tells, None without one; ChangelogError for what no worker of this
+    """Return the ids in the note *value*, None without one; ChangelogError for bytes that no worker of this
     format wrote.
     """
     if value is None:

@@ -1,4 +1,4 @@
-"""What the state of a table needs to know of the processor that is declared for it."""
+"""The part of a processor's declaration that the state of its table needs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class TableDeclaration(Protocol):
 
     @property
     def tables(self) -> Mapping[str, Any]:
-        """Return the named tables beside the processor's own."""
+        """Return the named tables, without the processor's own."""
         ...
 
     @property

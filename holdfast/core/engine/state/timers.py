@@ -11,7 +11,9 @@ from holdfast.core.engine.state.codec import decode_due, text_key
 NEVER = 1 << 62
 """No time is as late, and none as early as minus this."""
 MOST, FEW = 65_536, 16_384
-"""How many stored timers are held in memory at most, and how many are kept of more, or read at once."""
+"""The most stored timers that are held in memory, and the number kept when there are more, or read at
+once.
+"""
 
 Timer = tuple[int, str]
 """When it is due, and its key: timers fire in this order."""
@@ -22,18 +24,16 @@ class TimerStore(Protocol):
     """Timers that are committed, in order of when they are due."""
 
     def first(self, after: Timer, limit: int) -> list[Timer]:
-        """Return the first *limit* behind *after*."""
+        """Return the first *limit* timers after *after*."""
         ...
 
     def find(self, key: str) -> int | None:
-        """Return when that of *key* is due, None without one."""
+        """Return the time in ms at which the timer of *key* is due, None without one."""
         ...
 
 
 class _Absent:
-    """What is known of a key that is not in memory: its timer is the stored one, which is not among the
-    first.
-    """
+    """The mark of a key that is not in memory: its timer is the stored one, which is not among the first."""
 
     __slots__ = ()
 
@@ -45,11 +45,12 @@ class TimerTable:
     """Timers by key, one each; the earliest is known at once.
 
     The caller takes all that are `due`, then calls `fire` for each: one that was cancelled or moved
-    meanwhile does not fire, and one that was set meanwhile waits for the next time the clock moves.
+    since does not fire, and one that was set since waits for the next time the clock moves.
 
-    Of those in a *store* it holds the first in order of time, up to *last*, and what the transaction changes;
-    the others are read when their time comes. Without one, or when all are held (*last* is None), it is all
-    there is. The store must have what was committed when the next change, or the next look, is made.
+    Of those in a *store* it holds the first in order of time, up to *last*, and the changes of the
+    transaction; the others are read when their time comes. Without one, or when all are held (*last* is
+    None), it is all there is. The store must have the committed changes when the next change, or the next
+    look, is made.
     """
 
     __slots__ = (
@@ -80,7 +81,7 @@ class TimerTable:
 
     @property
     def next_ms(self) -> int:
-        """Return when the earliest is due, NEVER without any."""
+        """Return the time in ms of the earliest timer, NEVER without any."""
         if self._stored:
             self._begin()
         heap, of = self._heap, self._of
@@ -95,7 +96,7 @@ class TimerTable:
 
     @property
     def held(self) -> dict[str, int]:
-        """Return those that are in memory."""
+        """Return the timers that are in memory: due times in ms by key."""
         return {key: at_ms for key, at_ms in self._of.items() if at_ms is not None}
 
     def set(self, key: str, at_ms: int | None) -> None:
@@ -158,7 +159,7 @@ class TimerTable:
         for key, (at_ms, was_changed, change) in self._before.items():
             self._set(key, at_ms)
             if at_ms is _ABSENT and self._store is not None:
-                # It may have become one of the first meanwhile.
+                # It may have become one of the first since then.
                 found = self._store.find(key)
                 if found is not None and (self._last is None or (found, key) <= self._last):
                     self._set(key, found)
@@ -193,7 +194,7 @@ class TimerTable:
     # -- of many, the first
 
     def _begin(self) -> None:
-        """Let go of what the store has by now and is not among the first; of many, hold fewer."""
+        """Drop timers that the store has by now and that are not among the first; of many, hold fewer."""
         last = self._last
         for key, at_ms in self._stored.items():
             if at_ms is None or (last is not None and (at_ms, key) > last):

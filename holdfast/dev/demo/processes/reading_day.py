@@ -1,5 +1,5 @@
 """`python -P -m holdfast.dev.demo.processes.reading_day worker`: an application of the demo that counts the
-views of each page in each hour, behind a step that sends them on by page.
+views of each page in each hour, downstream of a step that sends them on by page.
 
 Each run of it has a name of its own, that of its application: it reads the same day, and shares nothing else.
 """

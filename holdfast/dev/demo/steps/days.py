@@ -1,5 +1,5 @@
-"""Steps of the demo: windows behind a step count a day as it happens, and count it again from its backlog,
-read by two workers of which one is killed.
+"""Steps of the demo: windows downstream of a step count a day as it happens, and count it again from its
+backlog, read by two workers of which one is killed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HOUR_MS = 3_600_000
 DEADLINE_S, FLUSH_S, STOP_GRACE_S = 120.0, 60.0, 20.0
 MODULE = "holdfast.dev.demo.processes.reading_day"
 Counts = dict[tuple[str, int], int]
-"""How often each page was looked at in the hour that begins at a time in ms."""
+"""The number of views of each page in the hour that begins at a time in ms."""
 
 
 class DaySteps:

@@ -189,7 +189,7 @@ class ResultReader(Generic[T]):
         self._reader.close()
 
     def take(self, wait_s: float = 0.02) -> list[T]:
-        """Return what has come, waiting up to *wait_s* for it."""
+        """Return the values that have arrived, waiting up to *wait_s* for them."""
         return [self._stream.serde.decode(each.value() or b"") for each in self._reader.read(wait_s)]
 
 
