@@ -115,8 +115,8 @@ class Database:
     def transaction(self, *, snapshot: bool = False) -> Iterator[None]:
         """Run the body of the with statement in one transaction.
 
-        With *snapshot*, its queries see its own changes, and none that others commit after the first of
-        them.
+        With *snapshot*, its queries see its own changes, but no change that is committed after the
+        first of them.
         """
         begin = "BEGIN IMMEDIATE" if self._is_sqlite else "BEGIN"
         if snapshot and self.is_postgres:  # in MySQL each is so; in SQLite one that writes is alone

@@ -123,9 +123,7 @@ class MarkedRows:
             .order_by(order)
             .limit(bindparam("limit_rows"))
         )
-        if (
-            self._database.name in MYSQL
-        ):  # what is read there without a lock may be older than what is changed
+        if self._database.name in MYSQL:  # a read without a lock may be older than the rows that are changed
             statement = statement.with_for_update()
         found = self._texts[topics] = self._database.compile(statement)
         return found

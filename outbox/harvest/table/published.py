@@ -64,7 +64,7 @@ class RowsDone:
         return result
 
     def _deleted(self, rows: Sequence[OutboxRow], delete: Callable[[], T]) -> tuple[T, list[OutboxRow]]:
-        """Return what *delete* does, and which rows like *rows* it wrote.
+        """Return the result of *delete*, and the rows like *rows* that it wrote.
 
         A service may commit such a row at the same time, which was never published: the transaction does not
         see it.

@@ -183,7 +183,7 @@ def test_a_row_that_is_written_while_others_like_it_are_deleted_is_not_taken_for
         assert done.returned([third]) == []
 
         def replace() -> int:
-            """Delete as a trigger does that keeps what is deleted."""
+            """Delete as a trigger does that keeps the deleted rows."""
             rows.database.count(*rows.database.compile(again))
             return rows.delete([third])
 

@@ -83,7 +83,7 @@ def has_followed(primary: Postgres, standby: Postgres) -> bool:
     "follows", [True, pytest.param(False, marks=pytest.mark.variant)], ids=["level", "behind"]
 )
 def test_rows_are_published_once_over_a_failover(pair: tuple[Postgres, Standby], follows: bool) -> None:
-    """A standby that is behind has rows again that were published and deleted on the primary."""
+    """A standby that lags has rows again that were published and deleted on the primary."""
     primary, standby = pair
     hosts = f"host=127.0.0.1:{primary.port}&host=127.0.0.1:{standby.port}&target_session_attrs=read-write"
     url = f"postgresql+psycopg://{USER}:{primary.password}@/{DATABASE}?{hosts}&connect_timeout=5"

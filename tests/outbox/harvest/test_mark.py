@@ -136,7 +136,7 @@ def after_a_mark(marked: OutboxRows, do: Callable[[], object], monkeypatch: pyte
     monkeypatch.setattr(marked.database, "transaction", watched)
 
 
-def test_a_row_that_is_written_while_none_is_marked_is_returned_when_it_is_marked(
+def test_a_row_that_is_written_during_an_empty_mark_is_returned_when_it_is_marked(
     marked: OutboxRows, fresh: FreshOutbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A leader skips rows of its own: one that it marked unseen would wait for the next leader, and later
@@ -220,7 +220,7 @@ def test_rows_are_published_as_goharvest_would(rig: Rig) -> None:
 
 
 @pytest.mark.database
-def test_writers_that_tell_of_their_rows_are_heard_though_others_do_not(
+def test_writers_that_notify_are_followed_though_others_do_not(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Goharvest's own stashers do not notify, so its layout is polled; ours do."""

@@ -274,7 +274,7 @@ def test_eight_marking_harvesters_come_and_go(
     prove_mark(rig, roll(rig, 8, LONG, {}, **MARK))
 
 
-def test_what_was_changed_or_moved_after_it_was_published_is_found(
+def test_a_row_that_is_changed_or_moved_after_publishing_is_found(
     broker: SessionBroker, fresh_topic: FreshTopic, run_database: str
 ) -> None:
     """A mirror of the topic, stamps and all, in which one row has another value, one another key, and one
