@@ -1,9 +1,9 @@
 """A chain of three processors with a join, in a version of one's choice: `CHAIN_VERSION=2 python -P -m
 tests.chaos.chained worker`.
 
-Orders, `NUMBER CUSTOMER`, are keyed anew by customer, meet the customer's last name, `CUSTOMER NAME`, and are
-counted and summed. Each version keeps rows of another meaning, so that nobody can take those of one for
-another's. `CHAIN_SLEEP_S` makes each order take that long.
+Orders, `NUMBER CUSTOMER`, are re-keyed by customer, joined with the customer's last name, `CUSTOMER NAME`,
+and counted and summed. The rows of each version have another meaning, so that a mix-up of versions shows.
+`CHAIN_SLEEP_S` makes each order take that long.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from holdfast.core.engine.state.rows import Rows
 
 
 class Placed(msgspec.Struct, frozen=True, array_like=True):
-    """An order on its way, and what its customer was called when the two met."""
+    """An order on its way, and its customer's name when it was joined."""
 
     number: int
     customer: str
@@ -34,20 +34,20 @@ class Placed(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """How many orders a key had."""
+    """Number of orders of a key."""
 
     orders: int = 0
 
 
 class Met(msgspec.Struct, frozen=True):
-    """What a customer is called, and a digest of all that was met, in order."""
+    """Name of a customer, and a digest of all events that were joined, in order."""
 
     name: str = ""
     trail: int = 0
 
 
 class Sum(msgspec.Struct, frozen=True):
-    """How many orders a customer had, their numbers in all, times the version, and the name of the last."""
+    """Count of a customer's orders, the sum of their numbers times the version, and the name of the last."""
 
     version: int
     orders: int = 0

@@ -24,7 +24,7 @@ def application(
     request: pytest.FixtureRequest, broker: SessionBroker, tmp_path: Path
 ) -> Iterator[MakeApplication]:
     """Give a maker of applications with topics of their own on the session's broker; all they started is
-    gone after the test. In a long run they wait for what trickles in as the product does.
+    gone after the test. In a long run they gather slow streams of records as the product does.
     """
     usual: dict[str, float] = {"linger_ms": LINGER_MS} if request.node.get_closest_marker("slow") else {}
     with ExitStack() as stack:

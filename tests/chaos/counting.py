@@ -1,5 +1,5 @@
-"""What the workers under test fold: counts, the worst case, since a record lost or folded twice shows in a
-row for ever.
+"""The folds of the workers under test: counts, the worst case, because a record lost or folded twice shows in
+a row for ever.
 
 A record is `op key [number]` in ASCII. Every kind of change of state occurs: rows set, replaced and deleted,
 timers set, moved and fired, records emitted by folds and by timers, and records that must be refused after
@@ -23,8 +23,8 @@ QUIET_MS = 300
 
 
 class Count(msgspec.Struct, frozen=True, array_like=True):
-    """How often a key was added to, the sum of the numbers, how often its timer fired, and padding for
-    large rows.
+    """Number of additions to a key, the sum of the numbers, how often its timer fired, and padding for large
+    rows.
     """
 
     seen: int = 0
@@ -77,7 +77,7 @@ def processors(source: str, out: str, tally_version: int = 1) -> list[Processor[
             case "shout":
                 yield Emit(out, key=order.key, value=b"x" * order.number)
             case "sleep":
-                time.sleep(order.number / 1000)  # what no fold may do, and some will
+                time.sleep(order.number / 1000)  # no fold may do this, and some will
             case _:
                 raise ValueError(f"no such operation: {order.op}")
 

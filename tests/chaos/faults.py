@@ -44,8 +44,8 @@ FAULTS = (
     "restoring",
     "activated",
 )
-"""Where a worker can die on demand, in the order of the path: eight points of a batch, then three of
-taking over a partition.
+"""Points at which a worker can be killed, in the order of the path: eight in a batch, then three in the
+takeover of a partition.
 """
 
 SMALL_STEP_RECORDS = 20
@@ -76,7 +76,7 @@ class Doom:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def strike_during(self, point: str) -> None:
-        """Die a moment from now, in the middle of what the caller is about to do, if it is time."""
+        """Kill the process a moment from now, in the middle of the caller's next action, if it is time."""
         if self.reached(point):
             delay_s = random.uniform(0, _JUST_MS) / 1000
             threading.Timer(delay_s, os.kill, (os.getpid(), signal.SIGKILL)).start()
@@ -180,7 +180,7 @@ def let_hours_pass() -> None:
 
 
 def let_gather() -> None:
-    """Have what trickles in gather for all of `linger_ms`, however idle the worker is."""
+    """Have slow streams of records gather for all of `linger_ms`, however idle the worker is."""
     linger.LEAST_WAIT_S = math.inf
 
 
@@ -190,7 +190,7 @@ def write_in_pieces() -> None:
 
 
 def hold_up(held: Path) -> None:
-    """Have restores, and standbys, wait as long as *held* is there."""
+    """Have restores, and standbys, wait as long as *held* exists."""
 
     def wait() -> None:
         while held.exists():

@@ -1,9 +1,9 @@
-"""A producer that means harm: `python -m tests.chaos.hostile BOOTSTRAP APP SOURCE OUT PARTITIONS SEED LIMIT`,
-beside whatever else is done to a worker.
+"""A hostile producer: `python -m tests.chaos.hostile BOOTSTRAP APP SOURCE OUT PARTITIONS SEED LIMIT`, which
+runs while a test kills and replaces workers.
 
-It writes LIMIT rounds, or until its standard input closes, and prints how many records it wrote. What a fold
-could take for good it does not write to the source, and what it writes to topics of holdfast's own bears the
-header HOSTILE, so that a proof can tell.
+It writes LIMIT rounds, or until its standard input closes, and prints how many records it wrote. It writes no
+valid event to the source, and its records in holdfast's own topics bear the header HOSTILE, so that a proof
+can distinguish them.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ TIMES_MS = (0, 1, 4_102_444_800_000, _LAST_MS)
 
 
 def worker_records(chance: random.Random) -> list[tuple[bytes | None, bytes | None]]:
-    """Return what stands for workers that are none."""
+    """Return records of the workers topic for workers that do not exist."""
     port = chance.randrange(1, 65_536)
     url = f"http://127.0.0.1:{port}"
     table = '{"version":1,"partitions":%s,"active":[0,1,2,3],"standby":[]}'
@@ -110,7 +110,7 @@ class Harm:
         if number % 10 == 0:
             codec = CODECS[number // 10 % len(CODECS)]
             batch = one_value(codec, BOMB_BYTES)
-            if len(batch) < MIB:  # what snappy makes of it is more than the topic takes
+            if len(batch) < MIB:  # snappy makes it larger than the topic accepts
                 send_batches(
                     {"bootstrap.servers": self._config["bootstrap.servers"]},
                     [(self._source, self._chance.randrange(self._partitions), batch)],
@@ -178,7 +178,7 @@ class Harm:
         return producer
 
     def _abort(self) -> None:
-        """Write what would be counted, rows and positions too, and take it back."""
+        """Write records that would be counted, rows and positions too, and abort."""
         self._transaction(DEADLINE_S).abort_transaction(DEADLINE_S)
 
     def _leave_open(self) -> None:

@@ -1,9 +1,9 @@
 """The application of two sources under test, and its worker: `python -P -m tests.chaos.joining worker`.
 
-A row holds a digest of all that its key has met, in order, so that two orders never give the same row. A
-record is `op key number`. `JOIN_LIE=1` reports to the worker that every source has ended, and hands over what
-comes of the customers half a second late, or `JOIN_LATE_S`, or what comes while the file `JOIN_HELD` is there
-when that is gone: each guess is wrong. With `JOIN_WINDOWS` it is sessions of the orders. `CHAOS_FAULT` is as
+A row has a digest of all that its key has met, in order, so that two orders never give the same row. A record
+is `op key number`. `JOIN_LIE=1` reports to the worker that every source has ended, and delivers customers
+half a second late, or `JOIN_LATE_S`; customers that arrive while the file `JOIN_HELD` exists are delivered
+once it is gone: each guess is wrong. With `JOIN_WINDOWS` it has sessions of the orders. `CHAOS_FAULT` is as
 for `tests.chaos.worker`.
 """
 
@@ -39,7 +39,7 @@ LOOK_S = 0.02
 
 
 class Known(msgspec.Struct, frozen=True, array_like=True):
-    """A digest of what a key has met, how much of it, and how often its timers fired."""
+    """Digest of a key's joined events, their number, and how often its timers fired."""
 
     trail: int = 0
     met: int = 0
@@ -59,9 +59,10 @@ def table_of(rates: str) -> Global[int]:
 def joined(
     customers: str, orders: str, out: str, version: int = 1, rates: str = "", *, handover: bool = False
 ) -> Processor[Any, Known]:
-    """Return the processor; what it emits tells the order in which it has met its records, and not the
-    version. Without *customers* it has one source, and ticks all the same. With *rates* each record meets the
-    row of its key in a global too. One with *handover* goes on emitting where the version before it stood.
+    """Return the processor. Its emits show the order in which it has met its records, and not the version.
+    Without *customers* it has one source, and ticks all the same. With *rates* each record is also joined
+    with the row of its key in a global. With *handover* its emits continue from the position of the previous
+    version.
     """
     reads = (table_of(rates),) if rates else ()
 
@@ -99,7 +100,7 @@ def joined(
 
 
 def windowed(orders: str, out: str) -> Processor[Any, Any]:
-    """Return sessions of each key in *orders*, which tell their final results by ticks once no more comes."""
+    """Return sessions of each key in *orders*; ticks emit the final results once no more events come."""
 
     def key_of(event: str) -> str:
         return event.split(" ")[1]
@@ -134,7 +135,7 @@ def from_environment() -> Processor[Any, Any]:
 
 
 class Latecomers:
-    """Hands over events in their order: each *late_s* after it came, or, if *held* was there when it came, as
+    """Delivers events in their order: each *late_s* after it came, or, if *held* existed when it came, as
     soon as that is gone.
     """
 

@@ -1,7 +1,7 @@
-"""Workers of windows behind a re-key, and of a join of two topics: `python -P -m tests.chaos.pacing worker`.
+"""Workers of windows after a re-key, and of a join of two topics: `python -P -m tests.chaos.pacing worker`.
 
-The environment says in `PACED_PREFIX` what names begin with, in `PACED_STEP_VERSION` and
-`PACED_DONE_VERSION` the versions of the step and of what gives results, and in `CHAOS_FAULT` where to die.
+Environment variables: `PACED_PREFIX` is the prefix of names, `PACED_STEP_VERSION` and `PACED_DONE_VERSION`
+are the versions of the step and of the processor of results, and `CHAOS_FAULT` is the point at which to die.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def both(left: Fare, right: Fare) -> tuple[int, int]:
 
 
 def windows(prefix: str, step: int = 1, done: int = 1) -> list[Processor[Any, Any]]:
-    """Return the fares of an hour by driver, behind a re-key: without grace."""
+    """Return the fares of an hour by driver, after a re-key and without grace."""
     fares = Source(f"{prefix}-fares", Json(Fare), time=at_of)
     by = Rekey(name=f"{prefix}-by", source=fares, by=driver_of, version=step)
     hours: Windowed[Fare, int] = Windowed(

@@ -29,7 +29,7 @@ PROGRAMS = (
 
 
 def program(name: str) -> SimpleNamespace:
-    """Return what an example program defines; its `app` is the list of its processors."""
+    """Return the names that an example program defines; its `app` is the list of its processors."""
 
     def only_list(processors: Sequence[Processor[Any, Any]]) -> list[Processor[Any, Any]]:
         return [*processors]

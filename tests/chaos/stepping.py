@@ -2,7 +2,7 @@
 
 Lines of words go through every kind of step, over internal topics, to the topic `STEPS_OUT` and to a table
 that counts. A word `raise` is refused. `CHAOS_FAULT` is as for `tests.chaos.worker`; `STEPS_VERSION` and
-`STEPS_COUNTS_VERSION` are the versions of the first step and of the table behind it.
+`STEPS_COUNTS_VERSION` are the versions of the first step and of the table downstream.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from holdfast.streams import Branch, Filter, Map, Merge, Rekey, count
 from tests.chaos.faults import Doom, plant
 
 LONG = 4
-"""How many letters a long word has at least."""
+"""Minimum number of letters of a long word."""
 
 
 def split(line: str | None) -> list[tuple[str, str]]:

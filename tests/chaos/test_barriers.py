@@ -1,6 +1,4 @@
-"""Orders that nobody planned: a leader whose clock goes back, and a broker that is away while another goes
-on.
-"""
+"""Unplanned orders: a leader whose clock goes back, and a broker that is away while another keeps running."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ answered.
 
 
 @pytest.mark.slow
-def test_a_leader_whose_clock_goes_back_is_folded_live_as_in_a_replay(
+def test_records_of_a_leader_whose_clock_goes_back_are_folded_live_as_in_a_replay(
     broker: SessionBroker, tmp_path: Path
 ) -> None:
     """Times are the producer's here, so that a log can have those of a leader whose clock was set back by 5
@@ -67,10 +65,10 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SessionBroker]:
 
 
 @pytest.mark.slow
-def test_a_record_that_a_paused_broker_kept_is_folded_behind_a_barrier(
+def test_a_record_that_a_paused_broker_kept_is_folded_after_a_barrier(
     three: SessionBroker, tmp_path: Path
 ) -> None:
-    """It was appended before others that were folded while its broker answered nobody."""
+    """It was appended before others that were folded while its broker was paused."""
     cluster = three.cluster
     assert cluster is not None
     app = JoinApplication(three, tmp_path, partitions=1, replication_factor=3, source_wait_ms=500)

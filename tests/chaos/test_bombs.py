@@ -1,4 +1,4 @@
-"""The memory of a worker is what docs/operating.md says, whatever is packed into what it reads."""
+"""A worker's memory stays below the bound of docs/operating.md, however well its input is compressed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def headers_without_end(codec: Compression, limit_bytes: int) -> bytes:
 
 
 def resident_bytes(worker: Worker, what: str) -> int:
-    """Return what /proc says of the worker: VmRSS now, VmHWM at most."""
+    """Return a field of the worker's /proc/PID/status in bytes: VmRSS is current, VmHWM the peak."""
     (child,) = Path(f"/proc/{worker.process.pid}/task/{worker.process.pid}/children").read_text().split() or [
         str(worker.process.pid)
     ]
@@ -39,8 +39,8 @@ def resident_bytes(worker: Worker, what: str) -> int:
 
 
 def bound_bytes(app: Application) -> int:
-    """Return what docs/operating.md, "Memory", allows beside what an idle worker takes, without stores and
-    rows, of which there are few here.
+    """Return the bytes that docs/operating.md, "Memory", allows in addition to an idle worker's. Stores and
+    rows are left out, because there are few here.
     """
     settings = app.settings
     return (

@@ -1,5 +1,5 @@
-"""A table bootstrapped from history under load, with processes killed on the way: workers go on with the next
-record.
+"""A table bootstrapped from history under load, with processes killed on the way: workers continue with the
+next record.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def killed_at(app: Application, name: str, partition: int, step: BootstrapStep) 
         ),
     ],
 )
-def test_workers_go_on_behind_a_bootstrap_that_was_killed(
+def test_workers_resume_after_a_bootstrap_that_was_killed(
     application: MakeApplication,
     kills: list[tuple[int, BootstrapStep]],
     left: list[BootstrapOutcome],

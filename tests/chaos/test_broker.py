@@ -3,8 +3,8 @@ counts stay exact.
 
 An only broker may lose the end of a transaction when it dies: Kafka 4.3.1 takes a partition without a leader
 for a deleted one when it sends markers, which all of an only node are while it starts
-(`KRaftMetadataCache.getPartitionLeaderEndpoint`). Then the supervisor here does what docs/operating.md tells
-an operator to do, "A transaction that never ends", and everything is exact all the same.
+(`KRaftMetadataCache.getPartitionLeaderEndpoint`). Then the supervisor here follows docs/operating.md, "A
+transaction that never ends", as an operator would, and everything is exact all the same.
 """
 
 from __future__ import annotations
@@ -27,9 +27,7 @@ from tests.support.patience import DEADLINE_S
 from tests.support.proof import prove
 
 STALL_S, OF_A_STALL = 1.0, ("Thread keepalive is not responding",)
-"""What mode says of a worker that stood still, and how long the machine must have done so for that to be no
-fault.
-"""
+"""Least stall of the machine that excuses a worker's stall, and the text that mode logs in that case."""
 UNREADY_DEADLINE_S = TIMES["session_timeout_s"] + 10
 
 
@@ -64,7 +62,7 @@ def supervised(app: Application, until: Callable[[], bool]) -> int:
     needed.
 
     A broker whose coordinator aborts what timed out while the client ends it too may lose the end (its log
-    tells of a state "COMPLETE_COMMIT, but received transaction marker result to send: ABORT"). That is for an
+    shows a state "COMPLETE_COMMIT, but received transaction marker result to send: ABORT"). That is for an
     operator to mend, and not counted.
     """
     restarts = 0
@@ -114,29 +112,29 @@ def test_a_broker_killed_and_restarted_under_load_costs_nothing(
         before = applied(app)
         time.sleep(away_s)
         cluster_of(frail).restart(1)
-        # Ready is what they may still say of the time before; well is who goes on from there.
+        # Ready may be left over from before the outage; a worker is well once its offsets advance.
         supervised(
             app,
             lambda: all_ready(app) and all(at > before.get(place, -1) for place, at in applied(app).items()),
         )
         progressed(app)
     beside = OF_A_STALL if machine.stalled_s > STALL_S else ()
-    # Who was started anew, as where an end was lost, has not met the outage.
+    # A worker that was restarted, as where an end was lost, has not met the outage.
     told = [outage_lines(worker, beside) for worker in app.live if worker.process is met.get(worker.name)]
     assert all(1 <= len(lines) <= 4 for lines in told), "\n".join(line for lines in told for line in lines)
     prove(app, load.stop(), lost_ends=True)
 
 
 def outage_lines(worker: Worker, beside: tuple[str, ...] = ()) -> list[str]:
-    """Return what a worker has said above INFO, besides of records that are to be refused, and *beside*: of
-    an outage its beginning and its end, and what becomes of the group.
+    """Return a worker's log lines above INFO, except those about refused records and those with a text in
+    *beside*: the beginning and the end of an outage, and what becomes of the group.
     """
     said = worker.said(r"\[(WARNING|ERROR|CRITICAL)\]")
     return [line for line in said if not any(each in line for each in ("record quarantined", *beside))]
 
 
 def applied(app: Application) -> dict[tuple[str, int], int]:
-    """Return how far each partition that somebody owns has been folded."""
+    """Return the last folded offset of each owned partition."""
     return {place: at for worker in app.live for place, at in worker.applied().items()}
 
 

@@ -1,6 +1,6 @@
-"""A chain of three processors with a join goes from version 1 to 3 under load, whoever is replaced first and
-killed: nothing is counted twice, nothing is unserved for longer than a takeover, emits are as declared, and
-live = local = Spark for each version.
+"""A chain of three processors with a join is upgraded from version 1 to 3 under load, with workers replaced
+and killed in any order: no record is counted twice, no row is unserved for longer than a takeover, emits are
+as declared, and live = local = Spark for each version.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The disk under the stores is full: the worker ends and says why, harms nothing, and goes on where it was
-once there is room.
+"""The disk under the stores is full: the worker ends and reports why, corrupts nothing, and resumes where it
+was once there is room.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Row types that change under a live table: a compatible one goes on, another is refused when a worker
+"""Row types that change under a live table: a compatible one is accepted, another is refused when a worker
 starts.
 """
 
@@ -24,7 +24,7 @@ def write(app: Application, *keys: bytes) -> None:
 
 
 def check_cause(app: Application) -> None:
-    """A replay with the type that has more fields differs from what is live, and the type is named as the
+    """A replay with the type that has more fields differs from the live table, and the type is named as the
     cause.
     """
     verdict = verify(evolving(app.source, TYPES["more"]), app.settings)

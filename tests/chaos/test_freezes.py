@@ -60,8 +60,8 @@ def positions(workers: list[Worker]) -> dict[tuple[str, int], int]:
 def wait_taken_over(
     app: Application, held: Iterable[tuple[str, int]], heirs: list[Worker]
 ) -> dict[tuple[str, int], int]:
-    """Return where *heirs* are once they have all that was *held*, and have gone on from what a worker
-    frozen now can have.
+    """Return the offsets of *heirs* once they own all that was *held*, and have continued beyond any offset
+    that a worker frozen now can have.
     """
     with TopicLog(app.settings, app.source) as log:
         ends = log.ends(log.partitions())
@@ -83,8 +83,8 @@ def wait_taken_over(
 def stale_answers(
     victim: Worker, reached: Mapping[tuple[str, int], int], held: Iterable[tuple[str, int]]
 ) -> list[str]:
-    """Ask the thawed *victim* without pause until it is ready again; return what it answers as an owner
-    that is older than *reached*.
+    """Query the thawed *victim* without pause until it is ready again; return its answers as an owner that
+    are older than *reached*.
     """
     stale, thawed_s = [], time.monotonic()
     while time.monotonic() - thawed_s < LOOK_S or not victim.ready:
@@ -115,7 +115,7 @@ def freeze_between_sync_and_adoption(application: MakeApplication, folder: Path,
         held = list(victim.worker.applied())
         assert held, "the victim owns nothing"
         victim.will_freeze("synced")
-        # Each is a rebalance, in which the victim keeps some of what it has.
+        # Each is a rebalance, in which the victim keeps some of its partitions.
         if third.running:
             third.stop()
         else:

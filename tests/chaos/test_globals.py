@@ -28,7 +28,7 @@ def positions(choices: list[Choice]) -> list[tuple[int, ...]]:
 
 
 def told(outcomes: dict[int, JoinOutcome]) -> dict[int, list[tuple[int, ...]]]:
-    """Return the positions that each partition has recorded; they only go on."""
+    """Return the positions that each partition has recorded; AssertionError if they do not increase."""
     found = {number: positions(each.choices) for number, each in outcomes.items()}
     for number, vectors in found.items():
         assert all(covers(after, before) and after != before for before, after in pairwise(vectors)), number
@@ -89,7 +89,7 @@ def test_folds_see_a_global_as_recorded_past_kills_and_takeovers(join: MakeJoin)
     assert second.metric("holdfast_global_serving") == {'table="rates"': 1.0}
     assert all(len(vectors) > MORE_THAN for vectors in found.values()), found
 
-    # A new owner whose copy is empty comes to where the one before it was before it goes on.
+    # A new owner with an empty copy reaches the previous owner's position before it continues.
     second.kill()
     second.wipe()
     app.write(100, seed=4)

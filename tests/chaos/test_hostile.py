@@ -1,5 +1,5 @@
-"""A producer that means harm writes to every topic it may, beside kills and changes of workers: nothing is
-lost or doubled, nobody stops.
+"""A hostile producer writes to every topic it may, during kills and replacements of workers: no record is
+lost or doubled, and no worker stops.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.support.proof import prove, read_topic
 PARTITIONS = 4
 MIB = 1 << 20
 LIMIT_GROWTH_BYTES = 424 * MIB
-"""What docs/operating.md, "Memory", allows beside an idle worker and its stores
+"""Growth that docs/operating.md, "Memory", allows in addition to an idle worker and its stores
 (tests/chaos/test_bombs.py).
 """
 NOTE = "holdfast-processor"
@@ -39,7 +39,7 @@ NOTE = "holdfast-processor"
 
 @contextmanager
 def harm(app: Application, seed: int, rounds: int) -> Iterator[subprocess.Popen[bytes]]:
-    """Run the hostile producer beside what is done within; it must have written something and ended well."""
+    """Run the hostile producer during the block; it must have written something and ended well."""
     arguments = [
         app.broker.bootstrap,
         app.name,
@@ -77,7 +77,7 @@ def harm(app: Application, seed: int, rounds: int) -> Iterator[subprocess.Popen[
 
 
 def all_decided(app: Application) -> bool:
-    """Return whether no transaction is open in the source: a reader sees nothing behind one."""
+    """Return whether no transaction is open in the source: committed reads end at an open one."""
     admin = AdminClient(app.broker.client_config())
     places = {TopicPartition(app.source, number): OffsetSpec.latest() for number in range(app.partitions)}  # type: ignore[no-untyped-call]
     ends = [
@@ -91,7 +91,7 @@ def all_decided(app: Application) -> bool:
 
 
 def prove_beside_harm(app: Application, acked: int) -> None:
-    """Prove the tables, that the load is all there, and that forged records are told from true ones."""
+    """Prove the tables, that the load is complete, and that forged records are ignored."""
     idle_or_more = max(resident_bytes(worker, "VmHWM") for worker in app.live)
     assert idle_or_more < 130 * MIB + LIMIT_GROWTH_BYTES, f"a worker took {idle_or_more >> 20} MiB"
     counts = app.processors[0]
@@ -114,7 +114,7 @@ def prove_beside_harm(app: Application, acked: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_hostile_producer_changes_no_count_and_stops_nobody(application: MakeApplication) -> None:
+def test_a_hostile_producer_changes_no_count_and_stops_no_worker(application: MakeApplication) -> None:
     app = application(partitions=PARTITIONS)
     fleet = [app.worker().start(), app.worker().start()]
     load = app.load(rate=1_000, limit=8_000, seed=91)
@@ -133,7 +133,7 @@ def test_a_hostile_producer_changes_no_count_and_stops_nobody(application: MakeA
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("seed", [92, 93])
-def test_a_hostile_producer_beside_kills_and_freezes_with_bombs_to_be_skipped(
+def test_a_hostile_producer_during_kills_and_freezes_with_bombs_to_be_skipped(
     application: MakeApplication, seed: int
 ) -> None:
     chance = random.Random(seed)

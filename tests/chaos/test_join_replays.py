@@ -1,4 +1,4 @@
-"""A table of two sources that workers have folded, folded again: up to any place where it was."""
+"""A table of two sources that workers have folded is folded again: up to any position that it had."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_replay_comes_back_to_where_the_table_was(join: MakeJoin) -> None:
     }
     named = replay(app.joined, app.settings, ReplayOptions(until=Until(sources=sources)))
     assert {each.partition: each.digest for each in named.partitions} == digests
-    # The latest of all times up to there: nothing that came later was appended before it.
+    # The latest of all times up to there: no later record was appended before it.
     for partition, marker in vectors.items():
         timed = replay(
             app.joined,

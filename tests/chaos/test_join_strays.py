@@ -67,7 +67,7 @@ def goes_on(app: JoinApplication) -> None:
 
 
 @pytest.mark.slow
-def test_the_table_goes_on_from_its_last_good_position(app: JoinApplication) -> None:
+def test_the_table_resumes_from_its_last_good_position(app: JoinApplication) -> None:
     shown = asked(app, code=1)
     assert [(each["partition"], each["kind"]) for each in shown["strays"]] == [
         (0, "row"),
@@ -85,7 +85,7 @@ def test_the_table_goes_on_from_its_last_good_position(app: JoinApplication) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["--rebuild", "--applied"])
-def test_the_table_is_made_anew_from_its_sources(app: JoinApplication, way: str) -> None:
+def test_the_table_is_rebuilt_from_its_sources(app: JoinApplication, way: str) -> None:
     before = app.ends()[0]
     customers, orders = app.joined.topics
     named = f"0:{orders}:{before[1] // 2}"
@@ -106,7 +106,7 @@ def test_the_table_is_made_anew_from_its_sources(app: JoinApplication, way: str)
 
 
 def goes_on_without_emits(app: JoinApplication) -> None:
-    """As `goes_on`, but what a table made anew emits again is there twice."""
+    """As `goes_on`, except that a rebuilt table's emits exist twice."""
     worker = app.worker()
     worker.wipe()
     worker.start().wait_ready()

@@ -1,5 +1,5 @@
-"""A table of two sources on real workers: what they fold live is what the logs and the recorded choices
-give.
+"""A table of two sources on real workers: the live table equals a fold of the logs by the recorded
+choices.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def test_wrong_guesses_cost_barriers_which_restores_and_replays_obey(join: MakeJ
 
 
 @pytest.mark.variant
-def test_a_new_version_obeys_what_the_one_before_has_recorded(join: MakeJoin) -> None:
+def test_a_new_version_obeys_the_choices_of_the_previous_one(join: MakeJoin) -> None:
     app = join(partitions=1)
     first = app.worker(source_wait_ms=0).start(JOIN_LIE="1").wait_ready()
     app.write_late_orders(3)
@@ -81,7 +81,7 @@ LONG = pytest.mark.slow
         pytest.param("stored:15", marks=LONG),
     ],
 )
-def test_a_worker_that_dies_is_followed_by_one_that_goes_on_exactly_once(join: MakeJoin, fault: str) -> None:
+def test_a_worker_that_dies_is_followed_by_one_that_resumes_exactly_once(join: MakeJoin, fault: str) -> None:
     """`chosen`: its choice is in the log, and nothing else of the transaction. The others are steps of every
     commit, at each of which test_kills.py kills a worker of one source.
     """
@@ -119,7 +119,7 @@ def test_one_source_that_ticks_is_folded_live_and_by_the_next_owner(join: MakeJo
 
 
 @pytest.mark.variant
-def test_windows_of_an_idle_source_tell_their_final_results_by_ticks_and_once(join: MakeJoin) -> None:
+def test_windows_of_an_idle_source_emit_their_final_results_by_ticks_and_once(join: MakeJoin) -> None:
     app = join(alone=True, windows=True)
     worker = app.worker().start().wait_ready()
     app.write(300, seed=6, rest_s=0.05)
@@ -135,7 +135,7 @@ def test_windows_of_an_idle_source_tell_their_final_results_by_ticks_and_once(jo
         assert len(each.emits) >= 20, "each key's last session is told without a record behind it"
 
 
-def test_what_cannot_be_read_of_one_source_is_skipped_and_the_other_goes_on_behind_it(join: MakeJoin) -> None:
+def test_an_unreadable_batch_of_one_source_is_skipped_and_the_other_source_resumes(join: MakeJoin) -> None:
     app = join(partitions=1, unreadable="quarantine", unpacked_batch_bytes=1 << 20)
     worker = app.worker().start().wait_ready()
     producer = one_batch(app.broker, app.customers)
@@ -159,7 +159,7 @@ def test_what_cannot_be_read_of_one_source_is_skipped_and_the_other_goes_on_behi
 
 
 @pytest.mark.variant
-def test_standbys_serve_a_table_of_several_sources_and_tell_how_far_each_is(join: MakeJoin) -> None:
+def test_standbys_serve_a_table_of_several_sources_and_report_each_position(join: MakeJoin) -> None:
     app = join(partitions=1, standbys=1)
     fleet = [app.worker().start() for _ in range(2)]
     for worker in fleet:

@@ -106,7 +106,7 @@ def test_many_random_sigkills_under_load_leave_counts_exact(
     kill_at_random(application, kills=10, seed=seed, workers=workers)
 
 
-def test_a_crash_of_native_code_tells_where_it_was(application: MakeApplication) -> None:
+def test_a_crash_of_native_code_leaves_a_stack_trace(application: MakeApplication) -> None:
     worker = application(partitions=1).worker().start().wait_ready()
     worker.signal(signal.SIGSEGV)
     assert worker.wait_exit(DEADLINE_S) == -signal.SIGSEGV

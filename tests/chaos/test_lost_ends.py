@@ -1,5 +1,5 @@
-"""A transaction on a changelog that nobody ends any more, as brokers leave it that lost its end: no state
-is restored without it.
+"""A transaction on a changelog that never ends, as brokers leave it when they lose its end: state is restored
+only once it has ended.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.support.strangers import open_transaction
 
 @pytest.mark.variants("warm")
 @pytest.mark.parametrize("wiped", [True, False], ids=["wiped", "warm"])
-def test_a_worker_does_not_take_what_lies_before_an_open_transaction_for_the_whole_state(
+def test_a_worker_does_not_take_records_before_an_open_transaction_for_the_whole_state(
     application: MakeApplication, wiped: bool
 ) -> None:
     app, worker = worked(application)
@@ -36,7 +36,7 @@ def test_a_worker_does_not_take_what_lies_before_an_open_transaction_for_the_who
 
 
 @pytest.mark.variant
-def test_a_worker_goes_on_when_the_transaction_ends_in_time(application: MakeApplication) -> None:
+def test_a_worker_resumes_when_the_transaction_ends_in_time(application: MakeApplication) -> None:
     app, worker = worked(application, stall_timeout_s=240)
     worker.wipe()
     with open_transaction(app.broker.config, f"{app.name}-counts.v1-changelog", app.partitions):

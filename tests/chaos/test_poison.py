@@ -43,7 +43,7 @@ def write(app: Application, *values: bytes | None, headers: Sequence[Header] = (
 
 
 def quarantined(proof: Proof) -> dict[tuple[str, int], QuarantinedRecord]:
-    """Return what is in the quarantine by processor and offset."""
+    """Return the quarantined records by processor and offset."""
     records = [read_record(message) for messages in proof.quarantined.values() for message in messages]
     assert None not in records
     return {(each.processor, each.offset): each for each in records if each is not None}
@@ -88,7 +88,7 @@ def test_each_kind_of_poison_is_set_aside_once_and_its_neighbours_are_folded(
 
 
 @pytest.mark.variant
-def test_what_is_too_large_for_the_quarantine_is_there_by_its_coordinates(
+def test_a_record_too_large_for_the_quarantine_is_listed_by_its_coordinates(
     application: MakeApplication,
 ) -> None:
     app = application(partitions=1)
@@ -107,7 +107,7 @@ def test_what_is_too_large_for_the_quarantine_is_there_by_its_coordinates(
 
 
 @pytest.mark.variant
-def test_a_small_quarantine_topic_gets_what_fits(application: MakeApplication) -> None:
+def test_a_small_quarantine_topic_gets_the_part_that_fits(application: MakeApplication) -> None:
     app = application(partitions=1)
     Admin(app.settings).apply(
         [
@@ -124,7 +124,7 @@ def test_a_small_quarantine_topic_gets_what_fits(application: MakeApplication) -
     assert (found["counts", heads].truncated_bytes, found["counts", heads].headers) == (1_000, ())
 
 
-def test_a_worker_does_not_start_on_topics_that_could_refuse_what_a_fold_makes(
+def test_a_worker_does_not_start_on_topics_that_could_refuse_a_folds_output(
     application: MakeApplication,
 ) -> None:
     app = application(partitions=1)
@@ -166,7 +166,7 @@ def test_a_topic_that_refuses_while_a_worker_runs_holds_its_partition_until_it_i
 
 
 @pytest.mark.variant
-def test_a_topic_that_is_deleted_while_a_worker_runs_holds_who_emits_to_it_until_it_is_made_again(
+def test_a_topic_deleted_while_a_worker_runs_stalls_emits_to_it_until_it_is_made_again(
     application: MakeApplication,
 ) -> None:
     app = application(partitions=1)

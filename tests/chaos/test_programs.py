@@ -1,5 +1,5 @@
 """Every example program on real workers, all in one application: an owner is killed, another frozen and
-thawed, and what came out is what the programs give in the test kit.
+thawed, and the output is that of the programs in the test kit.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ class Programs(Application):
             assert self._producer.flush(DEADLINE_S) == 0
 
     def is_through(self) -> bool:
-        """Tell whether each processor has folded all that there is, and all that those before it have
-        sent.
+        """Return whether each processor has folded its whole input, including the output of those before
+        it.
         """
         for processor in self.processors:
             logs = [read_topic(self.broker, topic) for topic in processor.topics]
@@ -102,8 +102,8 @@ class Programs(Application):
 
 
 def in_the_kit() -> tuple[Told, Told]:
-    """Return what the programs emit in the test kit, by topic; and what ticks add when nothing follows for
-    long.
+    """Return the programs' emits in the test kit, by topic; and those that ticks add after a long time
+    without records.
     """
     with Topology(all_processors(), partitions=PARTITIONS) as topology:
         now_ms = 1_700_000_000_000
@@ -126,7 +126,7 @@ def in_the_kit() -> tuple[Told, Told]:
 
 
 @pytest.mark.slow
-def test_each_program_goes_on_exactly_once_past_a_kill_and_a_thawed_owner(
+def test_each_program_continues_exactly_once_past_a_kill_and_a_thawed_owner(
     alone: SessionBroker, tmp_path: Path
 ) -> None:
     app = Programs(alone, tmp_path)

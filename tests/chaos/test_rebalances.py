@@ -1,4 +1,6 @@
-"""Workers come and go under load: nothing lost, nothing doubled, and what need not move stays open."""
+"""Workers come and go under load: no record is lost or doubled, and partitions that need not move stay
+open.
+"""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ for at, step in enumerate(ApplicationReset(settings, processors(source, out), em
 
 
 @pytest.mark.variant
-def test_a_reset_to_a_time_folds_what_came_since_and_verify_says_so(application: MakeApplication) -> None:
+def test_a_reset_to_a_time_folds_later_records_and_verify_says_so(application: MakeApplication) -> None:
     app = application(partitions=2)
     app.load(rate=10_000, limit=1_000, seed=92).wait()
     worker = app.worker().start().wait_ready()
@@ -93,7 +93,7 @@ def check_shut(app: Application, settings: Settings) -> None:
         create_topics(settings, app.processors, partitions=2)
 
 
-def test_a_reset_that_is_cut_anywhere_is_ended_by_the_next_and_the_source_is_folded_anew(
+def test_a_reset_that_is_cut_anywhere_is_ended_by_the_next_and_the_source_is_folded_again(
     application: MakeApplication,
 ) -> None:
     app = application(partitions=2)

@@ -1,6 +1,6 @@
-"""Stores that rot: a row changed behind the worker's back, bytes flipped on disk.
+"""Stores that rot: a row changed without the worker's knowledge, bytes flipped on disk.
 
-What is served is compared, found and rebuilt.
+Served rows are compared, and damage is found and rebuilt.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def test_a_block_that_goes_bad_under_a_worker_is_found_when_it_is_folded_into(
 ) -> None:
     """The worker was closed in good order, so nothing was read at its start.
 
-    It goes on with the other partitions, and with this one.
+    It keeps serving the other partitions, and recovers this one.
     """
     app, worker = worked(application)
     worker.start().wait_ready()

@@ -1,5 +1,5 @@
 """A schema registry that is slow, away and wrong while workers fold: no good record is refused, nothing
-hangs, and what was refused for an unknown id stays so.
+hangs, and a record refused for an unknown id stays refused.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ def test_no_good_record_is_refused_while_the_registry_is_slow_or_away(
     worker.wait_ready()
     wait_at(fleet, worker, 4)
 
-    # The registry learns an id after its record was refused: the table keeps to that, and so does what it is
-    # compared with.
+    # The registry learns an id after its record was refused: the table keeps to the refusal, and so does the
+    # replay it is compared with.
     client.register_schema("elsewhere", Schema('"string"', "AVRO"))
     before = client.register_schema("elsewhere", Schema('"bytes"', "AVRO"))
     writer.write(topic, good[0][:1] + (before + 1).to_bytes(4, "big") + good[0][5:], key=b"ada")
@@ -192,7 +192,7 @@ def test_under_load_a_registry_is_away_for_half_a_minute_slow_and_another_one(
 def written(
     client: SchemaRegistryClient, name: str, value: Mapping[str, object], context: SerializationContext
 ) -> bytes:
-    """Return what a producer writes whose schema is its own: of the fields that *value* has."""
+    """Return *value* as written by a producer with a schema of its own, which has the fields of *value*."""
     kinds = {"customer": "string", "cents": "long"}
     fields = [{"name": each, "type": kinds[each]} for each in value]
     write = AvroSerializer(client, json.dumps({"type": "record", "name": name, "fields": fields}))
@@ -206,7 +206,7 @@ def wait_at(fleet: Fleet, worker: Worker, offset: int) -> None:
 
 
 def cause(fleet: Fleet, worker: Worker, *told: str) -> None:
-    """Wait until the worker's readiness tells all of this."""
+    """Wait until the worker's readiness reports all of these texts."""
 
     def condition() -> bool:
         status, body = worker.ask("/health/ready")

@@ -1,5 +1,5 @@
-"""Past a batch that nobody can unpack: by setting or by an operator's word, once, noted, and the same for
-every table and every restart.
+"""Skipping a batch that cannot be unpacked: by setting or by an operator's request, once, recorded, and the
+same for every table and every restart.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def test_an_operator_gets_a_partition_past_it_and_no_other_offset(application: M
         producer.produce(shop.settings.skips_topic, encode_skip(skip), skip.key, partition=0)
         assert producer.flush(DEADLINE_S) == 0
 
-    ask(0, 0)  # of a record that can be read: nobody makes it
+    ask(0, 0)  # of a record that can be read: no worker makes it
     ask(bad[1], bad[1])  # one offset of the batch is as good as all
     worker.wait_said(f"stands before offsets {later[0]} to {later[1]}, which cannot be read", DEADLINE_S)
     assert rows(shop, "seen", "hidden") == [2, 0]
@@ -203,7 +203,7 @@ def test_a_flood_of_them_is_skipped_quickly_and_stops_at_the_limit(application: 
 
 
 @pytest.mark.variant
-def test_without_the_topic_of_skips_a_worker_stands_and_says_so_until_it_is_made(
+def test_without_the_topic_of_skips_a_worker_stalls_and_says_so_until_it_is_made(
     application: MakeApplication,
 ) -> None:
     shop = application(partitions=2, unreadable="quarantine", **SMALL)
@@ -232,7 +232,7 @@ def test_without_the_topic_of_skips_a_worker_stands_and_says_so_until_it_is_made
 
 
 @pytest.mark.variant
-def test_what_a_table_has_folded_is_not_skipped_for_another(application: MakeApplication) -> None:
+def test_a_batch_that_one_table_has_folded_is_not_skipped_for_another(application: MakeApplication) -> None:
     shop = application(partitions=1)
     log = Log(shop)
     _, last = log.add("read", HIDDEN)

@@ -1,4 +1,4 @@
-"""What an operator's command finds in a batch is what the worker that stands before it makes of it."""
+"""An operator's command finds the same in a batch as the worker that is stalled at it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LINGER_MS = 50_000
 
 
 def lie_in_the_third(batch: bytearray) -> None:
-    """Have the third record claim to be longer than what there is."""
+    """Have the third record claim to be longer than the batch."""
     size = 1 + batch[61] // 2
     batch[61 + 2 * size] = 0x7E
 
@@ -37,7 +37,7 @@ def noted(shop: Application, processor: str) -> list[tuple[int, int, str]]:
 
 
 @pytest.mark.slow
-def test_a_worker_makes_the_skip_that_was_asked_for_and_goes_on(application: MakeApplication) -> None:
+def test_a_worker_makes_the_skip_that_was_asked_for_and_resumes(application: MakeApplication) -> None:
     shop = application(partitions=1, unpacked_batch_bytes=MIB)
     counts = shop.processors[0]
     skipping = SkipRequests(replace(shop.settings, unpacked_batch_bytes=MIB), [shop.source])

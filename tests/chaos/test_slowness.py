@@ -23,7 +23,7 @@ RECORDS = 6_000
 STALL_S = 3
 HASTY = {"HOLDFAST_COMMIT_TIMEOUT_S": str(STALL_S), "HOLDFAST_STALL_TIMEOUT_S": str(STALL_S)}
 STILL_S = 1.0
-"""A machine that stands still for so long may make a worker miss the two seconds that these tests allow."""
+"""A stall of the machine for so long may make a worker miss the two seconds that these tests allow."""
 LOOKED_AT = 10
 """So many times as long takes a restore that is ended before it is over: the test may see late that it began.
 """
@@ -43,8 +43,8 @@ def wiped_after_work(make: MakeApplication, restore_s: float) -> tuple[Applicati
 
 
 def stays(worker: Worker, does: Callable[[], None]) -> None:
-    """Fail unless *worker* stays in its group while it *does* something. Where the machine stood still
-    meanwhile it may leave, and rightly: then it does so again.
+    """Fail unless *worker* stays in its group while it *does* something. During a stall of the machine it may
+    leave, and rightly: then it does so again.
     """
     until_s = time.monotonic() + DEADLINE_S / 2
     while True:

@@ -1,5 +1,5 @@
-"""Sources of every shape: empty, cut by retention, written in transactions; two processors of one source;
-processors of several.
+"""Sources of every shape: empty, cut by retention, written in transactions; two processors of one source; one
+processor of several sources.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def test_a_worker_on_an_empty_topic_is_ready_and_folds_the_first_record(applicat
 
 
 @pytest.mark.variant
-def test_a_table_that_begins_behind_a_hole_says_so_for_good(application: MakeApplication) -> None:
+def test_a_table_that_begins_after_a_hole_says_so_for_good(application: MakeApplication) -> None:
     app = application(partitions=2, instance_id="only")
     app.load(rate=10_000, limit=4_000, seed=81).wait()
     cut(app, 700)
@@ -83,7 +83,7 @@ def test_a_table_that_begins_behind_a_hole_says_so_for_good(application: MakeApp
     assert worker.said("begins at offset 700, the records before it were deleted")
     worker.kill()
     worker.wipe()
-    worker.start()  # which restores, and reads nothing of what is gone
+    worker.start()  # which restores, and reads none of the deleted records
     check_told()
     assert not worker.said("begins at offset 700")
     with BlockingTableClient(app.settings, app.processors) as tables:
@@ -100,7 +100,7 @@ def test_a_table_that_begins_behind_a_hole_says_so_for_good(application: MakeApp
     assert (proof.source[1][0].offset() or 0) == 0
 
 
-def test_a_worker_whose_next_records_are_gone_stops_and_says_what_is_lost(
+def test_a_worker_whose_next_records_are_gone_stops_and_names_the_lost_offsets(
     application: MakeApplication,
 ) -> None:
     app = application(partitions=2, instance_id="only")
@@ -127,7 +127,7 @@ def test_a_source_that_was_made_again_is_refused_though_it_reaches_as_far(
     app.broker.delete_topics([app.source])
     app.create_topics()
     write(app, *[b"add k1 1"] * 80)  # another log, which has the next offset too
-    worker.wipe()  # what it was is known to the changelog, and not to this machine alone
+    worker.wipe()  # the changelog has its state too, not this machine alone
     assert worker.start().wait_exit(DEADLINE_S) > 0
     told = (
         rf"leaving: topic {app.source} was deleted and made again .* has folded the old one up to offset 49:"
@@ -137,7 +137,7 @@ def test_a_source_that_was_made_again_is_refused_though_it_reaches_as_far(
 
 
 @pytest.mark.variant
-def test_a_worker_at_the_very_end_of_a_log_that_retention_has_emptied_goes_on(
+def test_a_worker_at_the_very_end_of_a_log_that_retention_has_emptied_continues(
     application: MakeApplication,
 ) -> None:
     app = application(partitions=1, instance_id="only")
@@ -179,7 +179,7 @@ def test_transactional_producers_are_folded_exactly(application: MakeApplication
         if at == TRANSACTIONS // 2:
             worker.wait_ready().kill()
             worker.start()
-    # An open transaction holds back what others write after it; the worker folds up to it and no further.
+    # An open transaction holds back other producers' later records; the worker folds up to it and no further.
     producer.begin_transaction()
     producer.produce(app.source, b"add k0 1", b"k0", 0)
     producer.flush(DEADLINE_S)

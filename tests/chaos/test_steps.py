@@ -1,4 +1,4 @@
-"""Stateless steps on real workers: what goes through a chain of them goes through once."""
+"""Stateless steps on real workers: each record goes through a chain of them once."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_step_restores_its_position_alone_and_has_no_rows_to_ask_for(chain: Ma
 
 
 @pytest.mark.variant
-def test_a_step_that_is_raised_alone_is_refused_with_the_list_of_what_to_raise(chain: MakeSteps) -> None:
+def test_a_step_that_is_raised_alone_is_refused_with_the_list_of_steps_to_raise(chain: MakeSteps) -> None:
     app = chain()
     old = app.worker().start().wait_ready()
     app.write(100, seed=1)
@@ -123,7 +123,7 @@ def test_a_chain_raised_as_a_whole_counts_nothing_twice_in_any_order_of_restarts
 
 
 @pytest.mark.variant
-def test_internal_topics_are_trimmed_behind_the_state_of_all_and_none_is_lost(chain: MakeSteps) -> None:
+def test_internal_topics_are_trimmed_up_to_the_state_of_all_and_no_record_is_lost(chain: MakeSteps) -> None:
     app = chain(trim_internal="true")
     app.write(300, seed=1)
     worker = app.worker().start(CHAOS_FAULT="committed:60").wait_ready()

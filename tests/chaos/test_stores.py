@@ -68,13 +68,13 @@ def truncate_current(path: Path) -> None:
 
 
 def half_made(path: Path) -> None:
-    """What a kill between making a store and stamping it leaves."""
+    """Simulate a kill between the creation of a store and its stamp."""
     shutil.rmtree(path)
     on_disk(path, lambda database: None)
 
 
 def ahead(path: Path) -> None:
-    """What is left when the cluster lost the end of its log."""
+    """Simulate a store that is ahead of a changelog whose end the cluster lost."""
 
     def change(database: rocksdict.Rdict) -> None:
         database[META + b"changelog"] = b"%d" % 10_000_000

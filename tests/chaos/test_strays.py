@@ -1,5 +1,6 @@
-"""Something else than a worker writes to a changelog: workers end and say how to go on, the command shows
-what it is, and both ways on end in an equal table."""
+"""Another program writes to a changelog: workers end and name the remedies, the command shows the records,
+and both remedies lead to an equal table.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ def run(app: Application, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def holdfast(app: Application, *arguments: str, code: int = 0) -> str:
-    """Run the command; return what it printed, stdout before stderr."""
+    """Run the command; return its output, stdout before stderr."""
     done = run(app, *arguments)
     assert done.returncode == code, f"{arguments}: {done.returncode}\n{done.stdout}{done.stderr}"
     return done.stdout + done.stderr
@@ -108,7 +109,7 @@ def document(text: str) -> Any:
     ("plant", "wiped"),
     [(rows_for_nobody, False), (rows_for_nobody, True), (a_position, True), (a_transaction, False)],
 )
-def test_the_table_goes_on_from_its_last_good_state(
+def test_the_table_resumes_from_its_last_good_state(
     application: MakeApplication, plant: Plant, wiped: bool
 ) -> None:
     app = application(partitions=2, instance_id="only")
@@ -137,7 +138,7 @@ def test_the_table_goes_on_from_its_last_good_state(
 
 @pytest.mark.variant
 @pytest.mark.parametrize("way", ["--rebuild", "--applied"])
-def test_the_table_is_made_anew_from_its_source(application: MakeApplication, way: str) -> None:
+def test_the_table_is_rebuilt_from_its_source(application: MakeApplication, way: str) -> None:
     app = application(partitions=2, instance_id="only")
     worker, name, changelog = spoilt(app, rows_for_nobody)
     chosen = ["tables", "repair", name, "--partition", "0", way, *(["0:700"] if way == "--applied" else [])]

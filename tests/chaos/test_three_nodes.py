@@ -1,5 +1,5 @@
-"""Three brokers, one of them killed under load: leaders, coordinators and transactions move, workers go
-on, counts stay exact.
+"""Three brokers, one of them killed under load: leaders, coordinators and transactions move, workers
+continue, counts stay exact.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def test_a_broker_of_three_dies_under_load_and_nothing_is_lost_or_doubled(
         prove(app, load.stop())
 
 
-def test_a_broker_of_three_that_is_away_for_a_while_is_told_of_when_it_goes_and_when_all_that_are_asked_answer(  # noqa: E501
+def test_the_outage_of_one_broker_of_three_is_logged_when_it_begins_and_when_all_answer_again(
     three: SessionBroker, tmp_path: Path
 ) -> None:
     cluster = three.cluster

@@ -1,4 +1,4 @@
-"""A batch that nobody can unpack: its partition stands before it and says so, and everything else goes on."""
+"""A batch that cannot be unpacked: its partition stalls and reports it, and all others continue."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What a fold needs is away, and records that may not be refused: nothing is lost, others go on, live is
-replay.
+"""A fold's dependency is away, and records may not be refused: nothing is lost, other partitions continue,
+live is replay.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class NeedyApplication(Application):
             assert self._producer.flush(DEADLINE_S) == 0
 
     def cause(self, worker: Worker, *told: str) -> str:
-        """Wait until readiness tells all of this, and return what it tells."""
+        """Wait until readiness reports all of these texts, and return its cause."""
 
         def condition() -> str | None:
             status, body = worker.ask("/health/ready")
@@ -71,7 +71,7 @@ def app(broker: SessionBroker, tmp_path: Path) -> Iterator[NeedyApplication]:
         yield made
 
 
-def test_what_a_fold_needs_is_waited_for_and_what_it_refuses_stops_it_until_a_skip(
+def test_a_fold_waits_for_its_dependency_and_a_refused_record_stops_it_until_a_skip(
     app: NeedyApplication,
 ) -> None:
     app.write(0, "a", "needs-1", "a", "needs-2")
@@ -127,7 +127,7 @@ def test_what_a_fold_needs_is_waited_for_and_what_it_refuses_stops_it_until_a_sk
 
 
 @pytest.mark.variant
-def test_a_worker_ends_with_what_it_has_waited_for_and_the_next_one_waits_on(app: NeedyApplication) -> None:
+def test_a_worker_that_waits_can_end_and_the_next_one_continues_to_wait(app: NeedyApplication) -> None:
     app.write(0, "needs-1")
     worker = app.worker(later_timeout_s=2).start()
     assert worker.wait_exit(DEADLINE_S) != 0

@@ -1,5 +1,5 @@
-"""An owner frozen for longer than its session, another at work in its place: the old one's writes are
-refused and it knows its place.
+"""An owner frozen for longer than its session, with another at work instead: the old owner's writes are
+refused and it recognizes that it has lost the partition.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ LOOK_S = 3.0
 
 
 def freeze_and_thaw(app: Application, victim: Worker, heir: Worker) -> None:
-    """Stop *victim* until *heir* has all its partitions and has gone on from there, then let it run again
-    and see what it says.
+    """Stop *victim* until *heir* has all its partitions and has continued from there, then let it run again
+    and check its log.
     """
     held = victim.applied()
     assert held, "the victim owns nothing"

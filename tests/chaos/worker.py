@@ -2,11 +2,10 @@
 demand.
 
 `CHAOS_SOURCE` and `CHAOS_OUT` name its topics, `CHAOS_TALLY` the version of the table that only counts.
-`CHAOS_FAULT=POINT:N` ends the process by SIGKILL when it comes to POINT for the Nth time; `CHAOS_GATHER` has
-it fold a trickle in rounds of all of `linger_ms`; `CHAOS_FREEZE` names a file in which the test orders a
-freeze; `CHAOS_HOURS` lets hours pass for Faust; `CHAOS_ASSIGNOR` has it refuse assignments;
-`CHAOS_RESTORE_PAUSE_MS` makes restores slow; `CHAOS_MAX_POLL_S` is how long aiokafka may think nothing is
-read.
+`CHAOS_FAULT=POINT:N` ends the process by SIGKILL at the Nth visit to POINT; `CHAOS_GATHER` has it fold slow
+streams in rounds of all of `linger_ms`; `CHAOS_FREEZE` names a file in which the test orders a freeze;
+`CHAOS_HOURS` lets hours pass for Faust; `CHAOS_ASSIGNOR` has it refuse assignments; `CHAOS_RESTORE_PAUSE_MS`
+makes restores slow; `CHAOS_MAX_POLL_S` is the time without a read after which aiokafka leaves the group.
 """
 
 from __future__ import annotations

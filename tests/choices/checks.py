@@ -1,4 +1,4 @@
-"""What must hold of any schedule."""
+"""Checks for any schedule."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def check_replay(rng: Random, logs: list[Log], live: Journal, version: int = 1) 
 
 
 def check_schedule(seed: int) -> tuple[int, int]:
-    """Run the schedule of *seed* and hold it against its replays; return how many barriers and ticks were
+    """Run the schedule of *seed* and compare it with its replays; return how many barriers and ticks were
     recorded. In some, the first workers are of an earlier release, which merges by append time.
     """
     rng = Random(seed)
@@ -72,7 +72,7 @@ def check_schedule(seed: int) -> tuple[int, int]:
         assert not any(map(by_event_of, map(decode_choice, live.choices)))
         worker.is_old = False
         worker.restart()
-    if rng.random() < 0.3:  # a new version: obeys what was recorded, then decides
+    if rng.random() < 0.3:  # a new version: obeys the recorded choices, then decides
         obeyed = list(live.choices)
         live = Journal(choices=live.choices)
         Worker(rng, logs, live, version=2).run()
@@ -86,8 +86,8 @@ def check_schedule(seed: int) -> tuple[int, int]:
 
 
 def check_turns(seed: int) -> bool:
-    """Run two versions in turns, as an upgrade that is taken back does, and hold both against their replays;
-    return whether one was found to have folded past what the other decided.
+    """Run two versions in turns, as an upgrade that is taken back does, and compare both with their replays;
+    return whether one was found to have folded past the other's decisions.
     """
     rng = Random(seed)
     logs = [written_log(rng) for _ in range(rng.choice((2, 3)))]

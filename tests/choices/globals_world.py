@@ -123,7 +123,7 @@ def written_global(rng: Random) -> GlobalLogs:
 
 
 def open_logs(rng: Random, tables: Sequence[GlobalLogs]) -> Callable[[int], dict[int, GlobalLog]]:
-    """Return what gives a replay the whole log of each global, in batches of any size."""
+    """Return a function that gives a replay the whole log of each global, in batches of any size."""
 
     def opened(number: int) -> dict[int, GlobalLog]:
         return {
@@ -156,7 +156,7 @@ class GlobalsWorker:
         self.processor, self.now_ms, self.waited = processor_of(len(logs), version), 0, 0
         self._growing = Random(hash(rng.getstate()[1]))
         self.known = [self._growing.randint(1, len(table)) for table in tables]
-        """How many partitions each global's topic has by now; the others are added later."""
+        """Number of known partitions of each global's topic; the others are added later."""
         self.restart()
 
     def restart(self) -> None:
@@ -177,7 +177,7 @@ class GlobalsWorker:
         ]
 
     def follow(self) -> None:
-        """Have the copies take in some of what their logs hold."""
+        """Have the copies fold some of the records in their logs."""
         for copy, table, read, known in zip(self.copies, self.tables, self.read, self.known, strict=True):
             for partition, log in enumerate(table[:known]):
                 stop = min(len(log.offsets), read[partition] + self.rng.choice((0, 0, 1, 3)))
@@ -193,7 +193,7 @@ class GlobalsWorker:
     def stretches(self, ends: list[int | None] | None) -> Iterator[Stretch]:
         while (stretch := self.merger.take(ends)) is not None:
             yield stretch
-            if self.rng.random() < 0.5:  # the copies go on while a transaction is open
+            if self.rng.random() < 0.5:  # the copies advance while a transaction is open
                 self.follow()
 
     def turn(self) -> None:
@@ -225,7 +225,9 @@ class GlobalsWorker:
         return self.fetched == [len(log.offsets) for log in self.logs]
 
     def _begin(self) -> bool:
-        """Choose which position the transaction sees; False when the copies are behind the marker's."""
+        """Choose the position that the transaction sees; False when the copies have not reached the
+        marker's.
+        """
         if self.merger.next_choice is not None:
             return True
         self.globals.history = None
@@ -258,7 +260,7 @@ def _vectors(marker: VectorMarker) -> tuple[Vector, ...]:
 
 
 class DiffersError(AssertionError):
-    """A live state is not what its logs and choices make it."""
+    """A live state differs from a fold of its logs and choices."""
 
 
 def check_replay(
@@ -313,7 +315,7 @@ def _check_positions(recorded: Iterable[Any]) -> None:
 
 
 def naive_rows(table: GlobalLogs, vector: Vector) -> dict[str, int]:
-    """Return what a global holds at *vector*, by a plain loop."""
+    """Return the rows of a global at *vector*, by a plain loop."""
     found: dict[str, int] = {}
     for log, last in zip(table, vector, strict=False):
         for offset, value in zip(log.offsets, log.values, strict=True):
@@ -333,8 +335,9 @@ def naive_rows(table: GlobalLogs, vector: Vector) -> dict[str, int]:
 def _check_emits(
     logs: Sequence[Log], tables: Sequence[GlobalLogs], recorded: Sequence[Any], live: Journal
 ) -> None:
-    """Compare what records carry of the globals with the model: without timers, whose order is proved
-    elsewhere."""
+    """Compare the values of globals in the records with the model: without timers, whose order is proved
+    elsewhere.
+    """
     keyed: list[list[tuple[int, int, int]]] = []
     for source, log in enumerate(logs):
         highest, entries = -1, []
@@ -373,7 +376,7 @@ def _told(value: bytes, seen: Sequence[dict[str, int]]) -> list[bytes]:
 
 
 def check_schedule(seed: int) -> tuple[int, int]:
-    """Run the schedule of *seed* and hold it against its replays; return how many positions were recorded and
+    """Run the schedule of *seed* and compare it with its replays; return how many positions were recorded and
     how often a worker had to wait for its copies.
     """
     rng = Random(seed)
@@ -383,7 +386,7 @@ def check_schedule(seed: int) -> tuple[int, int]:
     worker = GlobalsWorker(rng, logs, tables, live, 1)
     worker.run(rng.randrange(15))
     check_replay(rng, logs, tables, live, 1)
-    if rng.random() < 0.4:  # a new version obeys what was recorded, then decides
+    if rng.random() < 0.4:  # a new version obeys the recorded choices, then decides
         obeyed = list(live.choices)
         live = Journal(choices=live.choices)
         worker = GlobalsWorker(rng, logs, tables, live, 2)

@@ -1,8 +1,8 @@
 """A table of several partitions, from a seed: owners that come and go, two of one partition at once, an
-upgrade, and partitions that are added while all of that goes on.
+upgrade, and partitions that are added at the same time.
 
-Each owner has a store of its own, as a worker has, restored from what is committed. A new owner fences the
-one before, which goes on all the same until an append of its own is refused. That may be while it folds, or
+Each owner has a store of its own, as a worker has, restored from the committed state. A new owner fences the
+one before, which continues all the same until an append of its own is refused. That may be while it folds, or
 between its fold and its append.
 """
 
@@ -25,8 +25,8 @@ VERSIONS = (1, 2)
 
 @dataclass(slots=True)
 class TablePartition:
-    """One partition as the broker has it: sources, the epoch of its transactional id, and what each version
-    wrote.
+    """One partition as on the broker: sources, the epoch of its transactional id, and the output of each
+    version.
 
     The id and the choices are those of the processor, whatever the version.
     """
@@ -63,7 +63,7 @@ class TablePartition:
 
 
 class Owner(Worker):
-    """Owns a partition, or thinks so: *lost* once it has been told otherwise, or is dead."""
+    """Owns a partition, or thinks so: *lost* once an append of it was refused, or it is dead."""
 
     def __init__(
         self, rng: Random, partition: TablePartition, version: int, meanwhile: Callable[[Owner], None]
@@ -78,7 +78,7 @@ class Owner(Worker):
 
     def fence_and_restore(self) -> None:
         self.epoch = self.partition.fence()
-        self.meanwhile(self)  # what is appended now is refused, so nothing is missed
+        self.meanwhile(self)  # an append of the old owner is refused from here on, so nothing is missed
         self.restore()
 
     def restore(self) -> None:
@@ -119,7 +119,7 @@ class Table:
         self.take_over(self.partitions[-1])
 
     def take_over(self, partition: TablePartition) -> Owner:
-        """Make a new owner; those there were have not heard of it, but for the oldest."""
+        """Make a new owner. The older ones do not know of it; the oldest dies if there are too many."""
         known = [each for each in self.owners if each.partition is partition and not each.lost]
         if len(known) == LIMIT_OWNERS:
             known[0].die()
@@ -128,14 +128,14 @@ class Table:
         return owner
 
     def grow(self) -> None:
-        """Add a partition to all sources: the group shares all of them out anew."""
+        """Add a partition to all sources: the group assigns all of them again."""
         self.grown += 1
         self._add_partition()
         for partition in self.partitions[:-1]:
             self.take_over(partition)
 
     def upgrade(self) -> None:
-        """Have the next version take up each partition; owners of the one before go on until they are
+        """Have the next version take up each partition; owners of the previous one continue until they are
         fenced.
         """
         self.version = VERSIONS[1]
@@ -185,9 +185,7 @@ class Table:
             turns -= 1
 
     def check(self) -> None:
-        """Hold what each version has committed of each partition against its replays, and against a new
-        owner's store.
-        """
+        """Compare each version's commits in each partition with its replays, and with a new owner's store."""
         for version in VERSIONS[: VERSIONS.index(self.version) + 1]:
             live, restored = list[tuple[int, str]](), list[tuple[int, str]]()
             for number, partition in enumerate(self.partitions):
@@ -204,7 +202,7 @@ class Table:
 
 
 def check_owners(seed: int) -> tuple[int, int]:
-    """Run the schedule of *seed* and hold it against its replays; return how many appends were refused, and
+    """Run the schedule of *seed* and compare it with its replays; return how many appends were refused, and
     how often partitions were added.
     """
     table = Table(Random(seed))

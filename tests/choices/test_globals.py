@@ -1,4 +1,4 @@
-"""What folds see of globals is what was recorded, whatever the schedule; and each planted fault is found."""
+"""Folds see the recorded state of globals, whatever the schedule; and each planted fault is found."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def rows_are_remembered_when_the_position_moves(monkeypatch: pytest.MonkeyPatch)
 
 
 def a_rollback_leaves_the_position(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is folded again with care sees from its beginning what the transaction came to."""
+    """A record that is folded again with care sees the transaction's end state from its beginning."""
 
     def settle(self: GlobalRows[Any], vector: Vector) -> None:
         self._views.settle(self._number, vector)
@@ -123,7 +123,7 @@ def partitions_share_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def refused_records_of_a_global_change_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a fold sets before it fails stays."""
+    """A row that a fold sets before it fails stays."""
     original = GlobalCopy._put
 
     def put(self: GlobalCopy, partition: int, puts: Any, applied: int) -> None:
@@ -135,7 +135,7 @@ def refused_records_of_a_global_change_it(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def vectors_are_compared_in_their_first_partition(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A copy counts as abreast although partitions of it are behind."""
+    """A copy counts as abreast although some of its partitions lag."""
 
     def covers(vector: Vector, other: Vector) -> bool:
         return not other or (bool(vector) and vector[0] >= other[0])

@@ -173,7 +173,7 @@ def event_time_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def the_merger_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was taken and not folded is not merged again."""
+    """Records that were taken and not folded are not merged again."""
     original = Merger.settle
     calls: set[int] = set()
 
@@ -186,7 +186,7 @@ def the_merger_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def a_new_version_decides_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It numbers what it decides on from 0 and passes over what is recorded."""
+    """It numbers its choices from 0 and passes over the recorded ones."""
     original = Merger.__init__
 
     def init(
@@ -225,12 +225,12 @@ def what_was_merged_by_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def old_choices_are_read_as_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was merged by append time is merged by event time when it is folded again."""
+    """Records merged by append time are merged by event time when they are folded again."""
     monkeypatch.setattr(merging, "by_event_of", lambda recorded: 0xFF)
 
 
 def no_barrier_parts_the_two_orders(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker goes on by event time where the one before had merged by append time."""
+    """A worker continues by event time where the one before had merged by append time."""
 
     def agree(self: Any, choice: Choice | None) -> None:
         wanted = self._wanted if choice is None else choices.by_event_of(choice) & self._readable
@@ -241,7 +241,7 @@ def no_barrier_parts_the_two_orders(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def a_choice_does_not_end_what_was_reached(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A new owner goes on with the highest event times of before the last choice."""
+    """A new owner starts with the highest event times of before the last choice."""
     monkeypatch.setattr(merging._Fetched, "restart", lambda self: None)
 
 

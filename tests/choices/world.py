@@ -2,8 +2,8 @@
 and two ways to fold them again.
 
 The worker's fetches are short or late, its guesses about ends wrong, its clock ticks at will; its
-transactions end early, are aborted or die with it. What it wrote is in `Journal`; `replay` folds the logs by
-what was recorded, `naive` does so with neither folder nor merger.
+transactions end early, are aborted or die with it. Its output is in `Journal`; `replay` folds the logs by the
+recorded choices, `naive` does so with neither folder nor merger.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Seen(msgspec.Struct, frozen=True):
 
 
 class Needed:
-    """What folds need. It is away now and then while a worker folds, and there for replays."""
+    """A dependency of folds. It is away now and then while a worker folds, and there for replays."""
 
     def __init__(self) -> None:
         self.chance: Random | None = None
@@ -121,7 +121,7 @@ def rung(clock: Clock, rows: Rows[Seen], key: str, at_ms: int) -> Iterator[Emit]
 
 
 def has_time(source: int) -> bool:
-    """Return whether a source tells event times: the first always, every third has stream time instead."""
+    """Return whether a source has event times: the first always, every third has stream time instead."""
     return source % 3 != 2
 
 
@@ -168,7 +168,7 @@ class Log:
 
 def written_log(rng: Random) -> Log:
     log, offset, at_ms = Log([], [], []), -1, rng.randrange(20)
-    own = Random(hash(rng.getstate()[1]))  # chance of its own: what it decides leaves the rest as it was
+    own = Random(hash(rng.getstate()[1]))  # its own generator, so that *rng* draws the same as before
     apart_ms = own.choice((0, -40, 15))  # how far events' own times are from append times
     for _ in range(rng.randrange(40)):
         offset += rng.choice((1, 1, 1, 2, 5))
@@ -218,18 +218,18 @@ class Journal:
         return None if stored is None else decode_vector_marker(stored)
 
     def told(self) -> tuple[Any, ...]:
-        """Return what must be the same whoever folded: rows and timers, emits, refusals, position."""
+        """Return the results that every fold must agree on: rows and timers, emits, refusals, position."""
         return self.store.digest(), self.emits, self.refused, self.store.get(APPLIED)
 
 
 class Worker:
-    """Owners of one partition, one after the other; each finds what the one before committed."""
+    """Owners of one partition, one after the other; each finds the commits of the one before."""
 
     def __init__(self, rng: Random, logs: Sequence[Log], journal: Journal, version: int = 1) -> None:
         self.rng, self.logs, self.journal = rng, logs, journal
         self.processor = processor_of(len(logs), version)
         self.is_old = False
-        """Whether it merges by append time alone, as workers of earlier releases do."""
+        """True if it merges by append time alone, as workers of earlier releases do."""
         self.now_ms = 0
         # Not drawn from *rng*: schedules are the same with it and without.
         self.away = Random(repr([(log.offsets, log.times_ms) for log in logs]))
@@ -239,7 +239,7 @@ class Worker:
         self.resume(self.journal.store, self.journal.position)
 
     def resume(self, store: MemoryStore, marker: VectorMarker | None) -> None:
-        """Go on from *marker*, whose rows and timers are in *store*."""
+        """Continue from *marker*, whose rows and timers are in *store*."""
         self.folder: MergingFolder[Seen] = MergingFolder(
             self.processor, store, marker=marker, cache_rows=self.rng.choice((2, 1000))
         )
@@ -262,7 +262,7 @@ class Worker:
             self.fetched[source] = max(self.fetched[source], stop)
 
     def ends(self) -> list[int | None] | None:
-        """Return what the worker takes for the sources' ends: all to be waited for, some, or none; wrong or
+        """Return the worker's guesses of the sources' ends: all to be waited for, some, or none; wrong or
         right.
         """
         if self.fetched == [len(log.offsets) for log in self.logs]:
@@ -275,7 +275,7 @@ class Worker:
     def stretches(self, ends: list[int | None] | None) -> Iterator[Stretch]:
         while (stretch := self.merger.take(ends)) is not None:
             yield stretch
-            if self.rng.random() < 0.2:  # a transaction takes in what arrives while it is folded
+            if self.rng.random() < 0.2:  # a transaction takes in records that arrive while it is folded
                 self.fetch()
 
     def turn(self) -> None:
@@ -354,8 +354,8 @@ def replay(
     version: int = 1,
     upto: VectorMarker | None = None,
 ) -> Journal:
-    """Fold *logs* from their beginning by what was recorded, in batches and transactions of any size, now and
-    then from a marker on; *upto* is where what was recorded came to.
+    """Fold *logs* from their beginning by the recorded choices, in batches and transactions of any size, now
+    and then from a marker on; *upto* is the marker at which the recorded choices end.
     """
     journal, processor = Journal(), processor_of(len(logs), version)
 
@@ -416,7 +416,7 @@ class Naive:
     def ring(self, clock: Clock, now_ms: int, at: tuple[str, int, str]) -> None:
         due = sorted((due, key) for key, due in self.rows.timers[clock].items() if due <= now_ms)
         for due_ms, key in due:
-            timers = self.rows.timers[clock]  # another dict behind one that failed
+            timers = self.rows.timers[clock]  # another dict after one that failed
             if timers.get(key) == due_ms:
                 del timers[key]
                 self.attempt(at, partial(rung, clock, self.rows, key, due_ms))  # type: ignore[arg-type]
@@ -443,7 +443,7 @@ class Naive:
 
 
 def own_ms_of(log: Log, source: int, at: int, by_event: int) -> int:
-    """Return the time that a record is ordered by, -1 where it tells none."""
+    """Return the time that a record is ordered by, -1 where it has none."""
     if not by_event >> source & 1:
         return max(log.times_ms[at], -1)
     if log.values[at] == b"\xc1":

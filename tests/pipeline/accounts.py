@@ -157,7 +157,7 @@ def doubled(rows: Rows[Account], key: str, row: Account) -> None:
 
 
 def failing_sums(rows: Rows[Account], key: str, row: Account) -> None:
-    """Migrate a row, but for some."""
+    """Migrate a row; some are dropped."""
     if key.startswith("sum/"):
         raise ValueError("no sums")
     rows[key] = row

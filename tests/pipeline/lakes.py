@@ -73,8 +73,8 @@ def landed(log: Log, **more: Any) -> Landed:
 def write_bronze(
     lake: Path, topic: str, log: Log, *, commits: int = 2, shuffled: bool = False, **more: Any
 ) -> str:
-    """Write *log* as a bronze table of several commits, as a landing would; *shuffled* mixes the rows
-    inside files as OPTIMIZE may, *more* is what the commits say otherwise.
+    """Write *log* as a bronze table of several commits, as a landing would; *shuffled* mixes the rows inside
+    files as OPTIMIZE may, *more* replaces fields of the commits' metadata.
     """
     path = bronze_path(str(lake), topic)
     start: dict[int, int] = {}

@@ -22,8 +22,8 @@ from holdfast.testing.logs import batch_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedRun:
-    """A partition that a processor has folded in the test kit: its sources, its choices, and the digest it
-    came to.
+    """A partition that a processor has folded in the test kit: its sources, its choices, and the digest of
+    its state.
     """
 
     processor: Processor[Any, Any]
@@ -31,10 +31,10 @@ class RecordedRun:
     choices: tuple[Choice, ...]
     digest: str
     tables: tuple[Mapping[int, Batch], ...] = ()
-    """Of each global that it reads, what lies in each partition."""
+    """For each global that it reads, the records of each partition."""
 
     def fold(self, number: int) -> Iterator[pa.RecordBatch]:
-        """Fold it again as partition *number* and yield what that tells."""
+        """Fold it again as partition *number* and yield the results."""
         plan = FoldPlan(processor=self.processor)
         logs = [[(batch, 1)] if batch.offsets else [] for batch in self.sources]
         if self.processor.on is None:
@@ -48,7 +48,7 @@ class RecordedRun:
 
 
 def recorded_runs(topology: Topology) -> Iterator[RecordedRun]:
-    """Yield what each processor of *topology* has folded so far."""
+    """Yield the partitions that each processor of *topology* has folded so far."""
     for (name, partition), run in sorted(topology._runs.items()):
         processor = topology.processors[name]
         inputs = (
@@ -73,8 +73,8 @@ def recorded_runs(topology: Topology) -> Iterator[RecordedRun]:
 def in_tasks(
     runs: list[RecordedRun], tasks: int
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return what folds an equal share of *runs* for each number of a task that comes in, each run as the
-    partition of its place.
+    """Return a function that folds an equal share of *runs* for each number of a task that comes in, each run
+    as the partition of its index.
     """
 
     def fold(named: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

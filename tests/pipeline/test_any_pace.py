@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 MakePaced = Callable[..., PacedApplication]
 RECORDS, PAIRED = 24_000, 125_000
-"""What the variants write: fares, and records of each side of the join."""
+"""Input of the variants: fares, and records of each side of the join."""
 LOCAL = ReplayOptions(engine="local")
 
 
@@ -48,7 +48,7 @@ def paced(tmp_path: Path) -> Iterator[MakePaced]:
 
 
 def through_a_kill(app: PacedApplication, workers: int, records: int) -> None:
-    """Have *workers* read what is there, the first of which is killed in the middle; it is started again."""
+    """Have *workers* read the existing records; the first is killed in the middle, and started again."""
     started = [app.worker().start() for _ in range(workers)]
     app.wait_read(0.3, records)
     started[0].kill()
@@ -59,7 +59,7 @@ def through_a_kill(app: PacedApplication, workers: int, records: int) -> None:
 
 @pytest.mark.long
 @pytest.mark.process
-def test_windows_behind_a_rekey_have_every_record_of_a_backlog(
+def test_windows_after_a_rekey_have_every_record_of_a_backlog(
     paced: MakePaced, embedded: SessionBroker
 ) -> None:
     app = paced(embedded, partitions=4, fetch_records=100, standbys=1)
@@ -121,7 +121,7 @@ def test_pairs_of_a_day_with_a_kill_in_the_middle(
 
 @pytest.mark.variant
 @pytest.mark.parametrize("of", ["windows", "join"])
-def test_spark_folds_what_workers_did(
+def test_spark_gives_the_results_of_workers(
     paced: MakePaced, broker: SessionBroker, spark: SparkSession, of: str
 ) -> None:
     app = paced(broker, of=of, partitions=4)
@@ -137,7 +137,7 @@ def test_spark_folds_what_workers_did(
 
 
 def equal_in_replays(app: PacedApplication, *engines: ReplayEngine) -> None:
-    """Stop the workers, and hold what they left against replays."""
+    """Stop the workers, and compare their results with replays."""
     for worker in app.workers:
         worker.stop()
     done = app.processors[-1]

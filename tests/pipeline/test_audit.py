@@ -1,5 +1,5 @@
-"""The audit of an outbox over real topics and bronze tables: both engines find the same, with offsets, and
-nothing in what is right.
+"""The audit of an outbox over real topics and bronze tables: both engines find the same, with offsets, and no
+fault in correct records.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def test_topics_and_last_numbers_are_taken_from_the_leaders(
     report = audit(settings, AuditOptions(rules=Rules(outbox=outbox), engine="local"))
     assert report.is_clean, told(report)
     assert all(each.ends for each in report.partitions)
-    # an open transaction hides what comes after it: then no end is reported
+    # an open transaction hides later records: then no end is reported
     still_open = {"transactional.id": f"{outbox}-open", "transaction.timeout.ms": 600_000}
     open_producer = Producer(broker.client_config(**still_open))
     open_producer.init_transactions(DEADLINE_S)
@@ -176,7 +176,7 @@ KEYS = [b"key-%d" % at for at in range(8)]
 
 
 def digested(partition: int, among: int, count: int = 40) -> list[Record]:
-    """Return what a harvester published to a partition of *among*."""
+    """Return the records that a harvester publishes to a partition of *among*."""
     digests = RowDigests(f"{OUTBOX}-0".encode(), b"3")
     own = [key for key in KEYS if of_key(key, among) == partition]
     out = []
@@ -278,7 +278,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 
 @pytest.mark.long
 @pytest.mark.parametrize("planted", [False, True])
-def test_the_command_prints_what_it_found_and_exits_with_it(
+def test_the_command_prints_its_findings_and_exits_with_their_code(
     lake: Path, capsys: pytest.CaptureFixture[str], planted: bool
 ) -> None:
     write_bronze(lake, "t", log_of(PLANTED if planted else {0: RIGHT}))
@@ -307,7 +307,7 @@ def test_the_command_prints_what_it_found_and_exits_with_it(
     ] == (FOUND if planted else [])
 
 
-def test_what_cannot_be_audited_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_impossible_audit_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ConfigError, match="name the outbox, or the topics"):
         AuditOptions()
     code, _, err = run(capsys, "audit", "outbox", "--topic", "t", "--at-least-once")

@@ -26,7 +26,7 @@ _HEADERS = "array<struct<key:string,value:binary>>"
 
 @pytest.fixture
 def followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Give a folder with the files of the page, in which commands reach an embedded Kafka, as behind
+    """Give a folder with the files of the page, in which commands reach an embedded Kafka, as with
     `holdfast dev up`.
     """
     for name, text in files(PAGE).items():
@@ -42,8 +42,8 @@ def followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def printed(command: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """Return what a command of the page prints. It is run in this process: each would load all of holdfast
-    again.
+    """Return the output of a command of the page. It runs in this process, because a new one would load all
+    of holdfast again.
     """
     program, *words = shlex.split(command)
     if program == "holdfast":

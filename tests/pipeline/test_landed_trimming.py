@@ -1,4 +1,4 @@
-"""Topics that are declared with retention "landed": a landing of the application deletes from them what the
+"""Topics that are declared with retention "landed": a landing of the application deletes the records that the
 lake and all tables have.
 """
 
@@ -108,11 +108,11 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
 
 
 @pytest.mark.long
-def test_a_landing_deletes_what_has_landed_of_those_that_are_declared_so(
+def test_a_landing_deletes_landed_records_of_topics_declared_so(
     shop: Shop, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert shop.run("--topics", "orders,news,notes") == 0
-    end = ORDERS + 1  # the transaction's marker is behind its records
+    end = ORDERS + 1  # the transaction's marker comes after its records
     assert shop.begins("orders", "notes") == [ORDERS, 0]
     assert shop.begins("news") == [end], "nobody folds it here: what is landed may go"
     told = capsys.readouterr().err
@@ -124,7 +124,9 @@ def test_a_landing_deletes_what_has_landed_of_those_that_are_declared_so(
 
 
 @pytest.mark.long
-def test_what_a_group_or_another_version_needs_is_kept_and_versions_begin_from_the_lake(shop: Shop) -> None:
+def test_records_a_group_or_another_version_needs_are_kept_and_versions_begin_from_the_lake(
+    shop: Shop,
+) -> None:
     shop.land("orders")
     assert list(shop.topics(groups=["late"]).trim(["orders"])) == []
     assert shop.run("--processor", "totals", "--group", "late") == 0
@@ -147,7 +149,7 @@ def test_what_a_group_or_another_version_needs_is_kept_and_versions_begin_from_t
 
 @pytest.mark.variant
 @pytest.mark.long
-def test_a_landing_that_follows_trims_again_and_again_and_tells_of_what_it_cannot(shop: Shop) -> None:
+def test_a_landing_that_follows_trims_again_and_again_and_logs_refusals(shop: Shop) -> None:
     said, came = [], threading.Condition()
 
     def told(line: str) -> None:

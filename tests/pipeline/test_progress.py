@@ -1,4 +1,4 @@
-"""A replay tells how far it is."""
+"""A replay reports its progress."""
 
 from __future__ import annotations
 

@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 NO_KAFKA = Settings()
 FAR = SparkOptions(
     master="spark://elsewhere:7077"
-)  # what makes a replay leave the files to Spark; the active session is used
+)  # a master that makes a replay leave the files to Spark; the active session is used
 
 
 def told(got: Replayed, processor: Processor[Any, Any]) -> tuple[object, ...]:
-    """Return all that a replay tells, so that two can be compared."""
+    """Return all results of a replay, so that two can be compared."""
     names = ("rows", "timers", "transitions", "refused")
     return (got.partitions, *(got.table(name, processor).to_pylist() for name in names))
 
@@ -67,7 +67,7 @@ ROUNDS = hypothesis_settings(
 
 @ROUNDS
 @given(log=logs(partitions=4, limit=150))
-def test_both_engines_tell_the_same_of_a_bronze_table(
+def test_both_engines_give_the_same_results_for_a_bronze_table(
     spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, log: Log
 ) -> None:
     lake = tmp_path_factory.mktemp("lake")
@@ -89,7 +89,7 @@ def test_both_engines_tell_the_same_of_a_bronze_table(
 @pytest.mark.promise
 @hypothesis_settings(parent=ROUNDS, max_examples=1)
 @given(log=logs(partitions=3, limit=150))
-def test_both_engines_tell_the_same_of_a_topic(
+def test_both_engines_give_the_same_results_for_a_topic(
     spark: SparkSession,
     settings: Settings,
     make_topic: MakeTopic,
@@ -112,7 +112,7 @@ def test_both_engines_tell_the_same_of_a_topic(
     ) == told(local, processor)
 
 
-def test_both_engines_tell_the_same_of_named_tables(spark: SparkSession, tmp_path: Path) -> None:
+def test_both_engines_give_the_same_results_for_named_tables(spark: SparkSession, tmp_path: Path) -> None:
     log = {
         partition: [
             Record(at, 1_000 + 10 * at, None, f"{OPS[at % 5]} v{at % 7} p{at % (3 + partition)}".encode())
@@ -302,7 +302,7 @@ def test_asking_for_more_than_there_is_is_an_error(
 # -- logs with holes
 
 
-def test_a_topic_whose_beginning_is_gone_is_refused_unless_told(
+def test_a_topic_whose_beginning_is_gone_is_refused_unless_allowed(
     settings: Settings, make_topic: MakeTopic
 ) -> None:
     processor = accounts(make_topic({0: LOG[0]}))
@@ -327,7 +327,7 @@ def delete_before(settings: Settings, topic: str, partition: int, offset: int) -
         assert log.firsts([partition]) == {partition: offset}
 
 
-def test_a_bronze_table_with_noted_losses_is_refused_unless_told(lake: Path) -> None:
+def test_a_bronze_table_with_noted_losses_is_refused_unless_allowed(lake: Path) -> None:
     from deltalake import CommitProperties, DeltaTable
 
     path = write_bronze(lake, "t", LOG, commits=1)
@@ -447,7 +447,7 @@ def test_an_unfinished_write_leaves_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["lake"]
 
 
-# -- what must not matter
+# -- irrelevant differences
 
 
 @pytest.mark.process
@@ -473,7 +473,7 @@ def test_the_hash_seed_does_not_matter(lake: Path) -> None:
     assert len(digests) == 1
 
 
-def test_the_path_of_a_table_is_told_by_lake_and_topic(lake: Path) -> None:
+def test_the_path_of_a_table_follows_from_lake_and_topic(lake: Path) -> None:
     path = write_bronze(lake, "t", LOG)
     files, told_last = open_bronze(bronze_path(str(lake), "t"))
     assert path == bronze_path(str(lake), "t")

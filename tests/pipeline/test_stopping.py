@@ -1,5 +1,5 @@
-"""A replay of several sources that ends before its logs do comes to a state that was, and to the one asked
-for.
+"""A replay of several sources that ends before its logs do gives a state that the table had, and the one
+requested.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Step(NamedTuple):
 
 
 def steps_of(logs: list[Log], recorded: list[Choice]) -> list[Step]:
-    """Return what was folded, in order, by a plain loop: no folder and no merger are asked."""
+    """Return the folded steps, in order, by a plain loop, without folder and merger."""
     out, done = list[Step](), [0] * len(logs)
     for choice in (*recorded, None):
         upto = [
@@ -112,7 +112,7 @@ def test_an_offset_of_one_source_takes_in_all_up_to_its_next_record(seed: int, s
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", SEEDS)
-def test_offsets_of_two_sources_are_a_place_where_the_table_was(seed: int) -> None:
+def test_offsets_of_two_sources_are_a_position_that_the_table_had(seed: int) -> None:
     live, logs = lived(seed)
     logs, recorded = logs_of(live, logs), recorded_of(live)
     steps, reached = steps_of(logs, recorded), [-1] * WIDTH
@@ -120,7 +120,7 @@ def test_offsets_of_two_sources_are_a_place_where_the_table_was(seed: int) -> No
     for count, step in enumerate(steps, 1):
         if step.source is not None:
             reached[step.source] = step.offset
-        places[tuple(reached)] = count  # the last one: ticks at the place are in it
+        places[tuple(reached)] = count  # the last one: ticks at the position are in it
     for place, count in places.items():
         found = folded(logs, recorded, stop_at(*place))
         assert found.digest == digest_of(logs, recorded, steps[:count])
@@ -141,7 +141,7 @@ def test_a_tick_that_is_later_ends_a_replay_though_records_behind_it_are_not() -
 SPANS = {topic: {0: Span(first=0, end=8), 1: Span(first=0, end=4)} for topic in ("a", "b")}
 
 
-def test_what_until_names_is_checked_before_anything_is_read() -> None:
+def test_the_names_in_until_are_checked_before_any_read() -> None:
     made = stops(parse_until("1:b:3"), ("a", "b"), SPANS, "p")
     assert made == {1: ReplayEnd(topics=("a", "b"), last=(None, 3))}
     assert stops(None, ("a", "b"), SPANS, "p") == {}

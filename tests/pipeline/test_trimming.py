@@ -1,4 +1,4 @@
-"""What a lake holds may be deleted from a source, and nothing that anybody still needs."""
+"""A source's landed records may be deleted, and no record that any reader still needs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def kafka() -> Iterator[EmbeddedKafka]:
 
 
 class LandedBooks(Books):
-    """Books of which version 1 has folded what there is, and the lake holds it."""
+    """Books of which version 1 has folded all records, and the lake has them too."""
 
     def __init__(self, kafka: EmbeddedKafka, lake: Path) -> None:
         super().__init__(kafka)
@@ -71,7 +71,7 @@ def told(plan: list[PartitionTrim]) -> set[tuple[int, int, str]]:
 
 
 @pytest.mark.long
-def test_what_is_landed_and_folded_goes_and_the_lake_tells_the_same_afterwards(books: LandedBooks) -> None:
+def test_landed_and_folded_records_go_and_the_lake_gives_the_same_afterwards(books: LandedBooks) -> None:
     found = books.trimming()
     plan = found.plan()
     assert told(plan) == {(0, 120, "")}
@@ -114,7 +114,7 @@ def test_the_first_that_needs_a_record_keeps_it(books: LandedBooks) -> None:
 
 
 @pytest.mark.long
-def test_a_trim_that_was_cut_goes_on(books: LandedBooks) -> None:
+def test_a_trim_that_was_cut_continues(books: LandedBooks) -> None:
     found = books.trimming()
     plan = found.plan()
     found.trim(plan[:1])
@@ -141,7 +141,7 @@ def test_nothing_goes_where_the_lake_lacks_a_row(books: LandedBooks) -> None:
 
 
 @pytest.mark.long
-def test_what_was_not_landed_from_the_beginning_is_kept(
+def test_records_not_landed_from_the_beginning_are_kept(
     books: LandedBooks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     landed = trimming._landed
@@ -158,7 +158,7 @@ def test_what_was_not_landed_from_the_beginning_is_kept(
 
 
 @pytest.mark.long
-def test_what_may_not_be_trimmed_is_told(books: LandedBooks) -> None:
+def test_an_impossible_trim_is_refused(books: LandedBooks) -> None:
     with pytest.raises(ConfigError, match="topic others is no source of this application: it folds"):
         books.trimming(topics=["others"])
 

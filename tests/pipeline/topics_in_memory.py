@@ -108,14 +108,14 @@ def landing_of(topic: TopicInMemory, lake: Path) -> Landing:
 
 
 def land(topic: TopicInMemory, lake: Path) -> str:
-    """Land what there is, and return the table's path."""
+    """Land the topic's records, and return the table's path."""
     made = landing_of(topic, lake)
     made.step(made.ends())
     return made.path
 
 
 def some_commits(topic: TopicInMemory, lake: Path, commits: int, seed: int = 1) -> str:
-    """Land random lots, some of them empty, with gaps between them; begin anew now and then."""
+    """Land random lots, some of them empty, with gaps between them; sometimes with a new landing."""
     chance, made = random.Random(seed), landing_of(topic, lake)
     for _ in range(commits):
         for partition in topic.partitions():

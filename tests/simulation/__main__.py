@@ -22,7 +22,7 @@ LIMIT_SHOWN = 5
 
 
 def run_chunk(seeds: range) -> list[tuple[int, Outcome | str]]:
-    """Return what came of each seed: an outcome, or the text of a violation."""
+    """Return the result of each seed: an outcome, or the text of a violation."""
     out: list[tuple[int, Outcome | str]] = []
     for seed in seeds:
         try:
@@ -47,7 +47,7 @@ def run_all(seeds: range, jobs: int) -> Iterator[tuple[int, Outcome | str]]:
 
 
 def main() -> int:
-    """Run what is asked for; 1 when a rule was broken."""
+    """Run the schedules of the command line; 1 when a rule was broken."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument(
         "--seed", type=int, default=int(time.time()), help="the first seed (default: the time)"

@@ -1,4 +1,4 @@
-"""What takes time, looked at from time to time: everything that should have happened by now."""
+"""Periodic checks of rules with a time limit: everything that should have happened by now."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tests.support.go_claims import compat_claimed
 
 
 class Auditor(Checks):
-    """The checks of each step, and `audit` for what has its bounds in time."""
+    """The checks of each step, and `audit` for those with bounds in time."""
 
     def audit(self) -> None:
-        """Look at what takes time: everything that should have happened by now."""
+        """Check everything that should have happened by now."""
         now_s = self.timeline.now_s
         paused = self.is_paused()
         if self.pause_since_s is not None and not paused:
@@ -40,7 +40,8 @@ class Auditor(Checks):
         log = self.broker.logs[ledger.log]
         row = self.broker.row(ledger.log, ledger.place)
         if self.broker.with_go:
-            # Members of ours take what is free in both views; one of the Go library by its own clock.
+            # Our members take a partition that is free in both views; one of the Go library takes it by its
+            # own clock.
             compat = log.compat.get(f"{self.broker.group}/{ledger.place.topic}/{ledger.place.partition}")
             now_s = int(BEGAN_S + self.timeline.now_s)
             if any(compat_claimed(compat, now_s + skew_s) for skew_s in (-10, 0, 10)):
@@ -52,7 +53,7 @@ class Auditor(Checks):
         )
 
     def _audit_free(self, ledger: Ledger, now_s: float, paused: bool) -> None:
-        """A free partition is claimed within its bound, if somebody can."""
+        """A free partition is claimed within its bound, if any member can claim it."""
         if paused or not self._is_free(ledger):
             ledger.free_since_s = None
             return
@@ -72,7 +73,7 @@ class Auditor(Checks):
             )
 
     def _audit_balance(self, now_s: float) -> None:
-        """When nobody came or went and nothing was wrong for long enough, everything is claimed, and
+        """When no member came or left and no fault occurred for long enough, everything is claimed, and
         evenly.
         """
         since_s = now_s - self.bounds.settle_s
@@ -95,11 +96,11 @@ class Auditor(Checks):
             raise self.trace.fail(BALANCE, WHOLE, f"the members hold {held}")
 
     def _audit_stalled(self, now_s: float) -> None:
-        """Who holds a partition works on it.
+        """The owner of a partition works on it.
 
-        To hold is to be named by the log and not to have lapsed, or to think so: an owner that has given up
-        what the log still names it for has nothing to hand out. That somebody takes what has lapsed is
-        another check.
+        The owner is the one that the log names, if its claim has not lapsed, or one that believes that it
+        owns the partition. An owner that has given up a lapsed claim has nothing to hand out. Another check
+        covers that a member takes a lapsed claim.
         """
         for ledger in self.ledgers.values():
             node = self.nodes.get(ledger.owner or "")
@@ -130,7 +131,7 @@ class Auditor(Checks):
                 raise self.trace.fail(STALLED, ledger.place, text)
 
     def _audit_paused(self, now_s: float) -> None:
-        """Nobody takes anything while its group is paused, but for an administrator."""
+        """No member takes a partition while its group is paused; an administrator may."""
         assert self.pause_since_s is not None
         for ledger in self.ledgers.values():
             node = self.nodes.get(ledger.owner or "")

@@ -16,7 +16,9 @@ from tests.simulation.timeline import BEGAN_S
 from tests.simulation.trace import WHOLE
 
 LOOK_S, LOOK_INTERVALS = 0.1, 0.05
-"""How often to see what is held: a little seldomer where heartbeats are, for the sake of many schedules."""
+"""Interval of looks at the owned partitions: a little longer where heartbeats are rare, to allow many
+schedules.
+"""
 
 
 class Talk:
@@ -127,7 +129,7 @@ class BalancedNode(Node):
             self.aim(TopicPartition(*target) for target in aim)
 
     def _balance(self) -> None:
-        """What the thread beside the engine does, every now and then."""
+        """Simulate one round of the thread that runs along with the engine."""
         if self.put_off(self._balance) or self.leaving or self.error is not None:
             return
         now_s, member = self.mono_s(), self.member

@@ -26,7 +26,7 @@ KEYS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weather:
-    """How good the network is. Delays are one way, in seconds; chances are of each frame."""
+    """Quality of the network. Delays are one way, in seconds; chances are of each frame."""
 
     delay_low_s: float
     delay_high_s: float
@@ -39,7 +39,7 @@ class Weather:
 
 
 class Stay(NamedTuple):
-    """Whose a claim is or last was, its how manieth owner that is, and which reset was the last to give it
+    """The present or last owner of a claim, the number of that owner, and the last reset that gave the claim
     back.
     """
 
@@ -49,7 +49,7 @@ class Stay(NamedTuple):
 
 
 class Committed(NamedTuple):
-    """What `__consumer_offsets` has of a partition."""
+    """The committed offset in `__consumer_offsets` of a partition."""
 
     offset: int
     mark: int | None
@@ -97,17 +97,17 @@ class Broker:
     # -- coordination
 
     def clock_s(self, log: Log) -> float:
-        """Return what the clock of the broker that leads *log* shows."""
+        """Return the time by the clock of the broker that leads *log*."""
         return BEGAN_S + self.timeline.now_s * self.weather.clock_rate + log.lead_s
 
     def clock_high_s(self) -> float:
-        """Return what the clock shows of a broker that no change of leaders has set back: what members
-        have seen, they believe.
+        """Return the time by the clock of a broker that no change of leaders has set back. Members believe
+        the latest time that they have seen.
         """
         return BEGAN_S + self.timeline.now_s * self.weather.clock_rate
 
     def append(self, index: int, frame: Frame) -> None:
-        """Append *frame*: from here on every reader will see it, in this place."""
+        """Append *frame*: from here on every reader sees it, at this offset."""
         log = self.logs[index]
         at_ms = int(self.clock_s(log) * 1000)
         log.records.append((frame, at_ms))
@@ -133,7 +133,7 @@ class Broker:
             told()
 
     def stay(self, frame: Frame, log: int) -> Stay:
-        """Return which stay there is now of what *frame* is about."""
+        """Return the present stay of the claim that *frame* is about."""
         assert not isinstance(frame, ReleaseGroup)
         place = TopicPartition(frame.topic, frame.partition)
         row, ledger = self.row(log, place), None if self.checks is None else self.checks.ledgers.get(place)
@@ -151,7 +151,7 @@ class Broker:
         log.down.append((now_s, log.down_until_s))
 
     def step_back(self, index: int, by_s: float) -> None:
-        """Another broker leads the log now, and its clock is behind."""
+        """Another broker leads the log now, and its clock is late."""
         self.logs[index].lead_s -= by_s
 
     def delay_s(self) -> float:
@@ -181,8 +181,8 @@ def key_of(place: TopicPartition, offset: int) -> int:
 
 
 class Wire:
-    """How the frames of one process come to the broker: in order for each log, late when the network is
-    cut, some never, some twice.
+    """Delivers the frames of one process to the broker: in order for each log, late when the network is cut,
+    some never, some twice.
     """
 
     __slots__ = ("_broker", "_draws", "_last_s", "_timeline", "blocked_until_s", "fault", "told")
@@ -196,7 +196,7 @@ class Wire:
         self.told, self.fault = told, fault
 
     def send(self, frame: Frame, log: int, send_id: int) -> None:
-        """Hand over a frame; *told* hears of its fate."""
+        """Send a frame; *told* is called with its outcome."""
         timeline, weather = self._timeline, self._broker.weather
         now_s = timeline.now_s
         blocked_s = self.blocked_until_s
@@ -236,10 +236,10 @@ class Wire:
     def _repeat(self, frame: Frame, log: int, stay: Stay) -> None:
         """Append *frame* once more, unless it would be taken for one of a later stay.
 
-        Members write by idempotent producers, which repeat nothing, so that is more than there is. The fold
-        takes it all the same, but for two frames that no reader can tell from those of the same process's
-        present stay: a release from before it claimed anew, and a heartbeat from before a reset after which
-        it did (PROTOCOL.md#frames).
+        Members write by idempotent producers, which repeat nothing, so that is more than can occur. The fold
+        accepts it all the same, except for two frames that no reader can distinguish from those of the same
+        process's present stay: a release from before it claimed again, and a heartbeat from before a reset
+        after which it did (PROTOCOL.md#frames).
         """
         broker = self._broker
         if broker.logs[log].down_until_s > self._timeline.now_s:

@@ -1,4 +1,4 @@
-"""What must hold at every step.
+"""Rules that hold at every step.
 
 Each check has a name, and a planted fault in test_planted_faults.py that shows it firing.
 """
@@ -48,7 +48,7 @@ LIMIT_STALLED_AUDITS = 10
 nothing since the last.
 """
 DRIFT = 0.015
-"""How far rates of clocks may be apart: members wait by their own."""
+"""Greatest difference of the rates of clocks: members wait by their own."""
 NAMES = (
     OWNER,
     OFFSET,
@@ -70,7 +70,7 @@ NAMES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """How long things may take where nothing is wrong, in seconds."""
+    """Longest times of actions where no fault occurs, in seconds."""
 
     interval_s: float
     stale_s: float
@@ -84,12 +84,12 @@ class Bounds:
 
 
 def bounds(settings: MemberSettings, *, delay_s: float, partitions: int, skew_s: float) -> Bounds:
-    """Return what the rules promise for a fleet with these settings.
+    """Return the bounds that the rules promise for a fleet with these settings.
 
     A redelivery reaches back one heartbeat: at most 0.75 intervals and its way. A free partition is found out
-    by estimates of log time that lag by delays and, before anything was written, by the skew a clock may
-    have; then it takes its turn in a claim loop that takes one partition in up to 0.05 intervals, an attempt
-    that may lose its race once, and the cooldown of whoever gave it up.
+    by estimates of log time that lag by delays and, before the first record was written, by the skew a clock
+    may have; then it takes its turn in a claim loop that takes one partition in up to 0.05 intervals, an
+    attempt that may lose its race once, and the cooldown of the member that gave it up.
     """
     interval_s = settings.heartbeat_interval_s
     turn_s = 0.05 * interval_s + 6 * delay_s
@@ -176,13 +176,13 @@ class Checks:
         ledger.owner_client = after.client_id if owner is not None else None
 
     def _check_stolen(self, ledger: Ledger, frame: Frame, owner: str, compat: CompatClaim | None) -> None:
-        """No member of ours takes what the Go library's view gives to a Go member, but for frames that
-        cross.
+        """No member of ours takes a partition that a Go member owns in the Go library's view, except for
+        frames that cross.
         """
         if compat is not None and compat.client_id in self.go_clients and owner in self.nodes:
             age_s, now_s = BEGAN_S + self.timeline.now_s - compat.last_heartbeat_s, self.timeline.now_s
             if not self.nodes[owner].healthy(now_s - self.bounds.stale_s, now_s):
-                # it may not have been able to see so, and gives back what it won before it hands anything out
+                # it may not have been able to see so, and gives its claim back before it hands anything out
                 return
             if (
                 compat.last_heartbeat_s
@@ -203,7 +203,7 @@ class Checks:
             if after.topic_mark == ledger.made:
                 ledger.verified_of = ledger.made
             else:
-                ledger.expected = None  # what was decided is of the topic that was deleted
+                ledger.expected = None  # the decision is of the topic that was deleted
             return
         before_mark, mark = None if before is None else before.topic_mark, after.topic_mark
         if before_mark is not None and mark is not None and mark != before_mark:
@@ -223,7 +223,7 @@ class Checks:
             )
         assert new is not None
         if ledger.made != FIRST_MARK and after.topic_mark != ledger.made:
-            return  # it is of the topic that was deleted, or of who knows which
+            return  # it is of the topic that was deleted, or of an unknown one
         ledger.verified_of = ledger.made
         if not self.at_most_once and new > ledger.verified:
             missing = [
@@ -238,7 +238,9 @@ class Checks:
             ledger.verified = new
 
     def _is_given_back(self, ledger: Ledger, frame: Frame, old: int | None, new: int) -> bool:
-        """At most once: what the log has committed and its owner has not handed out goes to the next one."""
+        """At most once: messages that the log has committed and the owner has not handed out go to the next
+        one.
+        """
         if old is None or new >= old or not (self.at_most_once and isinstance(frame, ReleasingPartition)):
             return False
         return not any(offset in ledger.handed for offset in range(new, old))
@@ -274,7 +276,7 @@ class Checks:
             ledger.rewind(new)
 
     def on_pause(self, log: Log, frame: ReleaseGroup) -> None:
-        """A pause, or the end of one, was appended to one log."""
+        """A pause, or its end, was appended to one log."""
         now_s = self.timeline.now_s
         pause = log.rows.get(pause_key(frame.group_id))
         self.trace.note(
@@ -282,7 +284,7 @@ class Checks:
         )
         if isinstance(pause, Pause):
             if self.pause_since_s is None or self.broker.clock_high_s() >= self.pause_until_s:
-                self.pause_since_s = now_s  # the last one may have ended since anybody looked
+                self.pause_since_s = now_s  # the last one may have ended since the last check
         elif not self.is_paused():
             self._resumed()
         self.pause_until_s = max((self._pause_end_s(log) for log in self.broker.logs), default=-inf)
@@ -337,7 +339,7 @@ class Checks:
                 if at_most_once:
                     raise self.trace.fail(TWICE, place, f"{node.name} hands out {offset} a second time")
                 self.redelivered += 1
-                passed = ledger.passed.pop(offset, None)  # being worked on anew
+                passed = ledger.passed.pop(offset, None)  # being worked on again
                 if passed is not None:
                     self._check_redelivery(ledger, node, offset, *passed)
             else:
@@ -358,7 +360,7 @@ class Checks:
         )
 
     def _is_twin_in_lease(self, ledger: Ledger, node: Node, now_s: float) -> bool:
-        """Tell whether *node* is of the owner's client and may not know yet that the owner is there.
+        """Return whether *node* is of the owner's client and may not know yet that the owner exists.
 
         A new process of the same client takes over at once: the old one cannot know before it reads so, and
         its lease ends by itself.
@@ -368,7 +370,7 @@ class Checks:
     def _check_silent(self, ledger: Ledger, node: Node, now_s: float) -> None:
         """A member obeys a pause in whatever log it reads it; in the log of its claim it must have read it.
 
-        One that was stopped, or whose other logs are down, may never have seen what those still say.
+        One that was stopped, or whose other logs are down, may not have read those logs up to their ends.
         """
         assert self.pause_since_s is not None
         since_s = self.pause_since_s
@@ -413,7 +415,9 @@ class Checks:
                 ledger.passed[offset] = by
 
     def on_undelivered(self, node: Node, place: TopicPartition, begin: int, end: int) -> None:
-        """At most once: a member names as done what was committed for it and it has not handed out."""
+        """At most once: a member gives back a claim with an offset above the messages that it has handed
+        out.
+        """
         raise self.trace.fail(
             LOST,
             place,

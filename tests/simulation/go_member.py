@@ -2,8 +2,8 @@
 "Where holdfast departs from upstream", lists them.
 
 It reads the log by its own wall clock and in the compat view. It knows no lease: it hands out until it
-notices, and it notices by its own claims' health only. What it does twice is not counted; what ours do beside
-it is.
+notices a loss, and it notices by its own claims' health only. Its own repeated deliveries are not counted as
+faults; those of our members in the same group are.
 """
 
 from __future__ import annotations

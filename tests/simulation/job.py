@@ -1,4 +1,4 @@
-"""How a user works, and what it does under one claim."""
+"""Habits of a simulated user, and the state of its work under one claim."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from holdfast.core.kafka.topic_partition import TopicPartition
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Habits:
-    """How a user works: how often, how much at once, and in which order messages are done."""
+    """Habits of a user: how often, how much at once, and in which order messages are done."""
 
     pace_s: float
     batch: int
@@ -22,11 +22,11 @@ class Habits:
 
 
 class Job:
-    """What a process does under one claim. *queue* was reported as delivered and is not handed out yet;
-    *open_offsets* are handed out and not done; all below *prefix* is done. At most once, what lies below
-    *granted* may be handed out, and *asked* was announced; *worked_s* is since when the first
-    open offset is the first. *begun_mark* is which topic there was when it began, *fetched* of which topic
-    each message is.
+    """State of a process's work under one claim. *queue* was reported as delivered and is not handed out yet;
+    *open_offsets* are handed out and not done; all below *prefix* is done. At most once, offsets below
+    *granted* may be handed out, and those below *asked* were announced; *worked_s* is the time since which
+    the first open offset has been the first. *begun_mark* is the topic's mark when the work began, *fetched*
+    the topic's mark for each message.
     """
 
     __slots__ = (

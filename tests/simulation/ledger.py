@@ -1,4 +1,4 @@
-"""What truly happened to one claim: who held it when, what was handed out, what was done."""
+"""The true history of one claim: its owners with their times, the messages handed out and done."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ class Ledger:
 
     *owner* is the instance that the log names. *handed* are the offsets handed out, *done* those a user was
     done with, *passed* when and by whom, under which epoch, the done prefix went past an offset: from then on
-    the next heartbeat tells it. All below *verified* was done when the log said so. *high* is the highest
+    the next heartbeat reports it. All below *verified* was done when the log said so. *high* is the highest
     offset handed out of each key (lanes of one partition share it). *expected* is where the next owner must
-    start after a reset. *made* is the mark of the topic that there is, *verified_of* of which one the log
-    said something.
+    start after a reset. *made* is the mark of the present topic, *verified_of* the mark of the topic to which
+    the log's last offset belongs.
     """
 
     __slots__ = (
@@ -59,8 +59,8 @@ class Ledger:
         self.free_since_s: float | None = 0.0
 
     def rewind(self, offset: int) -> None:
-        """The offset was set, by a reset or by what a Go member may do: what lies behind it may be handed
-        out again.
+        """The offset was set, by a reset or by the liberties of a Go member: later offsets may be handed out
+        again.
         """
         self.handed = {each for each in self.handed if each < offset}
         self.done = {each for each in self.done if each < offset}

@@ -1,5 +1,5 @@
-"""One process with a claim consumer: a `Member`, a shell that does what it says, and a user who works on
-what is handed out.
+"""One process with a claim consumer: a `Member`, a shell that carries out its actions, and a user who works
+on the messages handed out.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Node(Process):
         self.error: HoldfastError | None = None
         self.full_at_s = -inf
         self.is_of_before = False
-        """Whether it runs an earlier release, which knows no marks of topics."""
+        """True if it runs an earlier release, which knows no marks of topics."""
         self._tick_at_s = inf
         self.timeline.after(draws.random() * 0.01, self._begin)
 
@@ -97,7 +97,7 @@ class Node(Process):
         """Return whether it waits for its user, as it should."""
         job = self.jobs.get(place)
         if job is not None and job.stopped and job.open_offsets:
-            return True  # it gives the claim up, and lets its user finish what is in hand
+            return True  # it gives the claim up, and lets its user finish the messages in hand
         return (
             self.member is not None and self.member.outstanding(*place) >= self.settings.maximum_outstanding
         )
@@ -213,24 +213,24 @@ class Node(Process):
         self._replan()
 
     def aim(self, targets: Iterable[TopicPartition] | None) -> None:
-        """Hear what to claim (balanced groups)."""
+        """Set the partitions to claim (balanced groups)."""
         if self.put_off(self.aim, targets) or self.member is None or self.leaving:
             return
         self._do(self.member.aim(None if targets is None else frozenset(targets), self.mono_s()))
         self._replan()
 
     def grow(self, topic: str, count: int) -> None:
-        """Hear that a topic has more partitions."""
+        """Learn that a topic has more partitions."""
         if self.put_off(self.grow, topic, count):
             return
         count = self.counts[topic] = max(
             self.counts.get(topic, 0), count
-        )  # news may overtake each other; what is asked next time is right
+        )  # news may overtake each other; the next look is right
         if self.member is not None:
             self._do(self.member.partitions(topic, count, self.mono_s()))
             self._replan()
 
-    # -- what the member says
+    # -- actions of the member
 
     def _do(self, actions: Iterable[Action]) -> None:
         trace = self.trace
@@ -304,7 +304,7 @@ class Node(Process):
             )
 
     def _check_work(self, place: TopicPartition, reason: ReleaseReason | None) -> None:
-        """Beside no Go members, who has messages in hand is not stuck, and is slow only once
+        """In a group without Go members, a member with messages in hand is not stuck, and is slow only once
         `handler_timeout_s` has passed.
         """
         job = self.jobs.get(place)
@@ -402,7 +402,7 @@ class Node(Process):
             self.timeline.after(habits.pace_s * (0.5 + draws.random()), self._work)
 
     def _finish_some(self, member: Member, job: Job) -> None:
-        """The user is done with some of what was handed out."""
+        """The user is done with some of the messages handed out."""
         draws, habits = self.draws, self.habits
         open_offsets = job.open_offsets
         if not open_offsets or draws.random() < habits.slowness:
@@ -437,7 +437,7 @@ class Node(Process):
             self._do(actions)
 
     def _hand_out(self, member: Member, job: Job) -> None:
-        """Hand out what is queued, else what can be fetched, asking the gate before."""
+        """Hand out queued messages, else those that can be fetched, if the gate allows it."""
         place, now_s, draws = job.place, self.mono_s(), self.draws
         if job.stopped or not member.may_deliver(*place, now_s):
             return
@@ -475,7 +475,8 @@ class Node(Process):
             offsets = offsets_of(place, job.position, end)
             job.position = end
             if offsets:
-                # First to the user, as a client does: what is told may have the claim given back.
+                # First to the user, as a client does: the member may give the claim back once the delivery is
+                # reported.
                 self.trace.note(place, self.name, "hands out", offsets[0], "to", offsets[-1])
                 self.checks.on_hand_out(self, place, job.of_topic(offsets, self.broker.mark(place)))
                 self._do(member.messages.delivered(*place, offsets, now_s))

@@ -1,4 +1,4 @@
-"""What one schedule is made of, drawn from its seed."""
+"""The parts of one schedule, drawn from its seed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.simulation.units import lane_topics
 
 
 class Kind(StrEnum):
-    """What a schedule is about. Faults of every kind happen in all of them."""
+    """Main subject of a schedule. Faults of every kind happen in all of them."""
 
     RACE = "race"
     AT_MOST_ONCE = "at-most-once"
@@ -59,10 +59,10 @@ class Plan:
     weather: Weather
     growth: int
     has_old: bool = False
-    """Whether members of an earlier release are among them, which know no marks of topics."""
+    """True if members of an earlier release take part, which know no marks of topics."""
     made_again: int = 0
-    """How often a topic is deleted and made again. Not beside members that know no marks: these go on at the
-    old offset.
+    """Number of times that a topic is deleted and made again. Zero with members that know no marks: these
+    continue at the old offset.
     """
 
     def settings(self, client: str, instance: str, draws: Random) -> MemberSettings:

@@ -1,4 +1,4 @@
-"""What all simulated processes share: clocks, faults, and reading the coordination topic."""
+"""The common part of all simulated processes: clocks, faults, and reading the coordination topic."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tests.simulation.checks import Checks
 
 MONO_S = 1000.0
-"""What a monotonic clock shows when its process starts."""
+"""Time on a monotonic clock when its process starts."""
 
 
 class Process:
@@ -52,11 +52,11 @@ class Process:
     # -- clocks
 
     def mono_s(self) -> float:
-        """Return what the monotonic clock shows."""
+        """Return the time on the monotonic clock."""
         return MONO_S + (self.timeline.now_s - self.born_s) * self.rate
 
     def wall_s(self) -> float:
-        """Return what the wall clock shows."""
+        """Return the time on the wall clock."""
         return BEGAN_S + self.timeline.now_s + self.skew_s
 
     # -- faults
@@ -100,7 +100,7 @@ class Process:
             self.wire.blocked_until_s = max(self.wire.blocked_until_s, until_s)
 
     def kill(self) -> None:
-        """End the process, as SIGKILL does. What is on its way to the broker goes on."""
+        """End the process, as SIGKILL does. Frames on their way to the broker still arrive."""
         if self.alive:
             self.trace.note(WHOLE, self.name, "is killed")
             self.die()
@@ -117,11 +117,13 @@ class Process:
         raise NotImplementedError
 
     def grow(self, topic: str, count: int) -> None:
-        """Hear that a topic has more partitions."""
+        """Learn that a topic has more partitions."""
         raise NotImplementedError
 
     def put_off(self, act: Callable[..., object], *args: object) -> bool:
-        """A stopped process does nothing; all that waits happens when it goes on, in any order."""
+        """Return whether *act* must not run now: a dead process never runs it, a stopped one does once it
+        resumes, in any order.
+        """
         if not self.alive:
             return True
         if self.paused_until_s > self.timeline.now_s:
@@ -132,7 +134,7 @@ class Process:
     # -- the coordination topic
 
     def follow(self, index: int) -> None:
-        """Read a log from its beginning to where it ends now, and go on from there."""
+        """Read a log from its beginning to its present end, and follow it from there."""
         self._cursors[index] = 0
         self.timeline.after(self.broker.delay_s() * 3, self._catch_up, index)
 
@@ -171,7 +173,7 @@ class Process:
         end = self._cursors[index] = len(records)
         self.observe(index, at, records[at:end])
 
-    # -- what a process does about it
+    # -- reactions of a process
 
     def observe(self, index: int, offset: int, records: list[tuple[Frame, int]]) -> None:
         """Frames and their append times were read, the first of them at *offset*."""
@@ -182,5 +184,5 @@ class Process:
         raise NotImplementedError
 
     def sent(self, send_id: int, ok: bool) -> None:
-        """What became of a frame."""
+        """A frame was acknowledged (*ok*) or has an unknown outcome."""
         raise NotImplementedError

@@ -42,7 +42,7 @@ SETTLE_LOW_INTERVALS, SETTLE_HIGH_INTERVALS = 0.1, 0.5
 
 
 class Step(StrEnum):
-    """How far a reset has come."""
+    """Progress of a reset."""
 
     PAUSING = "pausing"
     WAITING = "waiting"
@@ -287,8 +287,8 @@ class Administrator:
 
 
 class Settler:
-    """A member's part in resets: what one holds that fell silent is freed as its decision says, the first
-    one in the log.
+    """A member's part in resets: the claims of an administrator that fell silent are released as its decision
+    says, the first one in the log.
     """
 
     def __init__(self, node: Node, decisions: Decisions, interval_s: float) -> None:

@@ -1,4 +1,4 @@
-"""What the simulation found: each defect once more, on its own."""
+"""Defects that the simulation found: each of them once more, on its own."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from holdfast.core.member.settings import Delivery, MemberSettings
 from tests.core.member.world import BEGAN_S, World
 
 
-def test_what_a_dead_process_had_under_way_does_not_end_its_successor() -> None:
-    """Frames of the last process arrive in one burst after the restart, and one of them twice: nobody
-    writes them any more.
+def test_late_frames_of_a_dead_process_do_not_end_its_successor() -> None:
+    """Frames of the last process arrive in one burst after the restart, and one of them twice: their writer
+    is dead.
     """
     world = World({"orders": 3}, interval_s=4.0)
     other = world.add("b", greedy=True)
@@ -40,8 +40,8 @@ def test_what_a_dead_process_had_under_way_does_not_end_its_successor() -> None:
     assert successor.events(Event.RIVAL) == []
 
 
-def test_of_two_processes_that_go_on_writing_the_older_ends() -> None:
-    """The counterpart: what tells a live rival from frames under way does not hide it (D17)."""
+def test_of_two_processes_that_both_write_the_older_ends() -> None:
+    """The counterpart: the rule for late frames does not hide a live rival (D17)."""
     world = World({"orders": 3}, interval_s=4.0)
     old = world.add("a", "a.1", greedy=True)
     world.run(10.0)
@@ -82,8 +82,8 @@ def test_an_acknowledgement_that_fails_late_keeps_no_member_awake() -> None:
     assert member.wake_at_s() > world.now_s
 
 
-def test_beside_go_members_a_member_whose_clock_is_wrong_claims_nothing_of_theirs() -> None:
-    """Whether a Go member lives is judged by the log's time; by a clock that is far ahead none would."""
+def test_a_member_whose_clock_is_wrong_claims_no_partition_of_live_go_members() -> None:
+    """The log's time decides if a Go member lives; by a clock that is far ahead no Go member would."""
     world = World({"orders": 2})
     node = world.add("a", interop=True)
     world.run(10.0)
@@ -97,7 +97,7 @@ def test_beside_go_members_a_member_whose_clock_is_wrong_claims_nothing_of_their
     assert [frame for frame in late if isinstance(frame, ClaimingPartition) and frame.partition == 0] == []
 
 
-def test_what_others_do_with_a_partition_does_not_end_the_cooldown_of_who_gave_it_up() -> None:
+def test_other_members_actions_do_not_end_the_cooldown_of_the_member_that_gave_a_partition_up() -> None:
     world = World()
     node = world.add("a", release_if_behind=True)
     world.run(1.0)
@@ -136,9 +136,9 @@ def test_the_estimate_of_log_time_stays_one_from_below_over_weeks() -> None:
         assert view.now_s(now_s + 60.0, now_s) >= broker_s + 59.0
 
 
-def test_who_reads_what_it_missed_does_not_undo_a_reset_of_what_it_has_claimed_again() -> None:
-    """A member was cut off, gave its claim back, and claimed it anew before it read that a reset had moved
-    the offset between.
+def test_a_member_that_catches_up_does_not_undo_a_reset_of_a_partition_it_has_claimed_again() -> None:
+    """A member was cut off, gave its claim back, and claimed it again before it read that a reset had moved
+    the offset in between.
     """
     world = World(interval_s=4.0)
     node = world.add("a", release_if_behind=False)
@@ -196,9 +196,7 @@ def test_an_attempt_that_looks_like_the_one_before_is_leased_from_the_first() ->
     assert node.member.deliver_until_s("orders", 0) <= first[0] + node.member.settings.lease_s
 
 
-def test_what_is_named_its_own_by_a_frame_before_the_pause_is_given_back_although_its_own_attempt_was_in_vain() -> (  # noqa: E501
-    None
-):
+def test_a_claim_named_by_a_frame_before_the_pause_is_given_back_after_a_vain_attempt() -> None:
     """Its heartbeat comes late, then the pause, then an attempt that changes nothing: the claim is its own
     all the same.
     """
@@ -212,7 +210,7 @@ def test_what_is_named_its_own_by_a_frame_before_the_pause_is_given_back_althoug
         world.run(0.1)  # the release does not reach the log
     node.mute = False
     while len(node.frames(ClaimingPartition)) == 1:
-        world.run(0.001)  # in the end it tries anew
+        world.run(0.001)  # in the end it tries again
     world.append(msgspec.structs.replace(beat, time_s=beat.time_s + 1, current_offset=5))
     world.pause(100.0)
     node.deaf = False

@@ -1,4 +1,4 @@
-"""What the simulation itself must get right, for its checks to mean something."""
+"""Properties of the simulation itself on which its checks depend."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PLACE = TopicPartition("t0", 0)
 
 
 def quiet_world() -> World:
-    """Return a world of one log in which nobody does anything by itself."""
+    """Return a world of one log in which no process acts by itself."""
     seed = next(
         each
         for each in seeds_of(Kind.RACE, 50)
@@ -33,7 +33,7 @@ def quiet_world() -> World:
 
 
 def said(world: World, kind: type[Any], instance: str, *last: int) -> Frame:
-    """Append a frame about PLACE, and return it."""
+    """Append a frame about partition 0 of the first topic, and return it."""
     frame: Frame = kind(
         int(BEGAN_S + world.timeline.now_s), instance, instance.partition(".")[0], "g", *PLACE, *last
     )
@@ -53,8 +53,8 @@ def repeats(world: World, frame: Frame, stay: Stay) -> bool:
 
 
 def test_frames_are_repeated_but_those_that_would_be_taken_for_ones_of_a_later_stay() -> None:
-    """What a producer that is not idempotent may do, all of it but what nobody can tell from a frame that
-    was sent today.
+    """A producer that is not idempotent may repeat any frame, except those that no reader can distinguish
+    from a frame that was sent today.
     """
     world = quiet_world()
     broker: Broker = world.broker
@@ -122,6 +122,6 @@ def test_an_owner_stalls_by_the_log_or_by_its_own_book(
 ) -> None:
     """Named by the log, or thinking that it holds it: both must work on it.
 
-    A claim that lapsed and was given up is nobody's.
+    A claim that lapsed and was given up has no owner.
     """
     assert stalled_after(quiet_world(), lapsed=lapsed, held=held, monkeypatch=monkeypatch) is found

@@ -36,7 +36,7 @@ FOUND = (
 )
 """Schedules that broke a rule once.
 
-What was wrong has a test of its own in `test_found` or `test_harness`.
+Each defect has a test of its own in `test_found` or `test_harness`.
 """
 
 
@@ -73,7 +73,7 @@ def test_no_schedule_breaks_a_rule(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("seed", FOUND)
-def test_what_broke_a_rule_once_breaks_none(seed: int) -> None:
+def test_schedules_that_broke_a_rule_once_break_none(seed: int) -> None:
     run_schedule(seed)
 
 
@@ -98,7 +98,7 @@ def test_a_seed_gives_the_same_run_in_every_process() -> None:
     assert runs.pop().count("Outcome(") == len(seeds)
 
 
-def test_a_violation_tells_how_to_see_it_again() -> None:
+def test_a_violation_says_how_to_reproduce_it() -> None:
     violation = Violation(
         "one-owner",
         "two hand out",

@@ -1,4 +1,4 @@
-"""Simulated time: what happens when, in one order that a seed determines."""
+"""Simulated time: events in one order that a seed determines."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from heapq import heappop, heappush
 from typing import Any
 
 BEGAN_S = 1_700_000_000.0
-"""What a clock that is right shows when simulated time is 0."""
+"""Time on a correct clock when simulated time is 0."""
 
 
 class Timeline:

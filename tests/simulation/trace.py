@@ -1,4 +1,4 @@
-"""What happened to a partition lately, and the error that shows it."""
+"""The last events of a partition, and the error that shows them."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class Violation(AssertionError):
 
 
 class Trace:
-    """The last events of each partition, and a digest of all of them. Texts are put together only when
-    somebody wants to read them.
+    """The last events of each partition, and a digest of all of them. Texts are put together only when they
+    are read.
     """
 
     def __init__(self, timeline: Timeline, seed: int) -> None:
@@ -72,11 +72,11 @@ class Trace:
 
     @property
     def digest(self) -> str:
-        """Return what differs as soon as one event does, in kind, order or time."""
+        """Return a digest that changes with the kind, order or time of any event."""
         return self._hash.hexdigest()
 
     def lines(self, place: TopicPartition) -> list[str]:
-        """Return what is remembered of *place* and of the whole, in order."""
+        """Return the remembered events of *place* and of the whole, in order."""
         events = list(self._events.get(place, ()))
         if place != WHOLE:
             events += self._events.get(WHOLE, ())

@@ -1,4 +1,4 @@
-"""What is claimed, and which messages that means: a partition, or the lane of one."""
+"""Units that members claim, and the messages of each: those of a partition, or those of a lane."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ LONGEST_FAULT_INTERVALS = 3.0
 
 
 class Outcome(NamedTuple):
-    """What happened in one schedule, in numbers: two runs of one seed have the same."""
+    """Result of one schedule, in numbers: two runs of one seed have the same."""
 
     kind: Kind
     steps: int
@@ -150,7 +150,7 @@ class World:
         )
 
     def _prepare(self) -> None:
-        """Plan what is particular to this kind of schedule."""
+        """Plan the events of this kind of schedule."""
         plan, draws = self.plan, self.draws
         for index in range(plan.go_members):
             self.timeline.at(draws.random() * self.interval_s, self.start, f"{GO_PREFIX}{index}")

@@ -24,7 +24,7 @@ OUTBOX = "shop"
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """One record: its place, its key, its stamp, the number of its row among those of its key."""
+    """One record: its offset, its key, its stamp, and its row's number among the rows of its key."""
 
     offset: int
     key: bytes | None
@@ -42,8 +42,8 @@ History = list[Published]
 
 @st.composite
 def histories(draw: st.DrawFn, *, begins: int = 0, least: int = 0, most: int = 40) -> History:
-    """Draw what harvesters publish to one partition: two shards, each led by one leader after the other,
-    control records between.
+    """Draw the records that harvesters publish to one partition: two shards, each led by one leader after the
+    other, control records between.
     """
     out: History = []
     offset = draw(st.integers(0, 2))
@@ -60,7 +60,7 @@ def histories(draw: st.DrawFn, *, begins: int = 0, least: int = 0, most: int = 4
         number = numbers.get(key, 0) if key is not None else 0
         out.append(Published(offset, key, Stamp(f"{OUTBOX}-{shard}", epochs[shard], last[shard]), number))
         offset += draw(st.sampled_from([1, 1, 1, 2, 5]))
-        if draw(st.integers(0, 9)) == 0:  # somebody else's record
+        if draw(st.integers(0, 9)) == 0:  # another producer's record
             out.append(Published(offset, b"a", None))
             offset += 1
     return out
@@ -78,7 +78,7 @@ def audited(
     first_offset: int = 0,
     expected: Mapping[str, int] | None = None,
 ) -> PartitionAudit:
-    """Return what the audit finds in *history*, without any engine."""
+    """Return the audit's expected findings for *history*, computed without any engine."""
     rules = rules or Rules(outbox=OUTBOX)
     rows: Rows[AuditRow] = empty_rows(AuditRow)
     refused = []

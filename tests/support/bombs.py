@@ -19,7 +19,7 @@ MIB = 1 << 20
 CODECS = (Compression.GZIP, Compression.SNAPPY, Compression.LZ4, Compression.ZSTD)
 HEADERS_BYTES = MIB
 _ENVELOPE_BYTES = 64
-"""What a record takes beside its value, at most; so much less than the limit is put into it."""
+"""Upper bound of a record's bytes besides its value; values are this much shorter than the limit."""
 
 
 def one_value(codec: Compression, size_bytes: int) -> bytes:
@@ -56,7 +56,7 @@ def _batch(codec: Compression, records: list[Record]) -> bytes:
 
 
 def send_batches(config: Mapping[str, Any], batches: Iterable[tuple[str, int, bytes]]) -> list[int]:
-    """Append each (topic, partition, batch) in turn; return the broker's error codes, 0 for what it took."""
+    """Append each (topic, partition, batch) in turn; return the broker's error codes, 0 for success."""
 
     async def send() -> list[int]:
         codes = []

@@ -31,7 +31,7 @@ MIGRATE = BootstrapOptions(replay=LOCAL, migrate=True)
 
 
 class Crash(BaseException):
-    """The process is killed: nothing that could be done about it is done."""
+    """Simulates SIGKILL: no handler that could clean up runs."""
 
 
 class Books:
@@ -84,7 +84,7 @@ class Books:
         assert self._producer.flush(DEADLINE_S) == 0
 
     def messages(self, name: str) -> list[tuple[bytes | None, bytes | None]]:
-        """Return what is committed in a topic, in order by partition."""
+        """Return the committed records of a topic as (key, value), in order by partition."""
         out = []
         with TopicLog(self.settings, name) as log:
             spans = log.spans()

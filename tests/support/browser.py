@@ -41,7 +41,7 @@ class BrowserMissingError(Exception):
 
 
 def chromium() -> Path:
-    """Return where Chromium is; BrowserMissingError says what to do where there is none."""
+    """Return the path of Chromium; BrowserMissingError has the remedy if there is none."""
     for name in NAMES:
         if (found := shutil.which(name)) is not None:
             return Path(found)
@@ -68,8 +68,8 @@ def _axe() -> str:
 
 
 def violations(page: Page, *rules: str) -> list[str]:
-    """Return what axe-core finds on a page that keeps people from using it, a line each; by all its rules, or
-    by *rules* alone.
+    """Return axe-core's accessibility violations on a page, a line each; checks all its rules, or only
+    *rules*.
     """
     if not page.evaluate("'axe' in window"):
         page.evaluate(_axe())

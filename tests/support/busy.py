@@ -36,7 +36,7 @@ def busy(times: int) -> Iterator[list[subprocess.Popen[bytes]]]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Return what the command ends with."""
+    """Return the command's exit code."""
     if len(arguments) < 2 or not arguments[0].isdigit():
         print("usage: python -P -m tests.support.busy TIMES COMMAND…", file=sys.stderr)
         return 2

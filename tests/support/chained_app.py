@@ -1,5 +1,5 @@
-"""The application of `tests.chaos.chained` on real workers, which are replaced while it works; and what must
-hold of all its versions.
+"""The application of `tests.chaos.chained` on real workers, which are replaced while it works; and assertions
+about all its versions.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class ChainFleet(Fleet):
         self.asker.stop()
         super().close()
 
-    # -- what must hold
+    # -- assertions
 
     def assert_counted_once(self, found: dict[str, Sum], version: int) -> None:
         wanted = {
@@ -118,23 +118,21 @@ class ChainFleet(Fleet):
         return emitted
 
     def _is_ascending(self) -> bool:
-        """Tell whether no version has emitted behind a later one, as one does whose worker comes back after
-        that has begun.
+        """Return whether each key's emits are in order of their versions. A worker of an old version that
+        comes back after a newer one has begun breaks that order.
         """
         orders = ([each.version for each in sums] for sums in self._emitted().values())
         return all(versions == sorted(versions) for versions in orders)
 
     def assert_replayed(self, engine: Literal["local", "spark"], *versions: int) -> None:
-        """Live is what a replay gives, for each table of the versions, by digest; so is what they have
-        emitted.
-        """
+        """Assert that each table of the versions equals its replay, by digest, and likewise its emits."""
         for version in versions:
             for each in self.versions[version]:
                 wait_for_ends(self.settings, each.changelog(self.name))
                 verdict = verify(each, self.settings, ReplayOptions(engine=engine))
                 assert verdict.equal, [part.explain() for part in verdict.partitions]
-                # Of a topic that versions share, only what the last has emitted at the end can be told from
-                # the others'.
+                # In a topic that versions share, only the records emitted last are known to be the latest
+                # version's.
                 if version == max(self.versions) and (each.name != "sums" or self._is_ascending()):
                     told = verify_emits(each, self.settings, ReplayOptions(engine=engine))
                     assert told.equal, told
@@ -176,9 +174,7 @@ class Load(threading.Thread):
 
 
 class Asker(threading.Thread):
-    """Asks for the sums of all customers again and again, knowing all versions that there are, until it is
-    stopped.
-    """
+    """Queries the sums of all customers repeatedly, with knowledge of all versions, until it is stopped."""
 
     def __init__(self, fleet: ChainFleet) -> None:
         super().__init__(daemon=True)
@@ -210,7 +206,7 @@ class Asker(threading.Thread):
         self.longest_s = max(self.longest_s, time.monotonic() - answered_s)
 
     def wait_answer(self) -> None:
-        """Wait for an answer that tells of all customers, and was asked for after now."""
+        """Wait for an answer that covers all customers and was requested after this call."""
         before = self.answers
         wait_for("an answer", lambda: self.answers > before + 1, DEADLINE_S, self._fleet.tails)
 

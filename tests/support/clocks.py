@@ -1,4 +1,4 @@
-"""Clocks that tests hand to what asks for the time."""
+"""Clocks that tests pass to code that reads the time."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ test of it:
 
     gw0: perform_collect  --ids--> file  --> gw1, gw2, …: Later(ids), a file at a time
 
-What a run is told to collect by paths is collected as usual: that is little.
+Paths on the command line are collected as usual, because they are few.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from typing import SupportsIndex, overload
 import pytest
 
 DEADLINE_S = 900.0
-"""Twenty times what a collection takes beside five busy processes; then each collects for itself, as usual.
+"""Twenty times the duration of a collection on a machine with five busy processes. After that each process
+collects for itself, as usual.
 """
 _POLL_S = 0.05
 
@@ -77,7 +78,7 @@ class Later(list[Known | pytest.Item]):
                 self[number] = item
 
     def _collectors(self, file: str) -> list[pytest.Collector]:
-        """Return what collects *file*: one for its tests, one for its doctests."""
+        """Return the collectors of *file*: one for its tests, one for its doctests."""
         path = self._session.config.rootpath
         found = self._below(self._session, path)
         for part in Path(file).parts:

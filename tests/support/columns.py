@@ -1,4 +1,4 @@
-"""Columns of messages as librdkafka gave them: what the feed's own must be equal to."""
+"""Columns of messages from librdkafka, which the feed's own columns must equal."""
 
 from __future__ import annotations
 

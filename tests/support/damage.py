@@ -84,7 +84,7 @@ def spoil(batch: bytearray) -> None:
 
 
 def lie(batch: bytearray) -> None:
-    """Have the first record say that it is longer than what there is."""
+    """Have the first record claim to be longer than the batch."""
     batch[61] = 0x7E
 
 
@@ -94,8 +94,8 @@ def break_header(batch: bytearray) -> None:
 
 
 def one_batch(broker: SessionBroker, topic: str, **more: str) -> Producer:
-    """Return a producer that sends what it is given for *topic* up to a flush in one batch, however many
-    and however slow the machine.
+    """Return a producer that sends all records for *topic* up to a flush in one batch, however many they are
+    and however slow the machine is.
     """
     config: dict[str, Any] = {
         "compression.type": "zstd",

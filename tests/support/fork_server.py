@@ -1,14 +1,14 @@
-"""Worker processes without the half second of imports: forked from a process that has imported what each
-worker imports. Commands of `holdfast` likewise.
+"""Worker processes without the half second of imports: forked from a process that has imported the modules of
+every worker. Commands of `holdfast` likewise.
 
-`start` takes the command of a worker and gives a process with the interface of `subprocess.Popen`; `run`
-takes one of `holdfast` and gives what `subprocess.run` does. The process has the command's environment,
-folder and output, and ends with the test process, by whatever that ends.
+`start` takes the command of a worker and returns a process with the interface of `subprocess.Popen`; `run`
+takes one of `holdfast` and returns the result of `subprocess.run`. The process has the command's environment,
+folder and output, and ends with the test process, however that ends.
 
-A fork server starts no thread, event loop, client or store, so that a fork copies none; it looks before each
-fork. What modules read from the environment as they are imported is the same for all children of a server: a
-command that would have them read something else gets an ordinary process, and so do commands of another form.
-Tests of the start itself (entry points, `faust -A`, interpreters) use `subprocess`.
+A fork server starts no thread, event loop, client or store, so that a fork copies none; it checks before each
+fork. Values that modules read from the environment on import are the same for all children of a server: a
+command that would have them read others gets an ordinary process, and so do commands of another form. Tests
+of the start itself (entry points, `faust -A`, interpreters) use `subprocess`.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ PRELOADED = (
     "faust.web.apps.production_index",
     "faust.web.drivers.aiohttp",
 )
-"""What each worker has imported when it is ready, but for its own module. These modules make no application,
-so they read no settings.
+"""Modules that each worker imports before it is ready, apart from its own. They create no application, so
+they read no settings.
 """
 
 COMMAND = "holdfast.cli"
@@ -68,9 +68,9 @@ PRELOADED_COMMAND = (
     "holdfast.pipeline.spark.errors",
     "typer._adapters",
 )
-"""What most commands of `holdfast` have imported that work on a cluster. None of it starts a thread: pyarrow
-does. The last is what typer imports as it reads the first option: pydantic, for a third of what such a
-command costs.
+"""Modules imported by most `holdfast` commands that work on a cluster. None of them starts a thread; pyarrow,
+which does, is left out. The last is imported by typer when it reads the first option: it is pydantic, a third
+of such a command's start.
 """
 
 COPYING = ("croniter", "wsgiref.handlers")
@@ -95,7 +95,7 @@ _POLL_S, _POLL_MAX_S = 0.0005, 0.05
 
 
 class Process(Protocol):
-    """What tests use of `subprocess.Popen`."""
+    """The part of `subprocess.Popen` that tests use."""
 
     pid: int
     returncode: int | Any  # None while it runs, as typeshed has it for Popen
@@ -210,7 +210,7 @@ def _command_server() -> ForkServer:
 
 
 class _Request(NamedTuple):
-    """What a server is asked for. *ignores_hangup*: as the process that asks does, by `nohup` or by a
+    """A request to a server. *ignores_hangup*: the requesting process ignores SIGHUP, because of `nohup` or a
     test.
     """
 
@@ -427,13 +427,13 @@ class _Server:
         return None
 
     def _become(self, request: _Request, outputs: tuple[int, int], status: socket.socket) -> None:
-        """Give this child what `subprocess` would give it, and nothing of the server."""
+        """Give this child the files of a `subprocess` child, and none of the server."""
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.prctl(parent_death.PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
             sys.exit(f"prctl: {os.strerror(ctypes.get_errno())}")
         if os.getppid() != self._pid:
             sys.exit("the owner is gone")
-        with ExitStack() as stack:  # closed as objects: what they later close again would be a worker's
+        with ExitStack() as stack:  # closed as objects: a second close later would close a worker's file
             stack.callback(self._selector.close)
             for each in (self._asked, status, *self._ended):
                 stack.callback(each.close)
@@ -462,7 +462,7 @@ class _Server:
         try:
             status.send(str(code).encode())
         except OSError:
-            pass  # nobody holds the process any more: the end of the socket says so too
+            pass  # no client holds the process any more: its socket has closed too
 
     def _on_known(self, status: socket.socket) -> None:
         """Let the pid of a child go whose exit code the test process has."""
@@ -472,7 +472,7 @@ class _Server:
 
 
 def _run(command: Sequence[str]) -> None:
-    """Run *command* as `python -P -m` does, down to what it prints of an error nobody caught."""
+    """Run *command* as `python -P -m` does, including the traceback of an uncaught error."""
     sys.orig_argv[:] = command
     sys.argv[:] = ["-m", *command[4:]]
     usual = sys.excepthook

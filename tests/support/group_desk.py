@@ -44,7 +44,7 @@ Tell = Callable[[ResetProgress], None]
 
 
 class LaterClock:
-    """The machine's clock, *ahead_s* later: to look at what is there when time has passed."""
+    """The machine's clock, *ahead_s* later: a reader with it sees the log as if that time had passed."""
 
     def __init__(self, ahead_s: int) -> None:
         self._ahead_ms = ahead_s * 1000
@@ -70,7 +70,9 @@ class EndingClock:
 
 
 class Killed(BaseException):
-    """What SIGKILL is to an administrator: nothing of it runs any more, only what is in the log counts."""
+    """Simulates SIGKILL of an administrator: none of its code runs any more, only its records in the log
+    remain.
+    """
 
 
 class GroupDesk:
@@ -135,7 +137,7 @@ class GroupDesk:
         group: str = "shop",
         capable: bool = True,
     ) -> None:
-        """Have *member* (client/instance) claim partitions and tell its offsets."""
+        """Have *member* (client/instance) claim partitions and report its offsets."""
         client, instance = member.split("/")
         for partition, offset in offsets.items():
             self.put(
@@ -165,7 +167,7 @@ class GroupDesk:
     def now_s(self) -> int:
         return system_clock.now_ms() // 1000
 
-    # -- administrators and what they leave
+    # -- administrators and their records
 
     def admin(self, *, clock: Clock = system_clock, client: str = "holdfast-admin") -> GroupAdmin:
         return GroupAdmin(self.settings, resets_topic=self.resets, clock=clock, client=client)
@@ -175,7 +177,7 @@ class GroupDesk:
 
     @property
     def next_member(self) -> GroupAdmin:
-        """Return somebody who comes a minute later."""
+        """Return an administrator that starts a minute later."""
         if self._member is None:
             self._member = self._open.enter_context(self.admin(clock=LaterClock(60), client="worker-8"))
         return self._member
@@ -187,7 +189,7 @@ class GroupDesk:
         return self._looking.claims(group)
 
     def offsets(self, group: str = "shop") -> dict[tuple[str, int], int | None]:
-        """Return where each partition is, of those that nobody holds."""
+        """Return the current offset of each unowned partition."""
         return {
             (key.topic, key.partition): claim.current_offset
             for key, claim in self.claims(group).items()
@@ -200,8 +202,8 @@ class GroupDesk:
 
 
 def kill_at(monkeypatch: pytest.MonkeyPatch, write: int) -> list[str]:
-    """Kill the administrator after *write* records, frames and decisions alike; the list fills with what it
-    wrote.
+    """Kill the administrator after *write* records, frames and decisions alike; returns a list that fills
+    with its records.
 
     Every record of a send counts by itself: the broker may have some of them and not others.
     """

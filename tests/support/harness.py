@@ -1,8 +1,8 @@
 """Real workers on a real broker for tests: started, waited for, killed, stopped, frozen; and the load they
 work on.
 
-Nothing here sleeps and hopes: every wait is for a condition, has a deadline, and says on failure what the
-workers last logged.
+No test sleeps and hopes: every wait is for a condition, has a deadline, and on failure shows the last lines
+of the workers' logs.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ machine is not to do little else.
 COUNTING = "tests.chaos.worker"
 REST_OF_WRITES_S = 0.05
 ASK_DEADLINE_S, LOOK_DEADLINE_S = 60.0, 5.0
-"""How long a worker has for an answer, and for one that only tells more of a test that has failed."""
+"""Timeout of a request to a worker; the second is for requests that only add detail to a failure."""
 
 T = TypeVar("T")
 
@@ -57,8 +57,8 @@ TIMES: Mapping[str, float] = {
     "commit_timeout_s": 60,
     "stall_timeout_s": 60,
 }
-"""What tests wait for is short: until others have the partitions of a worker that was killed or frozen. What
-ends a worker is long: its broker may stand still for half a minute.
+"""Times for which tests wait are short: until other workers own the partitions of a killed or frozen worker.
+Times that end a worker are long, because its broker may stall for half a minute.
 """
 
 UNDISTURBED: Mapping[str, float] = {
@@ -66,13 +66,14 @@ UNDISTURBED: Mapping[str, float] = {
     "request_timeout_s": 120,
     "transaction_timeout_s": 120,
 }
-"""For tests in which no worker is killed, or each returns under its `instance_id`: none is taken for dead by
-the group or by the broker because the machine held it up.
+"""For tests in which no worker is killed, or each returns under its `instance_id`: a slow machine does not
+make the group or the broker consider a worker dead.
 """
 
 GATHERING = {"CHAOS_GATHER": "1", "HOLDFAST_LINGER_MS": "200"}
-"""What trickles in is folded in rounds of a fifth of a second, for half of the processor time that the
-product's own rounds of 8 to 40 ms cost broker and workers. A test of their time gives `linger_ms` itself.
+"""Slow streams of records are folded in rounds of a fifth of a second, which halves the processor time of
+broker and workers compared with the default rounds of 8 to 40 ms. A test about those times sets `linger_ms`
+itself.
 """
 
 
@@ -91,14 +92,14 @@ def wait_for(
         now_s = time.monotonic()
         if now_s - began_s > deadline_s:
             raise AssertionError(f"not within {deadline_s:.0f} s: {what}\n{context()}")
-        # The longer it takes the less a look more tells, and each costs the workers that are asked.
+        # Later looks are rarer: they add less, and each costs the queried workers time.
         rest_s = min(MOST_REST_S, RESTS * (now_s - looked_s))
         time.sleep(max(rest_s, min(MOST_POLL_S, max(LEAST_POLL_S, (now_s - began_s) / 10))))
 
 
 def add_partitions(config: Mapping[str, Any], topic: str, count: int) -> None:
-    """Give *topic* partitions up to *count*, and return when brokers tell of them: the controller answers
-    before they do, and a producer that asks in between drops what is for a new one.
+    """Give *topic* partitions up to *count*, and return when the brokers report them. The controller answers
+    earlier, and a producer that asks in between drops the records of a new partition.
     """
     admin = AdminClient(dict(config))
     admin.create_partitions([NewPartitions(topic, count)])[topic].result(DEADLINE_S)
@@ -121,7 +122,7 @@ def wait_for_ends(settings: Settings, topic: str) -> None:
 
 
 def end_transactions(bootstrap: str) -> None:
-    """Do what docs/operating.md, "A transaction that never ends", tells to do while nobody produces."""
+    """Follow docs/operating.md, "A transaction that never ends", while no producer is running."""
     words = ("--bootstrap", bootstrap, "producers", "hanging", "--end")
     command = [*fork_server.INTERPRETER, fork_server.COMMAND, *words]
     ran = fork_server.run(command, env=os.environ, cwd=ROOT, timeout=DEADLINE_S)
@@ -228,13 +229,13 @@ class Worker:
         return self.wait_exit(0)
 
     def close(self) -> None:
-        """Leave nothing behind, paused or not."""
+        """End the process, paused or not."""
         if self.running:
             self.signal(signal.SIGCONT)
             self.kill()
 
     def share_data(self, other: Worker) -> Self:
-        """Use the data folder of another worker, which nobody should."""
+        """Use the data folder of another worker, which is a mistake in production."""
         self.data = other.data
         self._environment["HOLDFAST_DATA_DIR"] = str(other.data)
         return self
@@ -244,7 +245,7 @@ class Worker:
         assert not self.running
         shutil.rmtree(self.data, ignore_errors=True)
 
-    # -- what it says
+    # -- log
 
     def said(self, pattern: str) -> list[str]:
         """Return the lines of this run's log that match."""
@@ -258,8 +259,8 @@ class Worker:
             return log.read().decode(errors="replace")
 
     def tail(self, lines: int = 40) -> str:
-        """Return the end of its log, for whoever asks why a test failed; of one that runs also what it
-        does at the moment.
+        """Return the end of its log, for the message of a failed test; for a running worker also its stack
+        traces.
         """
         before = self._text().splitlines()
         troubles = [
@@ -326,12 +327,12 @@ class Worker:
         return self
 
     def wait_said(self, pattern: str, deadline_s: float) -> str:
-        """Return the first line of this run's log that matches, when it is there."""
+        """Return the first line of this run's log that matches, if there is one."""
         return wait_for(f"{self.name} says {pattern!r}", lambda: self.said(pattern), deadline_s, self.tail)[0]
 
 
 class Load:
-    """The generator of load as a process of its own, so that what the test does cannot disturb it."""
+    """The generator of load as a process of its own, which the test's own work cannot disturb."""
 
     def __init__(
         self, bootstrap: str, topic: str, partitions: int, *, rate: int, limit: int, seed: int
@@ -427,7 +428,7 @@ class Application:
         create_topics(self.settings, self.processors)
 
     def worker(self, name: str = "", **settings: str | float) -> Worker:
-        """Return a new worker, not yet started, with its own *settings* beside the application's."""
+        """Return a new worker, not yet started, with its own *settings* on top of the application's."""
         environment = {
             **self._environment,
             **{f"HOLDFAST_{key.upper()}": f"{value}" for key, value in settings.items()},
@@ -461,8 +462,8 @@ class Application:
         return "\n".join(worker.tail() for worker in self.workers)
 
     def wait_applied(self, ends: Mapping[int, int], deadline_s: float) -> dict[tuple[str, int], Worker]:
-        """Return who serves what when every partition of both tables is at the last offset that *ends*
-        says (-1 for an empty one).
+        """Return the worker that serves each partition, once every partition of both tables has reached the
+        last offset in *ends* (-1 for an empty one).
         """
         wanted = {
             (processor.name, partition): last

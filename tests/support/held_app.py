@@ -1,4 +1,6 @@
-"""An application of windows alone, behind a step that others run: a test writes what that would."""
+"""An application with windows only, downstream of a step that other programs run: the test writes the step's
+output.
+"""
 
 from __future__ import annotations
 

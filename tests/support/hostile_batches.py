@@ -83,7 +83,7 @@ def corrupt_batch(count: int = 1, *, wrong: int = 0) -> bytes:
 
 
 def misplaced_batch(value: bytes, offset_delta: int = 1_000) -> bytes:
-    """Return a batch of one record that says that it lies *offset_delta* behind where it lies."""
+    """Return a batch of one record that claims an offset *offset_delta* higher than its real one."""
     return _sealed(
         _header(1)
         + _framed(b"\x00" + _varint(0) + _varint(offset_delta) + _framed(KEY) + _framed(value) + _varint(0))

@@ -1,4 +1,4 @@
-"""What one line `pip install 'holdfast[…]'` brings, as an environment of its own that is made in a moment.
+"""The environment of one line `pip install 'holdfast[…]'`, made in a moment.
 
 Nothing is downloaded: the packages are links to those of this environment. Those that the line does not bring
 are not there, neither to import nor as programs nor for `importlib.metadata`. That holds a page to the extras
@@ -38,7 +38,7 @@ sys.exit({attribute}())
 
 
 def named_extras(page: str) -> frozenset[str] | None:
-    """Return the extras that *page* tells its readers to install, None where it has no line for that.
+    """Return the extras in the install line of *page*, None where it has no such line.
 
     >>> named_extras("    pip install .") == frozenset()
     True
@@ -91,10 +91,10 @@ class Installation:
 
 @cache
 def brought_by(extras: frozenset[str]) -> frozenset[str]:
-    """Return the names of the packages that an installation with *extras* holds beside holdfast itself.
+    """Return the names of the packages that an installation with *extras* has in addition to holdfast.
 
-    They are those of pyproject.toml, and what these need in turn. Fails for an extra that does not exist, and
-    for a package that is not here to be linked.
+    They are those of pyproject.toml, and the requirements of these in turn. Fails for an extra that does not
+    exist, and for a package that is not here to be linked.
     """
     found, waiting = set[str](), [*_own(extras)]
     while waiting:
@@ -102,7 +102,7 @@ def brought_by(extras: frozenset[str]) -> frozenset[str]:
         name = canonicalize_name(wanted.name)
         needs = [Requirement(each) for each in distribution(name).requires or ()]
         more = [each for each in needs if _applies(each, wanted.extras)]
-        if name in found:  # its extras may be new; what they bring is found once
+        if name in found:  # its extras may be new; their packages are looked up once
             more = [each for each in more if canonicalize_name(each.name) not in found]
         found.add(name)
         waiting += more
@@ -125,7 +125,7 @@ def with_those_within(extras: Iterable[str]) -> frozenset[str]:
 
 
 def _own(extras: Iterable[str]) -> Iterator[Requirement]:
-    """Yield what holdfast itself requires with *extras*."""
+    """Yield holdfast's own requirements with *extras*."""
     project = _project()
     optional = [project["optional-dependencies"][extra] for extra in with_those_within(extras)]
     for wanted in map(Requirement, chain(project["dependencies"], *optional)):
@@ -162,7 +162,7 @@ def _owners() -> tuple[dict[PurePosixPath, set[str]], dict[str, list[PurePosixPa
 
 
 def _links(package: str, chosen: frozenset[str]) -> set[PurePosixPath]:
-    """Return what to link for *package*: its folders as a whole, but those that it shares with a package not
+    """Return the paths to link for *package*: whole folders, except those that it shares with a package not
     *chosen*.
     """
     folders, files = _owners()

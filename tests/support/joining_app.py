@@ -1,4 +1,4 @@
-"""An application of two sources on real workers, and the proof of what it did: logs and choices folded again,
+"""An application of two sources on real workers, and the proof of its results: logs and choices folded again,
 by the test's own reading of them.
 """
 
@@ -38,7 +38,7 @@ APPEND_TIME = {"message.timestamp.type": "LogAppendTime"}
 
 @dataclass(slots=True)
 class JoinOutcome:
-    """What one partition came to: live, and folded again."""
+    """Result of one partition: live, and folded again."""
 
     marker: VectorMarker
     choices: list[Choice]
@@ -103,7 +103,7 @@ class JoinApplication(Application):
 
     def raise_version(self, version: int, *, handover: bool = False) -> None:
         """Let workers that are made from here on run another version, which emits to a topic of its own or,
-        by *handover*, goes on with that of the one before.
+        by *handover*, continues the topic of the previous version.
         """
         self.out = self.out if handover else f"{self.name}-out-{version}"
         self.joined = joined(self.customers, self.orders, self.out, version, self.rates, handover=handover)
@@ -168,7 +168,7 @@ class JoinApplication(Application):
         return {number: tuple(_last(log[number]) for log in logs) for number in range(self.partitions)}
 
     def states(self) -> dict[int, tuple[State, VectorMarker]]:
-        """Return what the changelog amounts to, by partition."""
+        """Return the state in the changelog, by partition."""
         out: dict[int, tuple[State, VectorMarker]] = {}
         for number, messages in read_topic(self.broker, self.joined.changelog(self.name)).items():
             state: State = {}

@@ -1,4 +1,6 @@
-"""How many Kafka clients of C live in this process: each has a thread of this name, until it is destroyed."""
+"""Counts the librdkafka clients alive in this process by their threads, which live until the client is
+destroyed.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from pathlib import Path
 
 
 def clients_alive() -> int:
-    """Return how many, once what nobody refers to is gone."""
+    """Return the number of clients, after collecting unreferenced ones."""
     gc.collect()
     alive = 0
     for name in Path("/proc/self/task").glob("*/comm"):

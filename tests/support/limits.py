@@ -1,12 +1,12 @@
 """Upper limits of time in tests that hold on a loaded machine too.
 
 `with at_most(3.0, "the release"):` fails when its block takes longer than 3 s of a machine that has a core to
-spare. How much of a core this process got meanwhile is measured beside the block, by bursts of work: where
-other programs take 19 of 20 parts of it, the limit is 60 s. While the machine lets nothing run at all, the
-limit stands still.
+spare. The share of a core that this process got is measured during the block, by bursts of work: where
+other programs take 19 of 20 parts of it, the limit is 60 s. Time in which the machine runs no program at all
+does not count.
 
-`AwakeClock` is for what the product itself limits: a claim whose owner stands still for longer than its lease
-is lost, and rightly. A member that has no rival is given this clock where a test is about something else.
+`AwakeClock` is for limits of the product itself: a claim whose owner stalls for longer than its lease is
+lost, and rightly. A member without a rival gets this clock in tests about something else.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import Self
 from holdfast.clock import SystemClock
 
 _BURST_S = 0.02
-"""Longer than a scheduler lets one program run beside others, so that a burst meets them."""
+"""Longer than a scheduler lets one program run while others wait, so that each burst competes with them."""
 _REST_S = 0.2
 _TICK_S = 0.05
 _LONGEST_S = 0.25
-"""What may lie between two ticks of a machine that is only busy."""
+"""Longest gap between two ticks on a machine that is only busy."""
 
 
 class Slowness:
@@ -40,7 +40,7 @@ class Slowness:
         self.stalled_s = 0.0
 
     def start(self) -> None:
-        """Begin to measure: what stands still before the thread runs counts too."""
+        """Begin to measure: a stall before the thread runs counts too."""
         self._began_s, self._used_s = time.monotonic(), time.process_time()
         self._thread.start()
 
@@ -51,11 +51,11 @@ class Slowness:
         return max(1.0, self._wall_s / self._worked_s) if self._worked_s else 1.0
 
     def _measure(self) -> None:
-        # Each part begins where the one before it ended: this thread may stand still at any line.
+        # Each part begins where the one before it ended: this thread may stall at any line.
         began_s, used_s = self._began_s, self._used_s
         while True:
             ended = self._ended.wait(_REST_S)
-            # What this process itself did meanwhile, holding the interpreter, is no stall of the machine.
+            # Time in which this process itself held the interpreter is no stall of the machine.
             now_s, used_s = time.monotonic(), time.process_time() - used_s
             self.stalled_s += max(0.0, now_s - began_s - _REST_S - used_s)
             if ended:
@@ -71,7 +71,7 @@ class Slowness:
 
 @contextmanager
 def measured() -> Iterator[Slowness]:
-    """Measure the machine beside the block: its `stalled_s` counts once the block has ended."""
+    """Measure the machine during the block: its `stalled_s` counts once the block has ended."""
     slowness = Slowness()
     slowness.start()
     try:
@@ -107,7 +107,7 @@ def check(took_s: float, limit_s: float, slower: float, what: str) -> None:
 
 
 class AwakeClock(SystemClock):
-    """The machine's clock, which stands still for durations while the machine lets this process do nothing.
+    """The machine's clock, without the time in which the machine did not run this process.
 
     Use it as a context manager: a thread looks at the time between those that ask.
     """

@@ -13,7 +13,7 @@ from tests.support.patience import DEADLINE_S
 
 
 def log_file(broker: SessionBroker, topic: str, partition: int) -> Path:
-    # Named, not searched for: the broker of the run deletes the folders of other tests meanwhile.
+    # Named, not searched for: the run's broker may delete the folders of other tests at the same time.
     assert broker.cluster is not None, "this test changes a log file of the session's own Apache Kafka"
     (found,) = broker.cluster.folder.glob(f"node-*/data/{topic}-{partition}/*.log")
     return found

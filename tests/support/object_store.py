@@ -1,10 +1,10 @@
-"""An S3-compatible server on loopback: Adobe's S3Mock, behind a door that lets conditional puts through one
-at a time.
+"""An S3-compatible server on loopback: Adobe's S3Mock, with a proxy that admits one conditional put at a
+time.
 
-S3Mock looks whether a key is there, and then writes it. Two that do so at once both win, where S3 lets one of
-them win; the door makes that so. Nothing else is changed, and what is asked without a condition goes through
-side by side. S3Mock's plain port is on all interfaces, which it has no setting for: it holds nothing but what
-the tests write, and is gone with them.
+S3Mock checks whether a key exists, and then writes it. Two clients that do so at once both win, where S3 lets
+one of them win; the proxy restores that. Unconditional requests pass through concurrently and unchanged.
+S3Mock's plain port listens on all interfaces, which it has no setting for: it holds only the tests' data, and
+ends with them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def object_store(folder: Path) -> Iterator[dict[str, str]]:
         "com.adobe.testing.s3mock.store.root": str(folder / "objects"),
         "com.adobe.testing.s3mock.store.initialBuckets": BUCKET,
     }
-    # It writes what comes in to a temporary file first, and leaves that where it is killed.
+    # It writes an upload to a temporary file first, and leaves that where it is killed.
     flags = ["-XX:TieredStopAtLevel=1", "-Xmx256m", f"-Djava.io.tmpdir={scratch}"]
     command = [str(jars.find_java()), *flags, "-jar", str(jar)]
     with (folder / "server.log").open("wb") as log:

@@ -53,9 +53,9 @@ def broker(holdfast_broker: SessionBroker) -> SessionBroker:
 
 @contextmanager
 def frozen(broker: SessionBroker) -> Iterator[None]:
-    """Have the node stand still meanwhile.
+    """Freeze the node during the block.
 
-    It was away for longer than its own session, perhaps, and leads nothing then: what comes later finds it
+    It may have been away for longer than its own session, and lead no partition then: later tests find it
     leading again.
     """
     assert broker.cluster is not None, "mark the test `kafka`: the embedded Kafka cannot be frozen"

@@ -1,7 +1,7 @@
-"""Topics of one file of tests on the run's brokers, which go when the file ends.
+"""Topics of one file of tests on the run's brokers, which are deleted when the file ends.
 
-All files of a run share a broker, and it pays for each topic that is there: every metadata request that
-names none, every look of its cleaner, every tick of its meters.
+All files of a run share a broker, and every topic costs it time: in each metadata request that names none, in
+each look of its cleaner, in each tick of its meters.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _endings: set[str] = set()
 
 
 def ending() -> str:
-    """Return what no other name ends in: each topic with it in its name goes when the file ends."""
+    """Return a unique suffix: each topic with it in its name is deleted when the file ends."""
     made = uuid.uuid4().hex[:8]
     _endings.add(made)
     return made
@@ -59,8 +59,8 @@ def kept(config: Mapping[str, str], cluster: Cluster | None = None) -> RunBroker
 
 
 def delete_all() -> None:
-    """Delete the topics of the file that has ended, a few at a time: the broker tells of no new topic
-    meanwhile.
+    """Delete the topics of the file that has ended, a few at a time: the broker announces no new topic during
+    a deletion.
     """
     for broker in brokers if _endings else ():
         admin = AdminClient(broker.client_config())

@@ -1,5 +1,5 @@
 """An application of `tests.chaos.pacing` on real workers: a backlog in order of event time in each partition,
-what must come of it, and what did.
+its expected results, and the actual ones.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class PacedApplication:
     def tails(self) -> str:
         return "\n".join(worker.tail() for worker in self.workers)
 
-    # -- what is written
+    # -- input
 
     def write(self, fares: Iterable[tuple[str, Fare, int]]) -> None:
         """Append (source, fare, partition) in this order."""
@@ -107,8 +107,8 @@ class PacedApplication:
         assert producer.flush(SCENARIO_S) == 0
 
     def write_day(self, records: int) -> Counter[Window]:
-        """Write a day of fares, each partition in order of event time, and what closes all windows; return
-        how many each window has.
+        """Write a day of fares, each partition in order of event time, and records that close all windows;
+        return the number of fares in each window.
         """
         fares = [
             Fare(str(number * 7 % DRIVERS), BEGIN_MS + number * DAY_MS // records, number)
@@ -141,10 +141,10 @@ class PacedApplication:
         last_ms = BEGIN_MS + 1_000 * HOUR_MS
         self.write(("fares", Fare(LAST, last_ms, -1), at) for at in range(self.partitions))
 
-    # -- what has come
+    # -- output
 
     def values(self, topic: str) -> list[bytes]:
-        """Return the committed values of a topic of the application, but for marks."""
+        """Return the committed values of a topic of the application, without marks."""
         found: Mapping[int, list[Message]] = read_topic(self.broker, topic)
         return [value for each in found.values() for message in each if (value := message.value())]
 
@@ -154,7 +154,7 @@ class PacedApplication:
         return str(self.processors[0].emits[0])
 
     def windows(self) -> Counter[Window]:
-        """Return the final windows; AssertionError for one that is told twice."""
+        """Return the final windows; AssertionError for one that was emitted twice."""
         found = Counter[Window]()
         for value in self.values(self._results):
             result = msgspec.json.decode(value)
@@ -218,7 +218,7 @@ class PacedApplication:
             return sum(span.end for span in log.spans().values())
 
     def late(self) -> Counter[str]:
-        """Return what the changelog of the windows has counted as late, by origin and together."""
+        """Return the late records counted in the windows' changelog, by origin and in total."""
         done, found = self.processors[-1], Counter[str]()
         codec: RowCodec[Any] = RowCodec(done.row)
         for messages in read_topic(self.broker, done.changelog(self.name)).values():

@@ -41,13 +41,13 @@ NEEDS: tuple[tuple[str, str], ...] = (
     ("verify", "lake"),
     ("worker", "worker"),
 )
-"""What commands need. tests/test_light_installation.py holds it to what each says where no extra is
-installed.
+"""Extras that commands need. tests/test_light_installation.py compares them with the error of each command in
+an installation without extras.
 """
 
 
 def command_lines(page: str) -> Iterator[list[str]]:
-    """Yield the words behind `holdfast` of each command line in the blocks of *page*.
+    """Yield the words after `holdfast` of each command line in the blocks of *page*.
 
     >>> [*command_lines("    holdfast -A shop topics check > out 2>&1   # and so on\\nprose: holdfast config")]
     [['-A', 'shop', 'topics', 'check']]

@@ -1,5 +1,5 @@
-"""The parts that tests need, as marks: `@part("kafka")` below `@pytest.fixture` marks the tests that use what
-the fixture starts.
+"""The parts that tests need, as marks: `@part("kafka")` below `@pytest.fixture` marks the tests that use the
+fixture.
 
 A test that starts a part in its own body bears the mark itself (`@pytest.mark.kafka`). So does a test that
 takes the fixture `broker` and needs Apache Kafka.
@@ -28,7 +28,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 PARTS = ("broker", "sql", "kafka", "database", "spark", "process", "browser")
 IS_EMBEDDED = bool(os.environ.get("TESTS_EMBEDDED"))
-"""Whether the run's broker is the embedded Kafka, as in `make test`."""
+"""True if the run's broker is the embedded Kafka, as in `make test`."""
 DATABASES = ("postgres", "mariadb", "mysql")
 
 QUICK_JAVA = {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1"}
@@ -48,7 +48,7 @@ def part(name: str) -> Callable[[F], F]:
 
 
 def parts_of(item: pytest.Item) -> Iterator[str]:
-    """Yield the parts that the fixtures of a test start, or that it asks for by a parameter."""
+    """Yield the parts that a test needs, by its fixtures or by a parameter."""
     known = getattr(item, "_fixtureinfo", None)
     for name in getattr(item, "fixturenames", ()):
         if name == "run_broker":

@@ -1,20 +1,20 @@
-"""How long tests wait for what must come."""
+"""Deadlines of waits in tests."""
 
 from __future__ import annotations
 
 DEADLINE_S = 540.0
-"""The deadline of every wait for what must come: it ends as soon as that has come, so that a long deadline
-costs nothing. Where a whole run shares a slow machine, each step takes fifteen times as long as on an idle
-one, and any process may stand still for half a minute. Below the 900 s at which pytest ends a test, so that
-the wait itself says what did not come.
+"""Deadline of every wait for an expected event. The wait ends as soon as the event has occurred, so a long
+deadline costs no time. Where a whole run shares a slow machine, each step takes fifteen times as long as on
+an idle one, and any process may stall for half a minute. Below the 900 s at which pytest ends a test, so that
+the wait itself reports the missing event.
 """
 
 SCENARIO_S = 800.0
-"""The deadline of a whole scenario of several such waits. Also below the 900 s of pytest, so that it tells of
-itself.
+"""Deadline of a whole scenario of several such waits. Also below the 900 s of pytest, so that the scenario
+reports its own failure.
 """
 
 VAIN_S = (4, 16, 64)
-"""For how long to wait for what does not come, until it is told why: a slow machine has asked nobody yet when
-the first of them is over.
+"""Timeouts, tried in turn, of calls that must fail with a certain reason: on a slow machine the first may end
+before any request was sent.
 """

@@ -1,4 +1,4 @@
-"""Where things lie in the checkout, for tests that read pages, start programs there, or need golden data."""
+"""Paths in the checkout, for tests that read pages, start programs there, or need golden data."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What the example programs are given by their tests: records in phases, each of which lies behind the one
-before.
+"""Input of the example programs in their tests: records in phases, each with offsets after the previous
+one's.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Given(NamedTuple):
 
 
 def load(phase: int) -> list[list[Given]]:
-    """Return the records of a phase in steps: what a step writes is appended before the next begins.
+    """Return the records of a phase in steps: the records of a step are appended before the next begins.
 
     Tables come before the streams that are joined with them, so that the result does not depend on the clock.
     """

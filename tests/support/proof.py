@@ -1,10 +1,10 @@
 """The proof that an application did its work exactly once: logs and stores against a model, and against plain
 counting.
 
-The model folds the source again, in this process, with other cuts, over a dict. Against it stand the
-changelog and the emitted and quarantined records as a reader of committed records sees them, and the RocksDB
-stores byte for byte. Because the model uses holdfast's own folder, plain counts that do not are taken beside
-it.
+The model folds the source again, in this process, with other cuts, over a dict. It is compared with the
+changelog and the emitted and quarantined records as a reader of committed records sees them, and with the
+RocksDB stores byte for byte. Because the model uses holdfast's own folder, plain counts that do not are taken
+as well.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class DictStore:
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:
-    """What one partition must come to: rows and timers, position, records emitted in order, offsets
+    """Expected result of one partition: rows and timers, position, records emitted in order, offsets
     refused.
     """
 
@@ -108,7 +108,7 @@ class Outcome:
 
 
 def model(processor: Processor[Any, Any], partition: int, messages: Sequence[Message]) -> Outcome:
-    """Fold *messages* here, cut at places of no meaning."""
+    """Fold *messages* here, cut at arbitrary offsets."""
     store = DictStore()
     folder = Folder(processor, store, cache_rows=64)
     out = Outcome(state=store.state, marker=Marker(-1, -1, processor.version), emits=[], refused=[])
@@ -130,7 +130,7 @@ def model(processor: Processor[Any, Any], partition: int, messages: Sequence[Mes
 
 
 def logged_state(messages: Sequence[Message]) -> tuple[State, Marker | None]:
-    """Return what a changelog partition amounts to."""
+    """Return the state and marker in a changelog partition."""
     state: State = {}
     for message in messages:
         key, value = message.key() or b"", message.value()
@@ -144,7 +144,9 @@ def logged_state(messages: Sequence[Message]) -> tuple[State, Marker | None]:
 
 
 def stored_state(path: Path) -> tuple[State, Marker | None]:
-    """Return what a RocksDB store holds; its worker must have ended, or this is a moment of the past."""
+    """Return the state and marker in a RocksDB store; its worker must have ended, or the copy is out of
+    date.
+    """
     database = rocksdict.Rdict(
         str(path), rocksdict.Options(raw_mode=True), access_type=rocksdict.AccessType.read_only()
     )
@@ -165,7 +167,7 @@ def sha(state: State) -> str:
 class Proof:
     """Everything an application read and wrote, read once, and the checks on it.
 
-    Each check fails with what differs.
+    Each check fails with the difference.
     """
 
     def __init__(self, application: Application, *, noted: str = "") -> None:
@@ -188,7 +190,9 @@ class Proof:
         }
 
     def check(self, acked: int | None = None) -> None:
-        """Prove everything that the logs can prove; *acked* is what the load says it wrote."""
+        """Prove everything that the logs can prove; *acked* is the number of records that the load
+        reports.
+        """
         if acked is not None:
             assert sum(map(len, self.source.values())) == acked, (
                 "the source does not hold what was written: the load is at fault"
@@ -272,8 +276,8 @@ class Proof:
 
 
 def _noted(header: str, messages: Sequence[Message]) -> list[Message]:
-    """Return what workers wrote: they note the processor, by *header*, whatever others a record has; what
-    is forged lacks it.
+    """Return the messages that workers wrote. Workers name the processor in *header*, in addition to any
+    other headers; forged messages lack it.
     """
     return [message for message in messages if header in dict(message.headers() or ())]
 
@@ -318,13 +322,14 @@ def prove(
     """Wait until all of the source is folded, stop the workers politely, and prove everything, their own
     stores included.
 
-    With *from_source* a table was rebuilt from its source because its changelog was gone. What its fold emits
-    and refuses is then written again, since the position went with the changelog; only the state is proven.
+    With *from_source* a table was rebuilt from its source because its changelog was gone. Its fold's emits
+    and refusals are then written again, because the position went with the changelog; only the state is
+    proven.
 
-    With *lost_ends* an only broker has died, and what it left open of topics that no worker reads is ended,
-    as docs/operating.md tells.
+    With *lost_ends* the only broker has died, and transactions that it left open in topics that no worker
+    reads are ended as in docs/operating.md.
 
-    With *noted* the quarantine holds what others wrote, and only what has this header is looked at.
+    With *noted* the quarantine has records of other programs, and only those with this header are checked.
     """
     ends = last_offsets(read_topic(application.broker, application.source))
     owners = application.wait_applied(ends, DEADLINE_S)

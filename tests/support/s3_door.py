@@ -1,5 +1,4 @@
-"""What stands before an S3-compatible server whose conditional puts are not atomic: it lets them through one
-at a time.
+"""A proxy for an S3-compatible server whose conditional puts are not atomic: it admits one at a time.
 
 `python -m tests.support.s3_door PORT` prints its address and serves until it is killed.
 """

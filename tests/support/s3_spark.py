@@ -1,4 +1,4 @@
-"""What a process with Spark does to a lake in an object store, in whose environment it is started: `python -m
+"""A program that uses a lake in an object store with Spark, configured by its environment: `python -m
 tests.support.s3_spark land|land-some|race LAKE TOPIC BOOTSTRAP`.
 """
 
@@ -33,8 +33,8 @@ SOME = 4
 
 
 def landed(settings: Settings, lake: str, topic: str, *, commits: int | None = None) -> None:
-    """Land what there is, a few records at a time; after *commits* of them wait for the end of the input: one
-    that is to be killed leaves something to others, however late that comes.
+    """Land the topic's records, a few at a time; after *commits* of them wait for the end of the input. So a
+    landing that is to be killed leaves records to others, however late the kill comes.
     """
     options, numbers = LandOptions(engine="spark", max_records=120), count(1)
 
@@ -47,8 +47,8 @@ def landed(settings: Settings, lake: str, topic: str, *, commits: int | None = N
 
 
 def raced(settings: Settings, lake: str, topic: str) -> dict[str, Any]:
-    """Have tasks of Spark and this process land the same records, fold the lake on Spark, and return what
-    came of it.
+    """Have tasks of Spark and this process land the same records, fold the lake on Spark, and return the
+    results.
     """
     path, lost, producer = bronze_path(lake, topic), 0, Producer(settings.client())
     with open_session(SPARK) as session, TopicLog(settings, topic) as log, ThreadPoolExecutor(3) as pool:

@@ -1,4 +1,4 @@
-"""How hard the random tests try.
+"""Effort of the random tests.
 
 A test says how long it searches, and `HOLDFAST_TEST_SCALE` how many times that it does: a fifth in
 `make fast` and `make test`, half in `make test-all`, four times in `make variants`, forty in `make sim`.

@@ -1,10 +1,10 @@
-"""In which order, and in which of several processes, tests run (`make test JOBS=4`).
+"""The order of tests, and their distribution over processes (`make test JOBS=4`).
 
-A file's tests stay together, for what its fixtures make. All files with a Spark session are one such group:
-its JVM takes long to warm up. So are those with servers that their tests kill and freeze, which no other
-process can share: to make a MariaDB, a MySQL, a schema registry and a broker takes 20 seconds of a processor.
-What needs real parts comes first, so that at the end the thousands of quick tests are left, of which no
-process is left with a long one.
+A file's tests stay together, because they share its fixtures. All files with a Spark session are one group,
+because its JVM takes long to warm up. So are those with servers that their tests kill and freeze, which no
+other process can share: to make a MariaDB, a MySQL, a schema registry and a broker takes 20 seconds of a
+processor. Tests with real parts come first, so that at the end the thousands of quick tests are left and no
+process has a long one to finish.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DISTURBED = re.compile(
     r"""\bown_broker\.|\bDATABASES\b|\boutbox: FreshOutbox\b|\bschema_registry: SchemaRegistryServer\b|\bguarded_broker: Guarded\b|["'](?:mariadb|mysql)["']"""  # noqa: E501
 )
 IN_GROUPS = {"mariadb", "mysql", "schema_registry", "disturbed_broker", "guarded_broker"}
-"""Fixtures that each process would start anew. A PostgreSQL takes less than a second."""
+"""Fixtures that each process would start for itself. A PostgreSQL takes less than a second."""
 
 
 def order(items: list[pytest.Item]) -> None:

@@ -1,4 +1,4 @@
-"""A secured broker with ACLs, and principals that may do exactly what they were granted."""
+"""A secured broker with ACLs, and principals that have exactly the rights they were granted."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _PATTERNS = {Pattern.LITERAL: ResourcePatternType.LITERAL, Pattern.PREFIXED: Res
 
 
 class Guarded:
-    """A broker on which nobody may do anything but its administrator and who was granted it."""
+    """A broker that denies everything except to its administrator and to users with a grant."""
 
     def __init__(self, broker: Cluster | EmbeddedKafka) -> None:
         self._broker = broker
@@ -68,7 +68,7 @@ class Guarded:
 
     @classmethod
     def on_embedded(cls) -> Self:
-        """Return the embedded Kafka in its place."""
+        """Return the embedded Kafka instead."""
         from holdfast.embedded.kafka import (
             EmbeddedKafka,  # a third of a second, and each process imports this module
         )
@@ -99,7 +99,7 @@ class Guarded:
         return {**self.root(), "sasl.username": name, "sasl.password": password}
 
     def grant(self, name: str, grants: Iterable[Grant]) -> None:
-        """Let user *name* do what *grants* say and nothing else; returns when the broker does so."""
+        """Give user *name* the rights in *grants* and no others; returns when the broker does so."""
         wanted = {_binding(name, grant) for grant in grants}
         mine = self._granted(name)
         for binding in mine - wanted:
@@ -121,7 +121,7 @@ def acl_filter(
     pattern: Any = ResourcePatternType.ANY,
     principal: str | None = None,
 ) -> AclBindingFilter:
-    """Return a filter of rules; what is not given is any."""
+    """Return a filter of rules; omitted fields match any."""
     told: Any = name, pattern, principal, None, AclOperation.ANY, AclPermissionType.ANY
     return AclBindingFilter(kind, *told)
 

@@ -1,4 +1,4 @@
-"""One Apache Kafka for all processes of a run of tests (`make test-all`): one for each would warm up anew.
+"""One Apache Kafka for all processes of a run of tests (`make test-all`), so that only one has to warm up.
 
 The process that hands out the tests owns the broker and starts it when the first of the others asks. It ends
 with that process, by whatever that ends.
@@ -22,11 +22,11 @@ from tests.support.own_topics import RunBroker
 from tests.support.patience import DEADLINE_S
 
 QUESTION_DEADLINE_S = 120.0
-"""Who stands still between two lines is asked for no less than that; all say it at once."""
+"""Timeout of the desk's connections: long, because a process may stall between two lines."""
 
 
 class Desk:
-    """Tells where the broker is to whoever asks; all it has is in *folder*, which is there and empty.
+    """Reports the broker's address to the run's processes; keeps its files in *folder*, an empty one.
 
     The caller closes it, and the broker ends then.
     """
@@ -76,7 +76,7 @@ class Desk:
 
 
 class SharedCluster(Cluster):
-    """The broker of all processes: it is nobody's to disturb."""
+    """The broker of all processes: no test may disturb it."""
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise AssertionError("this broker serves other tests too: see tests/support/own_broker.py")
@@ -85,7 +85,7 @@ class SharedCluster(Cluster):
 
 
 def ask(where: str) -> RunBroker:
-    """Return the broker that the desk at *where* tells of."""
+    """Return the broker whose address the desk at *where* reports."""
     with Client(where, "AF_UNIX") as desk:
         desk.send("broker")
         if not desk.poll(DEADLINE_S):

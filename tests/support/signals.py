@@ -1,5 +1,5 @@
-"""Signals as a program at a terminal has them: whoever runs the tests in the background has Ctrl-C ignored,
-and every process that they start inherits that.
+"""Signals as a program at a terminal has them. In a run in the background Ctrl-C is ignored, and every
+process that it starts inherits that.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def as_at_a_terminal() -> Iterator[None]:
-    """Have Ctrl-C raise KeyboardInterrupt, here and in processes that are started meanwhile."""
+    """Have Ctrl-C raise KeyboardInterrupt, here and in processes started in the block."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield

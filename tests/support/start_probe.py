@@ -1,5 +1,5 @@
-"""A program of a worker's form that tells how it was started and then ends in the way it is asked to:
-`python -P -m tests.support.start_probe --loop uvloop WAY`. For tests of `fork_server`.
+"""A program with the form of a worker that reports how it was started and then ends in the way it is asked
+to: `python -P -m tests.support.start_probe --loop uvloop WAY`. For tests of `fork_server`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 
 def started() -> dict[str, object]:
-    """Return what a program can see of its start."""
+    """Return the properties of its start that a program can observe."""
     return {
         "argv": sys.argv,
         "orig_argv": sys.orig_argv,

@@ -103,7 +103,7 @@ class StepsApplication(Application):
     # -- proof
 
     def states(self, processor: Processor[Any, Any]) -> dict[int, State]:
-        """Return what the changelog of a processor amounts to, by partition."""
+        """Return the state in a processor's changelog, by partition."""
         out: dict[int, State] = {}
         for number, messages in read_topic(self.broker, processor.changelog(self.name)).items():
             state = out[number] = {}
@@ -135,7 +135,7 @@ class StepsApplication(Application):
         wait_for("every step to be at its source's end", condition, DEADLINE_S, self.tails)
 
     def counted(self) -> dict[str, int]:
-        """Return the committed rows of the table behind the steps."""
+        """Return the committed rows of the table downstream of the steps."""
         codec: RowCodec[int] = RowCodec(int)
         return {
             text_key(key): codec.decode(value)
@@ -145,16 +145,16 @@ class StepsApplication(Application):
         }
 
     def prove(self) -> None:
-        """Hold what came out, and what was counted, against what was sent; no step kept more than its
-        position and its sources' ids. Replays give the same.
+        """Compare the output and the counts with the input; no step kept more than its position and its
+        sources' ids. Replays give the same.
         """
         self.prove_what_is_counted()
         for each in self.processors:
             assert verify(each, self.settings).equal, each.name
 
     def prove_what_is_counted(self) -> None:
-        """Hold what came out, and what was counted, against what was sent; no step kept more than its
-        position and its sources' ids.
+        """Compare the output and the counts with the input; no step kept more than its position and its
+        sources' ids.
         """
         self.wait_through()
         out = read_topic(self.broker, self.out)

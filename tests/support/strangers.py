@@ -1,4 +1,4 @@
-"""What others do on our topics."""
+"""Faults caused by other programs on our topics."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tests.support.harness import wait_for
 from tests.support.patience import DEADLINE_S
 
 OPEN_FOR_MS = 900_000
-"""No broker ends it before: longer than any test goes on meanwhile."""
+"""Transaction timeout: longer than any test, so no broker ends the transaction before."""
 
 
 @contextmanager
 def open_transaction(config: Mapping[str, Any], topic: str, partitions: int) -> Iterator[None]:
-    """Write a record to each partition in a transaction that does not end meanwhile."""
+    """Write a record to each partition in a transaction that stays open during the block."""
     stranger = Producer(
         {**config, "transactional.id": uuid.uuid4().hex, "transaction.timeout.ms": OPEN_FOR_MS}
     )

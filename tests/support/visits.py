@@ -1,5 +1,5 @@
-"""A processor with two named tables, and what its logs hold: `python -P -m tests.support.visits worker` runs
-it.
+"""A processor with two named tables, and the content of its logs: `python -P -m tests.support.visits worker`
+runs it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def fold(rows: Rows[Visitor], told: tuple[str, str, str], at_ms: int) -> Iterato
 
 
 def on_wake(rows: Rows[Visitor], visitor: str, at_ms: int) -> None:
-    """Close what was left open."""
+    """Close a visit that was left open."""
     opened = rows.table("open")
     if visitor in opened:
         del opened[visitor]

@@ -1,7 +1,7 @@
 """Test suites of Kafka clients in Go, as their modules have them, run against the embedded broker.
 
-A module comes from Go's proxy, is held against the hash that is written here, and is built in a folder of its
-own. Suites that know a broker's address by heart are told another one.
+A module comes from Go's proxy, is checked against the hash in this file, and is built in a folder of its own.
+Suites with a hard-coded broker address get another one.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ KADM = GoModule(
 
 
 class Outcome(NamedTuple):
-    """What came of a suite: its tests by name, without those that they consist of."""
+    """Names of a suite's tests and subtests, by result."""
 
     passed: frozenset[str]
     failed: frozenset[str]
@@ -62,7 +62,7 @@ class Outcome(NamedTuple):
 
 
 def outcome(output: str) -> Outcome:
-    """Return what came of the tests that *output* of ``go test -v`` tells of.
+    """Return the result of each test in *output*, which is that of ``go test -v``.
 
     >>> outcome("--- PASS: TestA (0.1s)\\n    --- FAIL: TestB/of_two (0s)\\n--- SKIP: TestC (0s)")
     Outcome(passed=frozenset({'TestA'}), failed=frozenset({'TestB/of_two'}), skipped=frozenset({'TestC'}))
@@ -74,14 +74,14 @@ def outcome(output: str) -> Outcome:
 
 
 def go() -> str:
-    """Return where Go is; GoMissingError says what to do where there is none."""
+    """Return the path of Go; GoMissingError has the remedy if there is none."""
     if (found := shutil.which("go")) is not None:
         return found
     raise GoMissingError("no go on PATH: install Go 1.26 or newer from https://go.dev/dl")
 
 
 def run(command: list[str], folder: Path, limit_s: float, **more: str) -> str:
-    """Return what a command writes; AssertionError with its end where it fails."""
+    """Return a command's output; AssertionError with the end of it if the command fails."""
     environment = {**os.environ, "GOFLAGS": "-mod=mod", **more}
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=limit_s, check=False
@@ -121,7 +121,7 @@ def sources(module: GoModule, folder: Path) -> Path:
 
 
 def built(module: GoModule, folder: Path, broker: str) -> Path:
-    """Return the program of the tests of *module*, which know *broker* in place of the address they had."""
+    """Return the program of the tests of *module*, with *broker* in the code instead of their own address."""
     copied = sources(module, folder)
     for each in copied.glob("*_test.go") if module.known else ():
         text = each.read_text()
@@ -141,7 +141,7 @@ def built(module: GoModule, folder: Path, broker: str) -> Path:
 
 
 def ran(program: Path, folder: Path, only: str, but: str = "^$", **more: str) -> tuple[Outcome, str]:
-    """Run the tests whose names match *only* and not *but*; return what came of them, and what they said."""
+    """Run the tests whose names match *only* and not *but*; return their results and their output."""
     command = [
         str(program),
         "-test.v",

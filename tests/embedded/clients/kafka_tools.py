@@ -1,5 +1,5 @@
-"""Kafka's own command line programs, all in one JVM, and what they say of a broker. To record anew what they
-say of Apache Kafka:
+"""Kafka's own command line programs, all in one JVM, and their output for a broker. To record their output
+for Apache Kafka again:
 
     python -P -m tests.embedded.clients.kafka_tools 127.0.0.1:9092
 """
@@ -90,8 +90,8 @@ def commands(topic: str, group: str) -> Iterator[list[str]]:
 
 
 def _ends(topic: str, group: str) -> Iterator[list[str]]:
-    """Yield what ends the two transactions that `held_open` has in *topic*: one by its start, one by its
-    id.
+    """Yield the commands that end the two transactions of `held_open` in *topic*: one by its start, one by
+    its id.
     """
     transactions, place = [_TRANSACTIONS, BROKER, ENDPOINT], ["--topic", topic, "--partition", "0"]
     yield [*transactions, "list", "--transactional-id-pattern", f"{group}-open.*"]
@@ -122,7 +122,7 @@ def held_open(endpoint: str, topic: str, group: str) -> list[Producer]:
 
 
 def told(endpoint: str) -> list[str]:
-    """Return what the programs say of the broker at *endpoint*, with times, rates and names masked."""
+    """Return the programs' output for the broker at *endpoint*, with times, rates and names masked."""
     ending = uuid.uuid4().hex[:8]
     opened = held_open(endpoint, f"tools-{ending}-open", f"readers-{ending}")
     asked = (
@@ -150,8 +150,8 @@ def told(endpoint: str) -> list[str]:
 
 
 def _in_order(lines: Iterable[str]) -> Iterator[str]:
-    """Yield *lines*; rows of a table are sorted, for some come in the order of a hash, and what a consumer
-    tells of each fetch is told once, of all of them.
+    """Yield *lines*. Rows of a table are sorted, because some come in the order of a hash; a consumer's
+    counts of single fetches are added up.
     """
     rows: list[str] = []
     for line in lines:
@@ -185,7 +185,7 @@ def _settled(rows: list[str]) -> list[str]:
 
 
 def _in_numbers(row: str) -> str:
-    """Return what sorts a row that begins with a number, which is masked later, by that number."""
+    """Return the sort key of a row that begins with a number, which is masked later: by that number."""
     return re.sub(r"^\d+", lambda found: found[0].zfill(20), row)
 
 
@@ -203,7 +203,7 @@ _MASKS = (
 
 
 def masked(line: str, endpoint: str, ending: str) -> str:
-    """Return *line* without what differs from run to run."""
+    """Return *line* without the parts that differ from run to run."""
     line = (
         line.replace(f"-{ending}", "")
         .replace(endpoint, "<broker>")
@@ -215,7 +215,7 @@ def masked(line: str, endpoint: str, ending: str) -> str:
 
 
 def recorded() -> list[str]:
-    """Return what they said of Apache Kafka."""
+    """Return the recorded output for Apache Kafka."""
     return gzip.decompress(RECORDED.read_bytes()).decode().splitlines()
 
 

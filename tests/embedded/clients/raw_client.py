@@ -34,7 +34,7 @@ class RawClient:
         self._socket.settimeout(wait_s)
 
     def settle(self, wait_s: float = 0.005) -> bytes:
-        """Take what comes within *wait_s*, if anything does."""
+        """Read the bytes that arrive within *wait_s*, if any do."""
         self.give_up_after(wait_s)
         with contextlib.suppress(OSError):
             return self._socket.recv(1 << 16)
@@ -50,7 +50,7 @@ class RawClient:
         return self.receive(api, version)
 
     def send(self, api: str, version: int, **fields: Any) -> None:
-        """Send a request, without waiting for what it is answered."""
+        """Send a request, without waiting for its answer."""
         told = message(f"{api}Request")
         out = bytearray(told.api.to_bytes(2, "big") + version.to_bytes(2, "big"))
         out += (

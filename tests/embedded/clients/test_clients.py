@@ -36,7 +36,7 @@ def topic(embedded: EmbeddedKafka) -> str:
 
 @pytest.fixture(scope="module")
 def quick() -> Iterator[EmbeddedKafka]:
-    """Give one whose groups hear of changes soon."""
+    """Give a broker whose groups learn of changes soon."""
     with EmbeddedKafka(consumer_heartbeat_ms=100) as kafka:
         yield kafka
 
@@ -73,7 +73,7 @@ def test_librdkafka_gets_back_what_it_sent(
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
-def test_librdkafkas_groups_share_a_topic_and_go_on_where_they_were(
+def test_librdkafkas_groups_share_a_topic_and_resume_where_they_were(
     quick: EmbeddedKafka, protocol: str
 ) -> None:
     embedded, topic = quick, f"orders-{protocol}"

@@ -50,7 +50,7 @@ deleted orders <nil>
 
 
 def said(program: Path, bootstrap: str) -> str:
-    """Return what a program writes to its end."""
+    """Return the output of a program that has run to its end."""
     ran = subprocess.run(
         [str(program), bootstrap], capture_output=True, text=True, timeout=SCENARIO_S, check=False
     )
@@ -75,8 +75,8 @@ def committed(bootstrap: str, topic: str, partitions: int) -> Iterator[bytes | N
     consumer.close()
 
 
-def test_only_what_was_committed_counts() -> None:
-    """What programs are judged by leaves out an aborted transaction."""
+def test_only_committed_records_count() -> None:
+    """`committed`, by which the programs are judged, leaves out an aborted transaction."""
     with EmbeddedKafka() as kafka:
         kafka.create_topic("to-checked", partitions=1)
         producer = Producer({"bootstrap.servers": kafka.bootstrap, "transactional.id": "checked"})

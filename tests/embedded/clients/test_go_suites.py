@@ -1,4 +1,4 @@
-"""The suites of clients in Go pass on the embedded broker, but for what it does not offer
+"""The suites of clients in Go pass on the embedded broker, except for features that it does not offer
 (docs/embedded.md).
 """
 
@@ -22,7 +22,7 @@ NOT_OFFERED = {
     "TestOAuthAuth": "a second listener, with OAuth",
     "TestIssueProduceBrokerTooOldFailsRecords": "a broker that is too old",
 }
-"""What franz-go's suite leaves out of itself, and what it would need."""
+"""Tests that franz-go's suite skips, and the setup that each of them would need."""
 PARTS_OF_KAFKA_GO = "TestConn$|TestReader|TestConsumerGroup|TestWriter|TestGeneration|TestClient"
 LEFT_OUT = (
     ".*PartitionReassignments",  # not offered

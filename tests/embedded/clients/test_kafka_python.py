@@ -26,7 +26,7 @@ from tests.support.patience import DEADLINE_S
 pytestmark = pytest.mark.long
 
 # A leader that joins before it knows the topic joins again once it does. If a poll ends between the two
-# answers to that second join, kafka-python forgets that it waits for the assignment, and stands still until
+# answers to that second join, kafka-python forgets that it waits for the assignment, and is stalled until
 # it is expelled. So a member's first poll lasts until its first record.
 IN_ONE_POLL_MS = 20_000
 
@@ -132,7 +132,7 @@ def test_headers_keys_and_times_arrive(broker: SessionBroker, topic: str) -> Non
     assert told == (b"gone", None, [("trace", b"7")], 1234)
 
 
-def test_an_offset_that_is_not_there_is_told(broker: SessionBroker, topic: str) -> None:
+def test_an_offset_that_does_not_exist_is_reported(broker: SessionBroker, topic: str) -> None:
     filled(broker, topic, 3)
     with reads(broker, auto_offset_reset="none") as consumer:
         consumer.assign([Place(topic, 0)])
@@ -141,7 +141,7 @@ def test_an_offset_that_is_not_there_is_told(broker: SessionBroker, topic: str) 
             _until(lambda: bool(consumer.poll(timeout_ms=50)))
 
 
-def test_a_group_shares_a_topic_and_goes_on_where_it_was(
+def test_a_group_shares_a_topic_and_resumes_where_it_was(
     broker: SessionBroker, topic: str, admin: KafkaAdminClient
 ) -> None:
     group = f"{topic}-readers"
@@ -206,7 +206,7 @@ def test_transactions_are_all_or_nothing(broker: SessionBroker, topic: str, admi
     assert _up_to(broker, place, 12, "read_uncommitted") == [0, 1, 2, 3, 4, 5]
 
 
-def test_what_is_not_decided_is_not_read(broker: SessionBroker, topic: str) -> None:
+def test_records_of_an_open_transaction_are_not_read(broker: SessionBroker, topic: str) -> None:
     place = Place(topic, 0)
     with (
         sends(broker, transactional_id=topic) as producer,
@@ -281,7 +281,7 @@ def test_topics_are_made_described_changed_and_deleted(
         admin.delete_topics([made])
 
 
-def test_what_a_cluster_and_its_partitions_are(
+def test_the_admin_client_describes_a_cluster_and_its_partitions(
     broker: SessionBroker, topic: str, admin: KafkaAdminClient
 ) -> None:
     filled(broker, topic, 9)

@@ -1,4 +1,4 @@
-"""Kafka's own programs say of the embedded broker what they say of Apache Kafka."""
+"""Kafka's own programs print the same for the embedded broker as for Apache Kafka."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tests.embedded.clients.kafka_tools import recorded, told
 
 
 @pytest.mark.process
-def test_they_say_of_the_embedded_broker_what_they_said_of_kafka() -> None:
+def test_they_print_the_same_for_the_embedded_broker_as_for_kafka() -> None:
     with EmbeddedKafka(seed=1) as kafka:
         assert told(kafka.bootstrap) == recorded()
 
 
 @pytest.mark.slow
 @pytest.mark.kafka
-def test_they_say_of_kafka_what_they_said(broker: SessionBroker) -> None:
+def test_they_print_the_same_for_kafka_as_recorded(broker: SessionBroker) -> None:
     assert told(broker.bootstrap) == recorded()

@@ -26,7 +26,7 @@ KILLED_AFTER = (3, 5)
 
 
 def loaded(bootstrap: str) -> Counter[str]:
-    """Write the words, and return how often each is there."""
+    """Write the words, and return the count of each."""
     counts: Counter[str] = Counter()
     producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 20})
     for number in range(RECORDS):
@@ -38,7 +38,9 @@ def loaded(bootstrap: str) -> Counter[str]:
 
 
 def ran(bootstrap: str, folder: Path, kill_after: int | None) -> dict[str, int]:
-    """Run the program to its end, or kill it after thousands of records; return the counts that it told."""
+    """Run the program to its end, or kill it after thousands of records; return the counts that it
+    printed.
+    """
     class_path = os.pathsep.join(map(str, resolve(LOCK)))
     program = [str(PROGRAM), bootstrap, str(folder), str(RECORDS)]
     command = [str(find_java()), "-XX:TieredStopAtLevel=1", "-cp", class_path, *program]
@@ -57,7 +59,7 @@ def ran(bootstrap: str, folder: Path, kill_after: int | None) -> dict[str, int]:
 
 
 def written(bootstrap: str) -> Counter[tuple[str, int]]:
-    """Return what the program wrote, of transactions that were committed."""
+    """Return the program's output in committed transactions."""
     reader = {"bootstrap.servers": bootstrap, "group.id": "reader", "auto.offset.reset": "earliest"}
     consumer = Consumer({**reader, "isolation.level": "read_committed", "enable.partition.eof": True})
     consumer.subscribe(["counts"])

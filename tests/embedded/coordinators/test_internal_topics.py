@@ -1,4 +1,4 @@
-"""What the coordinators write of themselves, read as Kafka's own bytes are read."""
+"""The coordinators' own records in the internal topics, read as Kafka's own bytes are read."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def records(kafka: EmbeddedKafka, topic: str) -> Iterator[Record]:
                 yield from batch.records
 
 
-def test_the_coordinators_write_what_kafkas_readers_read() -> None:
+def test_kafkas_readers_read_the_coordinators_records() -> None:
     with EmbeddedKafka() as kafka:
         topic = kafka.create_topic("orders", partitions=2)
         consumer = Consumer(kafka.client_config(**{"group.id": "readers", "auto.offset.reset": "earliest"}))

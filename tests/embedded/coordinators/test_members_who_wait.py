@@ -1,4 +1,4 @@
-"""Members that wait for others, and go away meanwhile: nothing is kept of them."""
+"""Members that wait for others and go away in the meantime: no state is kept of them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_of_a_member_that_joins_again_and_again_one_request_waits() -> None:
             time.sleep(0.01)
 
 
-def test_a_group_is_forgotten_that_nobody_joined_after_all() -> None:
+def test_a_group_that_no_member_joined_after_all_is_forgotten() -> None:
     with EmbeddedKafka() as kafka, RawClient(kafka.bootstrap) as client:
         clock = kafka.cluster.clock = ManualClock(now_ms=1_700_000_000_000)
         joined(client, "readers")
@@ -50,7 +50,7 @@ def test_a_group_is_forgotten_that_nobody_joined_after_all() -> None:
         assert kafka.cluster.groups.get("readers") is None
 
 
-def test_a_member_may_join_with_its_id_whatever_others_are_refused_meanwhile() -> None:
+def test_a_member_may_join_with_its_id_after_a_refused_request_of_another() -> None:
     with EmbeddedKafka() as kafka, RawClient(kafka.bootstrap) as client:
         member_id = joined(client, "readers")["member_id"]
         told = {"partition_index": 0, "committed_offset": 1}

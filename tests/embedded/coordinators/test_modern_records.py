@@ -1,6 +1,4 @@
-"""Groups of KIP-848 made again of their records: after every step, the log says what the coordinator
-knows.
-"""
+"""Groups of KIP-848 rebuilt from their records: after every step, the log has the coordinator's state."""
 
 from __future__ import annotations
 
@@ -43,7 +41,7 @@ def read(batch: bytes) -> tuple[Note, ...]:
 
 
 class Bench:
-    """A cluster without sockets, and what is asked of it."""
+    """A cluster without sockets, and requests to it."""
 
     def __init__(self) -> None:
         self.clock = ManualClock(now_ms=1_000_000)
@@ -78,7 +76,7 @@ class Bench:
         return found
 
     def notes(self) -> list[Note]:
-        """Return what was written of groups, read from its bytes."""
+        """Return the groups' records in the offsets topic, decoded from their bytes."""
         log = home_of(self.cluster.topics, OFFSETS, GROUP).log
         return [note for stored in log for note in read(bytes(stored.data))]
 
@@ -96,8 +94,8 @@ class Bench:
 
 
 def told(group: ModernGroup | None, *, empty: bool = False) -> Any:
-    """Return what of a group must be the same again: not when members were heard of, nor the choice of an
-    assignor by members who are gone, nor the target of a group that nobody is in.
+    """Return the parts of a group that a rebuilt group must have too: not the times of its members'
+    heartbeats, nor the assignor chosen by former members, nor the target of an empty group.
     """
     if group is None:
         return None
@@ -119,8 +117,8 @@ def told(group: ModernGroup | None, *, empty: bool = False) -> Any:
 
 
 def compare(bench: Bench, *, may_differ: frozenset[str] = frozenset()) -> None:
-    """Check that the group made again is the live one, and would write nothing anew but records of the kinds
-    that *may_differ*, where the live one would too.
+    """Check that the rebuilt group equals the live one, and would write no records but of the kinds that
+    *may_differ*, where the live one would too.
     """
     live, again = bench.group, bench.rebuilt()
     assert told(again.modern) == told(live.modern)
@@ -189,7 +187,7 @@ def test_a_group_is_made_again_of_its_records(seed: int) -> None:
     assert len(bench.notes()) > 20
 
 
-def test_a_group_that_was_made_again_goes_on() -> None:
+def test_a_rebuilt_group_continues() -> None:
     bench = Bench()
     bench.topic("orders", 4)
     join: dict[str, Any] = {
@@ -206,7 +204,7 @@ def test_a_group_that_was_made_again_goes_on() -> None:
     assert after.epoch == 1
 
 
-def test_who_is_silent_for_a_session_is_gone_though_nobody_else_comes() -> None:
+def test_a_member_without_heartbeats_for_a_session_is_gone_even_if_no_other_joins() -> None:
     bench = Bench()
     bench.topic("orders", 4)
     join: dict[str, Any] = {

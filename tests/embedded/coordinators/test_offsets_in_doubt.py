@@ -1,4 +1,4 @@
-"""Offsets of transactions without an outcome: what counts of them before a start counts after it."""
+"""Offsets of transactions without an outcome: those valid before a start are valid after it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders of older brokers go on: the records that they wrote in other versions are read."""
+"""Folders of older brokers stay in use: the records that they wrote in other versions are read."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What the broker does again and again by itself goes on after a failure that nobody foresaw, and the failure
-is told.
-"""
+"""The broker's recurring work continues after an unexpected failure, and the failure is logged."""
 
 from __future__ import annotations
 
@@ -43,10 +41,10 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
     ("failure", "lines"),
     [
         (IndexError("a fault of its own"), ["the round failed: it is tried again in 0.001 s"]),
-        (BrokerFolderError("the folder is gone"), []),  # the disk tells it
+        (BrokerFolderError("the folder is gone"), []),  # the disk reports it
     ],
 )
-def test_a_round_that_fails_is_told_and_the_next_one_comes(
+def test_a_round_that_fails_is_logged_and_the_next_one_comes(
     caplog: pytest.LogCaptureFixture, failure: Exception, lines: list[str]
 ) -> None:
     seen: list[int] = []
@@ -150,7 +148,7 @@ class Transactions:
         return known.state
 
     def fail_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Have the next marker not be written for a reason that nobody foresaw."""
+        """Make the next write of a marker fail with an unexpected error."""
         mark, failed = self.here.mark, list[Transaction]()
 
         def fails(place: Any, decided: Transaction, *, commit: bool) -> None:

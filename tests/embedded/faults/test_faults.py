@@ -1,4 +1,4 @@
-"""Faults on request, and what clients make of them."""
+"""Faults on request, and the clients' reactions."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def fetched(kafka: EmbeddedKafka, topic: str, **more: Any) -> dict[str, Any]:
 # -- answers
 
 
-def test_an_answer_that_is_cut_leaves_what_was_asked_done(kafka: EmbeddedKafka) -> None:
+def test_a_request_whose_answer_is_cut_is_carried_out(kafka: EmbeddedKafka) -> None:
     topic = kafka.create_topic("orders")
     kafka.fault("cut", "Produce")
     data = [{"name": topic, "partition_data": [{"index": 0, "records": batch(b"a")}]}]
@@ -86,7 +86,7 @@ def test_an_answer_that_is_dropped_never_comes_and_a_later_one_does(kafka: Embed
         assert client.ask("DescribeCluster", 0)["error_code"] == 0
 
 
-def test_a_late_answer_holds_up_those_behind_it(kafka: EmbeddedKafka) -> None:
+def test_a_late_answer_holds_up_those_after_it(kafka: EmbeddedKafka) -> None:
     kafka.fault("delay", "DescribeCluster", delay_ms=50)
     with RawClient(kafka.bootstrap) as client:
         began_s = time.monotonic()
@@ -97,7 +97,7 @@ def test_a_late_answer_holds_up_those_behind_it(kafka: EmbeddedKafka) -> None:
         assert time.monotonic() - began_s >= 0.05
 
 
-def test_answers_are_repeated_and_change_places(kafka: EmbeddedKafka) -> None:
+def test_answers_are_repeated_and_reordered(kafka: EmbeddedKafka) -> None:
     kafka.fault("repeat", "ApiVersions")
     kafka.fault("reorder", "DescribeCluster")
     with RawClient(kafka.bootstrap) as client:
@@ -124,7 +124,7 @@ def test_faults_follow_from_the_seed() -> None:
     assert 5 < sum(hits(1)) < 35
 
 
-def test_a_fault_that_cannot_be_is_told(kafka: EmbeddedKafka) -> None:
+def test_an_impossible_fault_is_an_error(kafka: EmbeddedKafka) -> None:
     with pytest.raises(DevBrokerError, match=r"EndTx is no api of the embedded Kafka; it has .*EndTxn"):
         kafka.fault("drop", "EndTx")
     with pytest.raises(
@@ -164,7 +164,7 @@ def test_a_marker_that_is_lost_leaves_the_transaction_open(kafka: EmbeddedKafka)
     assert known.state.name == "COMPLETE_COMMIT"
 
 
-def test_what_a_lost_marker_left_open_is_ended(
+def test_a_transaction_left_open_by_a_lost_marker_is_ended(
     kafka: EmbeddedKafka, capsys: pytest.CaptureFixture[str]
 ) -> None:
     topic = committed_without_markers(kafka)
@@ -242,7 +242,7 @@ def test_a_batch_that_is_damaged_is_sent_as_it_is(kafka: EmbeddedKafka) -> None:
     assert (damaged[:-1], damaged[-1] ^ 1) == (whole[:-1], whole[-1])
 
 
-def test_a_member_that_is_forgotten_is_told_so(kafka: EmbeddedKafka) -> None:
+def test_a_forgotten_member_is_unknown_to_the_coordinator(kafka: EmbeddedKafka) -> None:
     told = {
         "group_id": "g",
         "session_timeout_ms": 10_000,
@@ -276,7 +276,7 @@ def test_a_coordinator_that_moves_is_found_again() -> None:
 
 
 def test_a_zombie_of_the_bare_protocol_stays_out(kafka: EmbeddedKafka) -> None:
-    """What a fault is for: a write that was under way when its producer was fenced arrives late."""
+    """The main use of a fault: a write that was under way when its producer was fenced arrives late."""
     topic = kafka.create_topic("orders")
     with RawClient(kafka.bootstrap) as client:
         told = {"transactional_id": "writer", "transaction_timeout_ms": 60_000}

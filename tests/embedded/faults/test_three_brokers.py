@@ -28,7 +28,7 @@ def three() -> Iterator[EmbeddedKafka]:
 
 
 def leaders(kafka: EmbeddedKafka, topic: str) -> list[tuple[int, int]]:
-    """Return leader and epoch of each partition, as another broker tells of them."""
+    """Return leader and epoch of each partition, as another broker reports them."""
     alive = next(each for each in kafka.cluster.alive)
     with RawClient(f"127.0.0.1:{alive.port}") as client:
         (found,) = client.ask("Metadata", 12, topics=[{"name": topic}])["topics"]
@@ -49,7 +49,7 @@ def test_leaders_are_spread_and_others_take_over(three: EmbeddedKafka) -> None:
 
 
 @pytest.mark.long
-def test_what_was_acknowledged_survives_a_broker_and_its_clients_go_on(three: EmbeddedKafka) -> None:
+def test_acknowledged_records_survive_a_broker_and_its_clients_continue(three: EmbeddedKafka) -> None:
     topic = three.create_topic("orders", partitions=3)
     told = {**QUICK, "transactional.id": "writer", "acks": "all"}
     producer = Producer(three.client_config(**told))
@@ -110,9 +110,9 @@ def test_another_broker_sends_clients_to_the_leader(three: EmbeddedKafka) -> Non
     assert told["current_leader"] == {"leader_id": leader, "leader_epoch": 0}
 
 
-def test_who_was_not_in_sync_last_does_not_lead(three: EmbeddedKafka) -> None:
-    """It may lack what the last leader has acknowledged, so it waits for that one (unclean elections are
-    off).
+def test_a_replica_that_was_not_in_sync_last_does_not_lead(three: EmbeddedKafka) -> None:
+    """It may lack records that the last leader has acknowledged, so it waits for that one (unclean elections
+    are off).
     """
     topic = three.create_topic("orders", partitions=1)
     partition = three.cluster.topics.partition(topic, 0)
@@ -162,7 +162,7 @@ def test_leaders_are_elected_when_a_client_asks(three: EmbeddedKafka) -> None:
     assert elected(UNCLEAN, [0]) == {0: KafkaCode.ELECTION_NOT_NEEDED}
 
 
-def test_a_node_that_is_none_is_an_error(three: EmbeddedKafka) -> None:
+def test_an_unknown_node_is_an_error(three: EmbeddedKafka) -> None:
     with pytest.raises(DevBrokerError, match="there is no node 7; the nodes are 1, 2, 3"):
         three.kill(7)
     with pytest.raises(DevBrokerError, match="does not run in a thread"):
@@ -171,8 +171,8 @@ def test_a_node_that_is_none_is_an_error(three: EmbeddedKafka) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
-def test_a_group_goes_on_as_its_coordinator_moves(three: EmbeddedKafka, protocol: str) -> None:
-    """What was committed with the coordinator before counts with the next, and no member has to join
+def test_a_group_continues_as_its_coordinator_moves(three: EmbeddedKafka, protocol: str) -> None:
+    """Offsets committed with the previous coordinator are valid with the next, and no member has to join
     again.
     """
     topic = three.create_topic("orders", partitions=2)

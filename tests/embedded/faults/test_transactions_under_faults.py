@@ -1,5 +1,5 @@
-"""Faults on request while librdkafka's transactions run: what was committed is there once, what was aborted
-never, and offsets go with it.
+"""Faults on request while librdkafka's transactions run: committed records exist once, aborted ones never,
+and offsets go with them.
 """
 
 from __future__ import annotations
@@ -81,11 +81,11 @@ class Copier:
         (self.committed if commit else self.aborted).append(number)
 
     def _abort(self) -> None:
-        """Abort the transaction; with a new producer where the coordinator never heard that it began.
+        """Abort the transaction; use a new producer if the coordinator does not know that it began.
 
-        Where a broker dies before it answers AddPartitionsToTxn, librdkafka cannot tell whether it was heard,
-        and asks for an abort all the same (rd_kafka_txn_handle_AddPartitionsToTxn). A coordinator that knows
-        of no transaction refuses that, which librdkafka takes for fatal.
+        Where a broker dies before it answers AddPartitionsToTxn, librdkafka does not know whether the request
+        was received, and asks for an abort all the same (rd_kafka_txn_handle_AddPartitionsToTxn). A
+        coordinator that knows of no transaction refuses that, which librdkafka takes for fatal.
         """
         try:
             self._producer.abort_transaction(DEADLINE_S)
@@ -99,7 +99,7 @@ class Copier:
         self._producer.send_offsets_to_transaction([TopicPartition("numbers", 0, offset)], group, DEADLINE_S)
 
     def check(self) -> None:
-        """Compare what there is with what was committed."""
+        """Compare the stored records with the committed ones."""
         assert read(self._kafka) == self.committed
         if self._offsets:
             (place,) = self._group.committed([TopicPartition("numbers", 0)], DEADLINE_S)

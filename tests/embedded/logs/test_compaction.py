@@ -1,4 +1,4 @@
-"""What compaction leaves of a log: records, offsets, tombstones, markers, and what readers are told."""
+"""The result of compacting a log: records, offsets, tombstones, markers, and answers to readers."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_the_last_record_of_each_key_stays_with_its_offset_and_time() -> None:
     assert log.size_bytes == sum(len(each.data) for each in log)
 
 
-def test_what_was_compacted_is_the_same_after_the_next_time() -> None:
+def test_compacted_records_stay_the_same_in_the_next_compaction() -> None:
     log = PartitionLog()
     for value in (b"1", b"2", b"3"):
         write(log, (b"a", value), (b"b", None), (b"c%b" % value, b""))
@@ -133,7 +133,7 @@ def long_log() -> PartitionLog:
 
 @pytest.mark.long
 def test_others_have_their_turn_with_a_long_log() -> None:
-    """What they write stays, and what they read meanwhile is what was there before."""
+    """Their writes stay, and their reads during the compaction return the records from before it."""
     log = long_log()
     read = []
     for turn, _ in enumerate(log.compaction(ALWAYS)):
@@ -187,7 +187,7 @@ def test_a_transaction_that_is_aborted_between_two_turns_stays_aborted() -> None
     assert [(each.producer_id, each.first_offset) for each in answer.aborted] == [(7, 400), (8, first)]
 
 
-def test_what_is_younger_than_the_least_lag_stays() -> None:
+def test_records_younger_than_the_least_lag_stay() -> None:
     log = PartitionLog()
     for at_ms in (100, 200, 950, 960, 970):
         write(log, (b"a", b"%d" % at_ms), at_ms=at_ms)
@@ -225,7 +225,7 @@ def test_a_tombstone_stays_for_its_time_and_then_goes() -> None:
     assert left(log)[:2] == [(1, b"b", b"1"), (3, b"c", b"1")]
 
 
-def test_an_open_transaction_ends_what_is_compacted() -> None:
+def test_compaction_ends_before_an_open_transaction() -> None:
     log = PartitionLog()
     write(log, (b"a", b"1"))
     write(log, (b"a", b"2"))
@@ -294,7 +294,7 @@ def test_the_last_batch_stays_when_nothing_is_left_of_it() -> None:
     assert [(each.base_offset, len(each.records)) for each in batches(log)] == [(0, 1), (1, 0), (2, 1)]
 
 
-def test_what_compaction_took_is_not_deleted_for_its_age() -> None:
+def test_emptied_batches_are_not_deleted_for_their_age() -> None:
     log = PartitionLog()
     write(log, (b"a", b"1"))
     write(log, (b"b", b"1"), producer_id=9, producer_epoch=3, base_sequence=40)

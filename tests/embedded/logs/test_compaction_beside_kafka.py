@@ -31,7 +31,7 @@ from tests.support.patience import DEADLINE_S
 
 ROLL_MS = 50
 LINGER_MS = 50_000
-"""A lot is sent when it is flushed, as one batch, though this process stands still before that."""
+"""Each lot is sent as one batch, by flush, even if this process stalls before that."""
 Config = dict[str, Any]
 Pairs = list[tuple[bytes, bytes | None]]
 FIRST_ROUND: list[tuple[str, Pairs]] = [
@@ -55,7 +55,7 @@ ROUNDS = [FIRST_ROUND, ANOTHER_ROUND, ANOTHER_ROUND]
 
 
 class Left(NamedTuple):
-    """A batch that compaction left, but for its times."""
+    """A batch that compaction left, without its times."""
 
     base_offset: int
     last_offset: int
@@ -66,7 +66,9 @@ class Left(NamedTuple):
 
     @classmethod
     def read(cls, batch: RecordBatch) -> Left:
-        """Return what is compared of a batch; of a marker's value, a broker's epoch is a part."""
+        """Return the parts of a batch that are compared; a marker's value is not, because it has the broker's
+        epoch.
+        """
         return cls(
             batch.base_offset,
             batch.last_offset,
@@ -81,9 +83,7 @@ class Left(NamedTuple):
 
 
 class Log:
-    """A topic of one partition whose every batch is a segment of its own, and which is compacted when
-    told.
-    """
+    """A topic of one partition in which each batch has a segment of its own; it is compacted on request."""
 
     def __init__(self, config: Config, topic: str) -> None:
         self.topic = topic
@@ -119,7 +119,7 @@ class Log:
             done.result(DEADLINE_S)
 
     def left(self) -> list[Left]:
-        """Return what is in the log."""
+        """Return the content of the log."""
 
         async def read() -> list[Left]:
             async with RawLog(self._settings) as log:
@@ -139,7 +139,7 @@ def cleaned_to(broker: SessionBroker, topic: str) -> int:
 
 
 def rounds(log: Log, clean: Callable[[list[Left]], None]) -> Iterator[list[Left]]:
-    """Yield what is in a log before and after each of its compactions."""
+    """Yield the content of a log before and after each of its compactions."""
     for lots in ROUNDS:
         log.clean_by("delete")
         log.write(lots)

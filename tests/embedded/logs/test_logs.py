@@ -1,4 +1,4 @@
-"""A partition's log in memory: what is stored, read, and deleted."""
+"""A partition's log in memory: storing, reading and deleting records."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_reading_begins_with_the_batch_that_holds_the_offset() -> None:
     assert log.read(0, 6, 1, committed=False, one_at_least=False).batches == []
 
 
-def test_an_aborted_transaction_is_told_of_where_its_records_are() -> None:
+def test_an_aborted_transaction_is_listed_in_reads_of_its_records() -> None:
     log = PartitionLog()
     told = {"producer_id": 5, "producer_epoch": 0, "attributes": TRANSACTIONAL_BIT}
     appended(log, batch(b"plain"))
@@ -140,7 +140,7 @@ def test_times_are_found_though_they_go_back() -> None:
     assert (latest.offset, latest.timestamp_ms) == (1, 3000)
 
 
-def test_who_waits_is_told_once_it_may_read() -> None:
+def test_a_waiting_reader_is_woken_once_it_may_read() -> None:
     log = PartitionLog()
     told: list[int] = []
 

@@ -1,4 +1,4 @@
-"""What a leader knows after a start is what it knew before, though most batches of a log are passed over."""
+"""A leader's state after a start is that from before, though most batches of a log are passed over."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Writers:
 
 
 def known(rows: KeptRows[LeaderRow]) -> dict[str, LeaderRow]:
-    """Return all rows, but for where the log ends: the files tell that."""
+    """Return all rows, except for the end of the log, which the files define."""
     found = dict(rows.scan())
     log = found.pop(LOG_KEY, LogEntry())
     assert isinstance(log, LogEntry)

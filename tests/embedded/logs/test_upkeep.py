@@ -1,4 +1,4 @@
-"""Records that were kept for long enough, and producers that nobody hears of any more."""
+"""Deletion of records after their retention, and of producers that have been silent for long."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_a_topic_that_is_deleted_between_two_turns_gets_no_further_one(
 
 
 @pytest.mark.parametrize("failure", [IndexError("a fault of its own"), ValueError("another")])
-def test_a_partition_whose_upkeep_fails_is_told_and_the_others_are_looked_at(
+def test_a_partition_whose_upkeep_fails_is_logged_and_the_others_are_kept_up(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, failure: Exception
 ) -> None:
     seen: list[str] = []
@@ -168,7 +168,7 @@ def test_a_partition_whose_upkeep_fails_is_told_and_the_others_are_looked_at(
     assert told.exc_info[1] is failure
 
 
-def test_a_folder_that_cannot_be_written_stops_the_broker_and_is_told_once(
+def test_a_folder_that_cannot_be_written_stops_the_broker_and_is_logged_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     async def run() -> BrokerFolderError | None:

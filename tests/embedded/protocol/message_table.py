@@ -22,7 +22,7 @@ ARCHIVES = ("kafka-clients", "kafka-group-coordinator", "kafka-transaction-coord
 
 
 def drawn(archives: Iterable[Path], table: str) -> str:
-    """Return *table* drawn anew: the messages that it names, as the archives define them."""
+    """Return *table* regenerated: the messages that it names, as the archives define them."""
     found = {each["name"]: each for each in definitions(archives)}
     names = [line.split(" ")[0] for line in table.splitlines() if not line.startswith(" ")]
     ordered = sorted(

@@ -27,7 +27,7 @@ def test_the_table_is_that_of_kafkas_archives() -> None:
 
 
 @pytest.mark.parametrize(("name", "version"), EVERY)
-def test_what_is_written_is_read_back(name: str, version: int) -> None:
+def test_a_message_is_read_back_as_written(name: str, version: int) -> None:
     told = message(name)
     plain = decode(name, version, bytes(encode(name, version, {}, bytearray())))
     assert plain.keys() == {each.name for each in told.fields}
@@ -36,14 +36,14 @@ def test_what_is_written_is_read_back(name: str, version: int) -> None:
 
 
 @pytest.mark.parametrize(("name", "version"), EVERY[::7])
-def test_a_message_that_is_cut_short_is_an_error_with_its_place(name: str, version: int) -> None:
+def test_a_message_that_is_cut_short_is_an_error(name: str, version: int) -> None:
     whole = bytes(encode(name, version, {}, bytearray()))
     for size in range(len(whole)):
         with pytest.raises(WireError):
             decode(name, version, whole[:size])
 
 
-def test_it_reads_what_another_writer_wrote() -> None:
+def test_it_reads_a_request_of_another_encoder() -> None:
     data = fetch_request([Wanted(("orders", 3), 17, 1000)], max_wait_ms=500, max_bytes=1 << 20)
     told = decode("FetchRequest", 12, data)
     assert told["isolation_level"] == 1

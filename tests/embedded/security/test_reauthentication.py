@@ -40,7 +40,7 @@ def log_in(client: RawClient, user: str = "root", mechanism: str = "PLAIN") -> t
     return told["error_code"], told["error_message"], told["session_lifetime_ms"]
 
 
-def test_a_session_that_is_begun_anew_goes_on(kafka: EmbeddedKafka) -> None:
+def test_a_session_that_is_renewed_continues(kafka: EmbeddedKafka) -> None:
     with RawClient(kafka.bootstrap) as client:
         for _ in range(3):
             assert log_in(client) == (0, "", LIFETIME_MS)
@@ -56,7 +56,7 @@ def test_a_session_that_has_ended_ends_its_connection_with_the_next_request(kafk
             client.ask("Metadata", 12, topics=[])
 
 
-def test_who_has_let_it_end_may_still_log_in_again(kafka: EmbeddedKafka) -> None:
+def test_a_client_whose_session_has_ended_may_still_log_in_again(kafka: EmbeddedKafka) -> None:
     with RawClient(kafka.bootstrap) as client:
         log_in(client)
         pass_time(kafka, 2 * LIFETIME_MS)
@@ -83,7 +83,7 @@ def test_another_user_or_mechanism_is_refused(kafka: EmbeddedKafka) -> None:
             client.receive_frame()
 
 
-def test_it_may_be_begun_anew_once_a_second_and_by_nothing_else(kafka: EmbeddedKafka) -> None:
+def test_it_may_be_renewed_once_a_second_and_by_no_other_request(kafka: EmbeddedKafka) -> None:
     with RawClient(kafka.bootstrap) as client:
         log_in(client)
         log_in(client)
@@ -97,8 +97,8 @@ def test_it_may_be_begun_anew_once_a_second_and_by_nothing_else(kafka: EmbeddedK
 
 @pytest.mark.long
 def test_librdkafka_logs_in_again_and_loses_nothing() -> None:
-    # Rightly a session that ends while the machine stands still, the client too, ends its connection, which
-    # librdkafka tells.
+    # A session that ends during a stall of the machine, the client included, rightly ends its connection,
+    # which librdkafka reports.
     with AwakeClock() as awake, EmbeddedKafka(users=USERS, reauth_ms=1_500) as kafka:
         kafka.cluster.clock = awake
         topic = kafka.create_topic("orders")
@@ -116,6 +116,6 @@ def test_librdkafka_logs_in_again_and_loses_nothing() -> None:
         assert lost == []
 
 
-def test_sessions_of_nobody_cannot_end() -> None:
+def test_sessions_cannot_end_without_users() -> None:
     with pytest.raises(DevBrokerError, match="for a broker with users"):
         EmbeddedKafka(reauth_ms=1_000)

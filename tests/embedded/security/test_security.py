@@ -54,7 +54,7 @@ def guarded() -> Iterator[EmbeddedKafka]:
 
 
 def first_refusal(config: dict[str, Any]) -> KafkaError:
-    """Return the first error that a client with these settings tells of."""
+    """Return the first error that a client with these settings reports."""
     errors: list[KafkaError] = []
     told: dict[str, Any] = {**config, "log_level": 0, "error_cb": errors.append}
     client = AdminClient(told)
@@ -130,7 +130,7 @@ def produced(config: dict[str, Any], topic: str) -> KafkaError | None:
     return errors[0]
 
 
-def test_a_user_may_do_what_rules_allow(guarded: EmbeddedKafka) -> None:
+def test_a_user_has_the_rights_that_rules_allow(guarded: EmbeddedKafka) -> None:
     admin = AdminClient(guarded.client_config())
     alice = guarded.client_config_of("alice", **{"allow.auto.create.topics": False})
     topic = guarded.create_topic("ruled")
@@ -242,7 +242,7 @@ def test_a_certificate_is_made_once_for_a_folder(tmp_path: Path) -> None:
     assert EmbeddedTls.made_in(tmp_path).key.read_bytes() == before
 
 
-# -- what is asked wrongly
+# -- wrong settings
 
 
 @pytest.mark.parametrize(
@@ -279,7 +279,7 @@ def test_no_certificate_is_left_of_a_broker_that_does_not_start(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_certificate_that_is_none_is_told(tmp_path: Path) -> None:
+def test_an_invalid_certificate_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "nonsense.pem").write_text("nonsense")
     wrong = EmbeddedTls(
         certificate=tmp_path / "nonsense.pem", key=tmp_path / "nowhere.pem", authority=tmp_path
@@ -296,7 +296,7 @@ def test_a_user_that_is_not_known_has_no_settings(guarded: EmbeddedKafka) -> Non
 # -- who has not shown who it is
 
 
-def test_nothing_large_is_taken_from_who_is_not_known(guarded: EmbeddedKafka) -> None:
+def test_no_large_request_is_taken_from_an_unauthenticated_client(guarded: EmbeddedKafka) -> None:
     authority = Path(guarded.client_config()["ssl.ca.location"])
     with RawClient(guarded.bootstrap, tls=trust(authority)) as client:
         client._socket.sendall((LIMIT_FRAME_BYTES + 1).to_bytes(4, "big"))
@@ -304,7 +304,7 @@ def test_nothing_large_is_taken_from_who_is_not_known(guarded: EmbeddedKafka) ->
             client.receive_frame()
 
 
-def test_each_connection_shows_for_itself_who_it_is(guarded: EmbeddedKafka) -> None:
+def test_each_connection_authenticates_by_itself(guarded: EmbeddedKafka) -> None:
     authority = Path(guarded.client_config()["ssl.ca.location"])
     with (
         RawClient(guarded.bootstrap, tls=trust(authority)) as known,
@@ -352,7 +352,7 @@ def test_lines_of_kafka_acls_are_rules() -> None:
         ("--allow-principal User:a --topic 't", "No closing quotation"),
     ],
 )
-def test_a_line_that_is_no_rule_is_told_with_its_number(line: str, trouble: str) -> None:
+def test_a_line_that_is_no_rule_is_reported_with_its_number(line: str, trouble: str) -> None:
     with pytest.raises(DevBrokerError, match=trouble):
         rules_of_lines(["# rules", line])
 
@@ -406,7 +406,7 @@ def _filters_at_random(chance: Random, count: int) -> list[rules.AclFilter]:
     ]
 
 
-def test_each_filter_takes_what_those_before_it_have_left() -> None:
+def test_each_filter_takes_rules_that_those_before_it_have_left() -> None:
     chance = Random(1)
     for _ in range(100):
         kept = EmbeddedAuthorizer(_rules_at_random(chance, 30))

@@ -1,5 +1,5 @@
-"""Requests of which each field is right for its type, and few make sense; what is left to chance follows from
-a seed.
+"""Requests of which each field is right for its type, and few make sense; random choices follow from a
+seed.
 """
 
 from __future__ import annotations

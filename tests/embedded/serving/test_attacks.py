@@ -26,7 +26,7 @@ from tests.embedded.transcripts.transaction_scenarios import hostile_frame
 from tests.support.patience import DEADLINE_S
 
 NEVER = {"DeleteTopics", "SaslHandshake", "SaslAuthenticate"}
-"""What would leave nothing to ask about."""
+"""Apis left out, because they would leave no topic or connection for the next requests."""
 SETTLE_S, BUSY_SETTLE_S = 0.005, 0.5
 
 
@@ -85,7 +85,7 @@ def test_many_requests_without_sense_are(
 
 
 def test_two_billion_partitions_are_refused_before_one_is_made(kafka: EmbeddedKafka) -> None:
-    """Apache Kafka 4.3.1 ends when CreatePartitions asks for them."""
+    """Apache Kafka 4.3.1 ends when CreatePartitions requests them."""
     topic = kafka.create_topic("orders")
     with RawClient(kafka.bootstrap) as client:
         told = {"name": topic, "count": 2**31 - 1, "assignments": None}
@@ -95,7 +95,7 @@ def test_two_billion_partitions_are_refused_before_one_is_made(kafka: EmbeddedKa
     assert (grown["error_code"], made["error_code"]) == (-1, 44)
 
 
-def test_half_requests_and_noise_hold_up_nobody(kafka: EmbeddedKafka) -> None:
+def test_half_requests_and_noise_hold_up_no_other_client(kafka: EmbeddedKafka) -> None:
     chance = Random(1)
     whole = len(hostile_frame(18, 0)).to_bytes(4, "big") + hostile_frame(18, 0)
     with ExitStack() as strangers:
@@ -139,7 +139,7 @@ def test_more_connections_than_files_may_be_open_are_refused(
     assert is_served(kafka)
 
 
-def test_who_never_reads_is_read_from_no_further(kafka: EmbeddedKafka) -> None:
+def test_no_more_is_read_from_a_client_that_never_reads(kafka: EmbeddedKafka) -> None:
     """Its answers fill the sockets, then its requests do: the broker keeps neither."""
     asked_for = [{"name": "x" * 30_000}] * 30
     with RawClient(kafka.bootstrap) as client:

@@ -1,4 +1,4 @@
-"""What strangers leave behind in the coordinators is bounded over all groups, ids and topics together."""
+"""The coordinators' state left by strangers is bounded over all groups, ids and topics together."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def test_a_generation_that_is_larger_than_a_record_is_not_written(
     assert client.ask("SyncGroup", 2, **fields)["error_code"] == 0
 
 
-def test_what_is_there_is_counted_when_it_seems_too_much_and_not_too_often() -> None:
+def test_kept_bytes_are_counted_when_they_seem_too_many_and_not_too_often() -> None:
     now_s, counts = [0.0], [0]
 
     def count() -> int:

@@ -1,4 +1,4 @@
-"""What one client may cost the broker: it looks before it works, and others have their turn meanwhile."""
+"""Limits on one client's cost to the broker: it checks before it works, and lets others have their turn."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_a_frame_that_no_request_of_its_api_is_so_long_as_is_not_kept(kafka: Emb
     assert is_served(kafka)
 
 
-def test_what_is_not_whole_yet_counts_over_all_connections(kafka: EmbeddedKafka) -> None:
+def test_incomplete_requests_count_over_all_connections(kafka: EmbeddedKafka) -> None:
     strangers = [sent(kafka, 0, 9, 50 * ONE) for _ in range(6)]
     try:
         for number, stranger in enumerate(strangers):
@@ -171,7 +171,7 @@ def test_what_is_not_whole_yet_counts_over_all_connections(kafka: EmbeddedKafka)
             stranger.close()
 
 
-def test_who_holds_most_lets_go() -> None:
+def test_the_largest_holder_is_let_go() -> None:
     gone: list[str] = []
     room = SharedRoom[str](100, gone.append)
     room.hold("a", 60)
@@ -222,7 +222,7 @@ def test_a_connection_on_which_nothing_comes_is_closed(kafka: EmbeddedKafka) -> 
 def test_a_client_that_asks_for_much_at_once_leaves_others_their_turn(
     kafka: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once its turn is over, others have theirs; it goes on by itself."""
+    """Once its turn is over, others have theirs; its next turn needs no further request."""
     monkeypatch.setattr(connection, "TURN_S", -1)
     frame = struct.pack(">ihhih", 10, 18, 0, 7, -1)
     with RawClient(kafka.bootstrap) as greedy:
@@ -238,7 +238,7 @@ def test_a_client_that_asks_for_much_at_once_leaves_others_their_turn(
             assert greedy.receive("ApiVersions", 0)["error_code"] == 0
 
 
-def test_who_is_told_of_twice_is_answered_once(kafka: EmbeddedKafka) -> None:
+def test_a_name_that_is_requested_twice_is_answered_once(kafka: EmbeddedKafka) -> None:
     with RawClient(kafka.bootstrap) as client:
         assert len(client.ask("DescribeGroups", 5, groups=["a"] * 1_000 + ["b"])["groups"]) == 2
         topics = [{"name": "a"}] * 1_000 + [{"name": ""}] * 1_000
@@ -247,7 +247,7 @@ def test_who_is_told_of_twice_is_answered_once(kafka: EmbeddedKafka) -> None:
         assert len(client.ask("DescribeConfigs", 4, resources=[resource] * 1_000)["results"]) == 1
 
 
-def test_what_is_written_to_one_partition_wakes_a_fetch_for_that_one(
+def test_a_write_to_one_partition_wakes_a_fetch_for_that_one(
     kafka: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from holdfast.embedded.apis.records import fetching
@@ -322,7 +322,7 @@ def test_topics_are_kept_once_for_a_whole_request(
     assert LIMIT_ELEMENTS > 10_000, "as many partitions as Kafka's controller takes at once"
 
 
-def test_what_is_written_before_a_fetch_begins_to_wait_ends_its_wait() -> None:
+def test_a_write_before_a_fetch_begins_to_wait_ends_its_wait() -> None:
     """Others have their turn between its first look and its wait."""
 
     async def fetched() -> object:
@@ -343,7 +343,7 @@ def test_what_is_written_before_a_fetch_begins_to_wait_ends_its_wait() -> None:
     assert answer["responses"][0]["partitions"][0]["high_watermark"] == 1
 
 
-def test_a_batch_with_many_records_is_looked_through_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_with_many_records_is_checked_outside_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """And still in its order, by the same rules."""
     looked = list[str]()
     packed = producing._packed
@@ -408,7 +408,7 @@ def test_a_pattern_that_is_none_or_too_large_is_refused(pattern: str) -> None:
     assert isinstance(name_pattern(pattern), PatternTrouble)
 
 
-def test_a_pattern_means_what_pythons_own_machine_takes_it_for() -> None:
+def test_a_pattern_has_the_meaning_of_pythons_own_engine() -> None:
     chance = Random(1)
 
     def made(depth: int = 0) -> str:

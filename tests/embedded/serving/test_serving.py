@@ -1,4 +1,4 @@
-"""Starting, stopping, and what is not a request."""
+"""Starting, stopping, and invalid requests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.embedded.transcripts.talk import Talk
 from tests.embedded.transcripts.transaction_scenarios import hostile_frame
 
 
-def test_it_says_what_it_is_for(caplog: pytest.LogCaptureFixture) -> None:
+def test_it_logs_its_purpose(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO), EmbeddedKafka() as kafka:
         assert kafka.bootstrap.startswith("127.0.0.1:")
     assert NOTICE in caplog.text
@@ -67,8 +67,8 @@ print(*sys.modules, sep="\\n")
 
 
 @pytest.mark.long
-def test_a_broker_brings_only_what_it_needs() -> None:
-    """What has few users is imported by these: of 31 MB, that took 1.4 off."""
+def test_a_broker_imports_only_the_modules_it_needs() -> None:
+    """Modules with few users are imported by these: that saved 1.4 of 31 MB."""
     told = subprocess.run([sys.executable, "-P", "-c", _BROUGHT], capture_output=True, text=True, check=True)
     brought = set(told.stdout.split())
     assert "holdfast.embedded.serving.connection" in brought
@@ -93,7 +93,7 @@ def test_two_nodes_are_none() -> None:
         b"GET / HTTP/1.1\r\n\r\n",
     ],
 )
-def test_what_is_not_a_request_closes_the_connection(
+def test_an_invalid_request_closes_the_connection(
     embedded: EmbeddedKafka, frame: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     with RawClient(embedded.bootstrap) as client:
@@ -113,7 +113,7 @@ def test_a_frame_that_is_too_large_is_not_waited_for(embedded: EmbeddedKafka) ->
                 client.receive_frame()
 
 
-def test_a_client_of_the_future_is_told_which_versions_there_are(embedded: EmbeddedKafka) -> None:
+def test_a_client_of_the_future_learns_the_supported_versions(embedded: EmbeddedKafka) -> None:
     with RawClient(embedded.bootstrap) as client:
         client.send_frame(hostile_frame(18, 99))
         answer = client.receive("ApiVersions", 0)
@@ -122,9 +122,7 @@ def test_a_client_of_the_future_is_told_which_versions_there_are(embedded: Embed
 
 
 def test_answers_come_in_the_order_of_the_questions(embedded: EmbeddedKafka) -> None:
-    """Also where the first one waits: a fetch holds up what was sent behind it on its connection, as on
-    Kafka.
-    """
+    """Also where the first one waits: a fetch holds up later requests on its connection, as on Kafka."""
     talk = Talk(embedded.bootstrap)
     topic = talk.topic("orders")
     client = talk.client("reader")
@@ -143,7 +141,7 @@ def test_many_questions_at_once_are_all_answered(embedded: EmbeddedKafka) -> Non
         assert all(client.receive("ApiVersions", 0)["error_code"] == 0 for _ in range(500))
 
 
-def test_what_is_left_to_chance_follows_from_the_seed() -> None:
+def test_random_choices_follow_from_the_seed() -> None:
     assert EmbeddedKafka(seed=3).cluster.cluster_id == EmbeddedKafka(seed=3).cluster.cluster_id
     assert EmbeddedKafka(seed=3).cluster.cluster_id != EmbeddedKafka(seed=4).cluster.cluster_id
 

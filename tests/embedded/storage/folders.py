@@ -1,4 +1,4 @@
-"""A cluster in a folder without sockets: what clients would ask, and what a power cut leaves of it."""
+"""A cluster in a folder without sockets: requests of clients, and the remains of a power cut."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TIMEOUT_MS = 60_000
 
 
 def fail(error: BrokerFolderError) -> None:
-    """What a test's cluster does when its folder fails: nothing, for the write has raised it."""
+    """Reaction of a test's cluster to a failed folder: none, because the write has raised the error."""
 
 
 @contextmanager
@@ -100,7 +100,7 @@ class TransactionalWriter:
         self._sequences: dict[Place, int] = {}
 
     def begin(self) -> tuple[int, int]:
-        """Return producer id and epoch; what was open under the name is aborted."""
+        """Return producer id and epoch; a transaction open under the name is aborted."""
         while True:
             command = InitProducerId(transactional_id=self._name, timeout_ms=TIMEOUT_MS)
             reply = self._cluster.transactions.do(command)
@@ -147,9 +147,7 @@ class TransactionalWriter:
 
 
 def committed(cluster: EmbeddedCluster, place: Place) -> list[bytes]:
-    """Return the values that a reader of committed records finds, as clients filter what a fetch gives
-    them.
-    """
+    """Return the values that a reader of committed records finds, as clients filter the result of a fetch."""
     log = partition(cluster, place).log
     found = log.read(log.start_offset, log.last_stable_offset, 1 << 30, committed=True, one_at_least=True)
     aborted = sorted(found.aborted, key=lambda each: each.first_offset)
@@ -186,8 +184,8 @@ class PowerCut(BaseException):
 class CutDisk(Disk):
     """Loses its power at the operation of number *at*, perhaps in the middle of it.
 
-    Then `cut` has each file that was not synced end anywhere behind what was, with garbage for a part of it,
-    and each new file that its folder did not sync be gone or not.
+    Then `cut` has each file that was not synced end anywhere after its synced part, with partly random bytes,
+    and each new file whose folder was not synced exist or not.
     """
 
     def __init__(self, *, at: int, chance: Random) -> None:
@@ -259,7 +257,7 @@ class CutDisk(Disk):
                 self._new = {new for new in self._new if new.parent != each}
 
     def cut(self) -> None:
-        """Take from the files what a power cut may take."""
+        """Remove from the files any part that a power cut may remove."""
         for path, size in self._synced.items():
             if not path.exists():
                 continue

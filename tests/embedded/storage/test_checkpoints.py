@@ -1,4 +1,4 @@
-"""Checkpoint files: Kafka's own are read, and what is none of them is refused by name."""
+"""Checkpoint files: Kafka's own are read, and others are refused by name."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class SeenDisk(Disk):
         super().replace(path, data)
 
 
-def test_what_an_end_in_order_says_to_be_whole_is_on_the_disk(tmp_path: Path) -> None:
+def test_offsets_in_the_recovery_checkpoint_of_a_clean_end_are_on_the_disk(tmp_path: Path) -> None:
     """Else a power cut soon after it leaves a folder that no broker starts with."""
     for end in (1, 2):
         disk = SeenDisk()
@@ -80,14 +80,14 @@ def test_what_an_end_in_order_says_to_be_whole_is_on_the_disk(tmp_path: Path) ->
         "0\n1\n0 \u0661\n",
     ],
 )
-def test_what_is_no_checkpoint_is_refused_by_name(tmp_path: Path, text: str) -> None:
+def test_an_invalid_checkpoint_is_refused_by_name(tmp_path: Path, text: str) -> None:
     path = tmp_path / "leader-epoch-checkpoint"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(BrokerFolderError, match=rf"{path} is no checkpoint of Kafka's"):
         read_epochs(path)
 
 
-def test_what_was_written_is_read(tmp_path: Path) -> None:
+def test_a_checkpoint_is_read_as_written(tmp_path: Path) -> None:
     path = tmp_path / "leader-epoch-checkpoint"
     path.write_bytes(checkpoint_text([(0, 0), (3, 41)]))
     assert read_epochs(path) == [(0, 0), (3, 41)]

@@ -1,5 +1,5 @@
-"""Answers of a broker with fsync: they wait for the disk, in their order, and what the disk did not take is
-not answered.
+"""Answers of a broker with fsync: they wait for the disk, in their order, and a write that the disk refused
+is not answered.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class SlowDisk(Disk):
 
 
 class BrokenDisk(Disk):
-    """Fails to sync, once it is told to."""
+    """Fails to sync, once it is set to."""
 
     broken = False
 
@@ -55,7 +55,7 @@ class BrokenDisk(Disk):
 
 
 class NotedDisk(Disk):
-    """Knows what was synced."""
+    """Records the synced bytes."""
 
     def __init__(self) -> None:
         super().__init__(fsync=True)
@@ -115,7 +115,7 @@ def test_answers_wait_for_the_disk_and_share_a_sync(tmp_path: Path) -> None:
         assert disk.syncs - before <= 3, "those that came meanwhile share one"
 
 
-def test_answers_that_wait_for_the_disk_keep_their_order_behind_a_late_one(tmp_path: Path) -> None:
+def test_answers_that_wait_for_the_disk_keep_their_order_after_a_late_one(tmp_path: Path) -> None:
     disk = SlowDisk()
     with kafka_on(disk, tmp_path) as kafka, RawClient(kafka.bootstrap) as client:
         send_record(client)  # the first one begins the leader's epoch, for which the broker itself waits
@@ -131,7 +131,7 @@ def test_answers_that_wait_for_the_disk_keep_their_order_behind_a_late_one(tmp_p
     assert told == [2, 3, 4]
 
 
-def test_who_is_not_let_in_is_told_so_while_others_wait_for_the_disk(tmp_path: Path) -> None:
+def test_a_wrong_password_is_refused_while_others_wait_for_the_disk(tmp_path: Path) -> None:
     disk = SlowDisk()
     with (
         kafka_on(disk, tmp_path, users={"root": "secret"}) as kafka,
@@ -166,7 +166,7 @@ def test_nothing_is_answered_that_could_not_be_synced(tmp_path: Path) -> None:
     assert errors[0] is not None
 
 
-def test_a_later_sync_does_not_let_out_what_an_earlier_one_has_lost(tmp_path: Path) -> None:
+def test_a_later_sync_does_not_release_answers_of_a_failed_one(tmp_path: Path) -> None:
     disk = BrokenDisk(fsync=True)
     sent: list[str] = []
 

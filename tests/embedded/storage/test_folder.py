@@ -1,4 +1,4 @@
-"""A broker in a folder: what is there when it starts again, and what it refuses."""
+"""A broker in a folder: its state when it starts again, and the folders that it refuses."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ ALWAYS = CompactionRules(now_ms=1 << 60, min_lag_ms=0, max_lag_ms=1 << 62, dirty
 
 
 def found_in(log: PartitionLog) -> list[object]:
-    """What a log holds, and what it knows of its producers and transactions; a snapshot does not know when
+    """Return a log's batches, and its state of producers and transactions; a snapshot does not know when
     batches came.
     """
     rows = [
@@ -60,7 +60,7 @@ def found_in(log: PartitionLog) -> list[object]:
 
 
 @pytest.mark.parametrize("in_order", [True, False], ids=["in order", "killed"])
-def test_a_broker_goes_on_where_it_ended(tmp_path: Path, in_order: bool) -> None:
+def test_a_broker_resumes_where_it_ended(tmp_path: Path, in_order: bool) -> None:
     with cluster_in(tmp_path) as cluster:
         make_topic(cluster, "orders", 2, segment_bytes="1048576")
         topic = cluster.topics.get("orders")
@@ -100,7 +100,7 @@ def test_a_broker_goes_on_where_it_ended(tmp_path: Path, in_order: bool) -> None
         assert ORDERS in read.unstable()
         writer = TransactionalWriter(cluster, "writer")
         writer.producer = producer
-        writer.end(commit=True)  # the transaction that was open goes on
+        writer.end(commit=True)  # the transaction that was open continues
         assert read.offsets[ORDERS].offset == 9
         assert committed(cluster, ORDERS)[-2:] == [b"open", b"alone"]
         assert TransactionalWriter(cluster, "another").begin()[0] > producer[0]
@@ -188,7 +188,7 @@ def test_segments_go_as_a_whole_when_they_were_kept_for_long_enough(tmp_path: Pa
         assert (log.start_offset, log.end_offset) == (4, 5)
 
 
-def test_compaction_leaves_in_files_what_it_leaves_in_memory(tmp_path: Path) -> None:
+def test_compaction_leaves_the_same_in_files_as_in_memory(tmp_path: Path) -> None:
     memory = PartitionLog()
     with cluster_in(tmp_path) as cluster:
         make_topic(cluster, "orders", 1, cleanup_policy="compact", segment_ms="1000")
@@ -221,7 +221,7 @@ def test_compaction_leaves_in_files_what_it_leaves_in_memory(tmp_path: Path) -> 
         assert partition(cluster, ORDERS).log.compacted_to == upper
 
 
-def test_a_topic_of_the_name_of_one_that_was_deleted_is_empty(tmp_path: Path) -> None:
+def test_a_topic_with_the_name_of_a_deleted_topic_is_empty(tmp_path: Path) -> None:
     with cluster_in(tmp_path) as cluster:
         make_topic(cluster, "orders", 2)
         write(cluster, ORDERS, b"a")
@@ -285,7 +285,7 @@ def test_few_files_are_open_however_many_partitions_there_are(tmp_path: Path) ->
     assert len(disk) == 0
 
 
-# -- what is refused
+# -- refusals
 
 
 def test_a_folder_has_one_broker_at_a_time(tmp_path: Path) -> None:
@@ -304,7 +304,7 @@ def test_the_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "meta.properties").read_text().endswith("cluster.id=x\n")
 
 
-def test_a_folder_that_cannot_be_made_is_told_of(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(BrokerFolderError, match=r"cannot make .*file/broker: Not a directory"):
         EmbeddedKafka(folder=tmp_path / "file" / "broker").start()
@@ -353,7 +353,7 @@ def test_a_catalog_that_cannot_be_read_is_refused(tmp_path: Path, data: bytes, w
         EmbeddedKafka(folder=tmp_path).start()
 
 
-def test_a_client_is_told_which_folder_it_is_and_how_much_room_it_has(tmp_path: Path) -> None:
+def test_a_client_can_ask_for_the_folder_and_its_room(tmp_path: Path) -> None:
     with EmbeddedKafka(folder=tmp_path) as kafka:
         kafka.create_topic("orders")
         with RawClient(kafka.bootstrap) as client:
@@ -379,7 +379,7 @@ class FullDisk(Disk):
         return super()._write(descriptor, data)
 
 
-def test_a_broker_whose_disk_is_full_stops_and_goes_on_when_there_is_room(
+def test_a_broker_whose_disk_is_full_stops_and_resumes_when_there_is_room(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     kafka = EmbeddedKafka(folder=tmp_path)
@@ -414,7 +414,7 @@ def test_a_broker_whose_disk_is_full_stops_and_goes_on_when_there_is_room(
         assert found.log.end_offset == acknowledged
 
 
-def test_a_limit_on_file_sizes_is_told_with_what_to_do(tmp_path: Path) -> None:
+def test_a_limit_on_file_sizes_is_reported_with_a_remedy(tmp_path: Path) -> None:
     class LimitedDisk(Disk):
         def _write(self, descriptor: int, data: memoryview) -> int:
             raise OSError(errno.EFBIG, "File too large")
@@ -426,7 +426,7 @@ def test_a_limit_on_file_sizes_is_told_with_what_to_do(tmp_path: Path) -> None:
     disk.close()
 
 
-def test_a_broker_stops_whose_files_someone_has_changed(tmp_path: Path) -> None:
+def test_a_broker_stops_if_its_files_were_changed(tmp_path: Path) -> None:
     with EmbeddedKafka(folder=tmp_path) as kafka, RawClient(kafka.bootstrap) as client:
         kafka.create_topic("orders", partitions=1)
         data = [{"name": "orders", "partition_data": [{"index": 0, "records": batch(b"a")}]}]
@@ -443,7 +443,7 @@ def test_a_broker_stops_whose_files_someone_has_changed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("meanwhile", ["deleted", "compacted"])
-def test_a_compaction_ends_where_segments_that_it_reads_go_meanwhile(tmp_path: Path, meanwhile: str) -> None:
+def test_a_compaction_ends_if_the_segments_it_reads_are_removed(tmp_path: Path, meanwhile: str) -> None:
     """To read on would find other bytes or none, for which the disk refuses everything from then on."""
     with cluster_in(tmp_path) as cluster:
         make_topic(cluster, "orders", 1, segment_bytes="1048576")

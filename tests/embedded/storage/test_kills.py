@@ -1,5 +1,5 @@
-"""SIGKILL at random moments, while librdkafka's producers write to a broker in a folder: nothing that was
-acknowledged is lost, nothing is there twice, and no aborted record is seen.
+"""SIGKILL at random moments, while librdkafka's producers write to a broker in a folder: no acknowledged
+record is lost, none exists twice, and no aborted record is read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.process
 
 
 class IdempotentWriter(threading.Thread):
-    """Writes numbers to partition 0 in their order, until it is told to end."""
+    """Writes numbers to partition 0 in their order, until its end is requested."""
 
     def __init__(self, broker: KilledBroker, chance: Random) -> None:
         super().__init__()
@@ -72,8 +72,8 @@ class PairWriter(threading.Thread):
         return producer
 
     def _write(self, producer: Producer, number: int, *, commit: bool) -> Producer:
-        """Write a pair and end its transaction, again where the broker was killed meanwhile; return who goes
-        on.
+        """Write a pair and end its transaction; abort it if the broker was killed. Return the producer to
+        continue with.
         """
         try:
             producer.begin_transaction()
@@ -83,7 +83,7 @@ class PairWriter(threading.Thread):
             (producer.commit_transaction if commit else producer.abort_transaction)(DEADLINE_S)
         except KafkaException as error:
             if not error.args[0].txn_requires_abort():
-                return self._new()  # nobody knows what has become of it
+                return self._new()  # the outcome of the transaction is unknown
             producer.abort_transaction(DEADLINE_S)
             commit = False
         (self.committed if commit else self.aborted).add(number)
@@ -146,12 +146,12 @@ def _killed(folder: Path, how: str, *, times: int, seed: int) -> None:
 
 
 @pytest.mark.parametrize("how", ["fsync", "no fsync"])
-def test_what_was_acknowledged_outlives_sigkill(tmp_path: Path, how: str) -> None:
+def test_acknowledged_records_outlive_sigkill(tmp_path: Path, how: str) -> None:
     _killed(tmp_path / "broker", how, times=2, seed=1)
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
-def test_a_group_goes_on_after_sigkill(tmp_path: Path, protocol: str) -> None:
+def test_a_group_continues_after_sigkill(tmp_path: Path, protocol: str) -> None:
     assigned: list[list[TopicPartition]] = []
     with broker_in(tmp_path / "broker", "no fsync") as broker:
         make_topic(broker)
@@ -212,7 +212,7 @@ def seen(broker: KilledBroker) -> tuple[int, int, int]:
 
 
 def ended(broker: KilledBroker) -> tuple[int, int, int]:
-    """Return what is seen once nothing is open any more."""
+    """Return the records that readers see once every transaction has ended."""
     until_s = time.monotonic() + DEADLINE_S
     while (found := seen(broker))[0] != found[1] or found[2] == -2:
         assert time.monotonic() < until_s, found
@@ -246,5 +246,5 @@ def test_a_transaction_that_was_open_at_sigkill_is_open_until_it_is_ended(tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
-def test_what_was_acknowledged_outlives_many_sigkills(tmp_path: Path, seed: int) -> None:
+def test_acknowledged_records_outlive_many_sigkills(tmp_path: Path, seed: int) -> None:
     _killed(tmp_path / "broker", "fsync" if seed % 2 else "no fsync", times=15, seed=seed)

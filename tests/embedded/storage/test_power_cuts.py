@@ -1,4 +1,4 @@
-"""A broker with fsync whose power goes at any of its operations: what was answered is there when it starts
+"""A broker with fsync whose power goes at any of its operations: acknowledged state exists when it starts
 again.
 """
 
@@ -37,14 +37,14 @@ HOUR_MS = 3_600_000
 
 @dataclass
 class Told:
-    """What clients were answered."""
+    """State that answers to clients promise."""
 
     values: dict[Place, list[bytes]] = field(default_factory=lambda: {FIRST: [], SECOND: []})
-    """What must be there, in its order."""
+    """Values that must exist, in this order."""
     never: set[bytes] = field(default_factory=set)
-    """What was aborted."""
+    """Aborted values."""
     pair: tuple[bytes, bytes] | None = None
-    """What a commit without an answer has written to the two partitions."""
+    """Values of a commit without an answer, one for each of the two partitions."""
     table: dict[bytes, bytes] = field(default_factory=dict)
     open_table: set[bytes] = field(default_factory=set)
     """Keys whose last write has no answer."""
@@ -54,7 +54,7 @@ class Told:
 
 
 class Client:
-    """Does what clients do, at random, and keeps what it was told."""
+    """Does random operations of clients, and records the answers."""
 
     def __init__(self, cluster: EmbeddedCluster, chance: Random, told: Told) -> None:
         self._cluster, self._chance, self._told = cluster, chance, told
@@ -141,12 +141,12 @@ def played(folder: Path, chance: Random, cut_at: int, told: Told) -> None:
 
 
 def check(cluster: EmbeddedCluster, told: Told) -> None:
-    """Hold what is there against what clients were told."""
+    """Compare the broker's state with the answers to clients."""
     if cluster.topics.get("table") is None:
         assert told == Told()
         return
     writer = TransactionalWriter(cluster, "writer")
-    producer_id, _ = writer.begin()  # what was open is aborted, what was decided complete
+    producer_id, _ = writer.begin()  # open transactions are aborted, decided ones complete
     assert producer_id >= told.highest_id
     found = {place: committed(cluster, place) for place in (FIRST, SECOND)}
     log = partition(cluster, FIRST).log
@@ -180,7 +180,7 @@ def check(cluster: EmbeddedCluster, told: Told) -> None:
 @pytest.mark.long
 @settings(max_examples=scaled(60), deadline=None)
 @given(seed=st.integers(0, 1 << 32), cuts=st.lists(st.integers(1, 400), min_size=1, max_size=3))
-def test_what_was_answered_outlives_a_power_cut(seed: int, cuts: list[int]) -> None:
+def test_acknowledged_state_outlives_a_power_cut(seed: int, cuts: list[int]) -> None:
     chance, told = Random(seed), Told()
     with TemporaryDirectory() as name:
         folder = Path(name) / "broker"

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.process
 KILLS = 2
 
 
-def test_a_worker_goes_on_when_its_broker_was_killed(tmp_path: Path) -> None:
+def test_a_worker_continues_after_its_broker_was_killed(tmp_path: Path) -> None:
     with broker_in(tmp_path / "broker", "no fsync") as broker:
         session = SessionBroker(config={"bootstrap.servers": broker.bootstrap})
         with running(Application(session, tmp_path, partitions=2)) as app:

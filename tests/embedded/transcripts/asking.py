@@ -1,4 +1,4 @@
-"""What the scenarios ask with: batches, Produce and Fetch, and the list in which each of them stands."""
+"""Helpers of the scenarios: batches, Produce and Fetch, and the registry of scenarios."""
 
 from __future__ import annotations
 

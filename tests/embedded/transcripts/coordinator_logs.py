@@ -1,4 +1,4 @@
-"""Reads what a coordinator has written of one group or transactional id, over the wire."""
+"""Reads a coordinator's records of one group or transactional id, over the wire."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversations of groups, classic and of KIP-848, and what they leave in the coordinator's log."""
+"""Conversations of groups, classic and of KIP-848, and their records in the coordinator's log."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def group_of_two(talk: Talk) -> None:
     two = joined(talk, by="two")
     join(talk, group, two["member_id"], by="two")
     until_s = time.monotonic() + DEADLINE_S
-    while talk.client().ask("Heartbeat", 4, **told)["error_code"] == 0:  # until the second has been heard of
+    while talk.client().ask("Heartbeat", 4, **told)["error_code"] == 0:  # until the second has joined
         assert time.monotonic() < until_s
     talk.ask("Heartbeat", 4, **told)
     join(talk, group, one["member_id"], by="one")
@@ -293,7 +293,7 @@ def group_of_static_members(talk: Talk) -> None:
 
 @scenario
 def group_of_the_new_protocol(talk: Talk) -> None:
-    """Epochs are not told: Kafka works out assignments in its own time, and counts what it did meanwhile."""
+    """Epochs are left out: Kafka works out assignments in its own time, and counts each of them."""
     topic, group = talk.topic("orders", 2), talk.name("readers")
     talk.coordinated(group)
 
@@ -306,7 +306,7 @@ def group_of_the_new_protocol(talk: Talk) -> None:
         return at
 
     def settled(member: str, epoch: int) -> int:
-        """Beat until the member has what it is to have."""
+        """Beat until the member owns its target assignment."""
         until_s = time.monotonic() + DEADLINE_S
         held: list[Any] | None = None
         while True:
@@ -359,13 +359,13 @@ def group_of_the_new_protocol(talk: Talk) -> None:
     beat("a", -1)
 
 
-# -- what a group of the new protocol leaves in the log
+# -- records of a group of the new protocol in the log
 
 
 @scenario
 def log_of_the_new_protocol(talk: Talk) -> None:
-    """The last record of each key, once the group has come to rest. Epochs count what Kafka did in its own
-    time, and who has which partition is the assignors' business: neither is told.
+    """The last record of each key, once the group has come to rest. Two things are left out: epochs, which
+    count Kafka's own work, and the assignment of partitions, which is the assignors' business.
     """
     topic, group = talk.topic("orders", 4), talk.name("readers")
     pattern = talk.name("or.*")
@@ -384,7 +384,7 @@ def log_of_the_new_protocol(talk: Talk) -> None:
         return answer
 
     def settle(*members: str) -> None:
-        """Beat until all partitions are with somebody, and nothing changes any more."""
+        """Beat until every partition is owned, and no assignment changes any more."""
         until_s = time.monotonic() + DEADLINE_S
         while True:
             for each in members:

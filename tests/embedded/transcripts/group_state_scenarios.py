@@ -11,13 +11,13 @@ from tests.embedded.transcripts.talk import Talk, within
 from tests.support.patience import DEADLINE_S
 
 SLOW = ("a_static_member_beyond_its_session",)
-"""What waits for longer than the shortest session that a broker allows, which is six seconds."""
+"""Scenarios that wait for longer than the shortest session that a broker allows, which is six seconds."""
 
 SESSION_S, REBALANCE_S = 10, 2
 
 
 class ClassicGroup:
-    """A classic group of one topic, and what its members ask."""
+    """A classic group of one topic, and its members' requests."""
 
     def __init__(self, talk: Talk, **more: Any) -> None:
         self.talk, self.topic, self.name = talk, talk.topic("orders"), talk.name("readers")
@@ -46,7 +46,7 @@ class ClassicGroup:
         self.talk.ask("OffsetCommit", 9, group_id=self.name, topics=topics, **named)
 
     def look(self, state: str, joined: dict[str, Any]) -> None:
-        """Tell what a heartbeat and a commit of that member are answered in this state."""
+        """Record the answers to a heartbeat and a commit of that member in this state."""
         self.talk.lines.append(f"-- {state}")
         self.talk.ask("Heartbeat", 4, **self.said(joined))
         self.commit(joined["generation_id"], joined["member_id"])
@@ -83,7 +83,9 @@ def heartbeats_and_commits_by_state(talk: Talk) -> None:
 
 @scenario
 def a_static_member_beyond_its_session(talk: Talk) -> None:
-    """Within its session it takes its place back without a rebalance; after it, the group begins anew."""
+    """Within its session it gets its assignment back without a rebalance; after it, the group begins
+    again.
+    """
     group = ClassicGroup(talk, session_timeout_ms=6_000, group_instance_id="desk")
     with within(REBALANCE_S):
         one = talk.ask("JoinGroup", 9, by="one", **group.joins)
@@ -100,7 +102,7 @@ def a_static_member_beyond_its_session(talk: Talk) -> None:
 
 
 class ModernMembers:
-    """Members of a group of KIP-848, who give up only what they are told to give up here."""
+    """Members of a group of KIP-848, who give up only the partitions that they are asked to give up here."""
 
     def __init__(self, talk: Talk, topic: str) -> None:
         self.talk, self.topic, self.group = talk, topic, talk.name("readers")
@@ -108,7 +110,7 @@ class ModernMembers:
         self.epochs: dict[str, int] = {}
         self.owned: dict[str, list[Any]] = {}
         self.told: dict[str, list[Any]] = {}
-        """What each was last told that it is to have."""
+        """Last target assignment sent to each member."""
 
     def beat(self, member: str) -> None:
         joins = {"rebalance_timeout_ms": 10_000, "subscribed_topic_names": [self.topic]}
@@ -122,7 +124,7 @@ class ModernMembers:
             self.told[member] = answer["assignment"]["topic_partitions"]
 
     def count(self, member: str) -> int:
-        """Return how many partitions *member* was told that it is to have."""
+        """Return the number of partitions in the last target assignment of *member*."""
         return sum(len(each["partitions"]) for each in self.told.get(member, []))
 
     def until(self, what: Callable[[], bool], *members: str) -> None:
@@ -147,7 +149,7 @@ class ModernMembers:
 
 @scenario
 def a_revocation_of_the_new_protocol(talk: Talk) -> None:
-    """What is taken from one member reaches another only once the first has given it up."""
+    """A partition taken from one member reaches another only once the first has given it up."""
     members = ModernMembers(talk, talk.topic("orders", 3))
     members.until(lambda: members.count("a") == 3, "a")
     members.owned["a"] = members.told["a"]

@@ -31,11 +31,11 @@ _REQUEST = re.compile(r'Request [^"]* needs')
 """Kafka shows a request that is forbidden as Java shows it."""
 _LOGIN = "org.apache.kafka.common.security"
 SESSION_MS = 4_000
-"""How long a session lives on the listener without TLS."""
+"""Lifetime of a session on the listener without TLS."""
 
 
 class Guarded(NamedTuple):
-    """Where such a broker listens: for users by SASL over TLS, without TLS (there sessions end), and for
+    """Addresses of such a broker: for users by SASL over TLS, without TLS (there sessions end), and for
     certificates of clients. *pass_time* has a number of milliseconds go by there.
     """
 
@@ -97,7 +97,9 @@ class GuardedKafka:
 
 
 def trust(authority: Path, name: str | None = None) -> ssl.SSLContext:
-    """Return what a client needs that trusts *authority*, with the certificate *name* of the tests'."""
+    """Return the TLS context of a client that trusts *authority*, with the certificate *name* of the
+    tests'.
+    """
     context = ssl.create_default_context(cafile=authority)
     if name is not None:
         context.load_cert_chain(TLS / f"{name}.pem", TLS / f"{name}-key.pem")

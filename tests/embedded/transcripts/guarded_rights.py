@@ -1,4 +1,4 @@
-"""Which right each api asks for: by one who has that right alone, and by one who has every other."""
+"""The right that each api requires: calls of a user with that right alone, and of one with every other."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ _OPERATIONS = {
 }
 FORBIDDEN = {29, 30, 31, 53}
 NOT_OFFERED = ((4, "1", "nonsense", "2"), (32, "", "consumer.session.timeout.ms", "50000"))
-"""Kinds of resources whose settings cannot be changed here: kind, name, setting, value. What is written down
-of them is whether one may. Kafka looks at known settings of a broker before it looks at rights.
+"""Kinds of resources whose settings cannot be changed here: kind, name, setting, value. Only the permission
+is recorded of them. Kafka checks known settings of a broker before it checks rights.
 """
 WITHOUT_LOGGERS = {("DescribeConfigs", 8), ("IncrementalAlterConfigs", 8)}
 RIGHTS = [(kind, each) for kind, several in _OPERATIONS.items() for each in several]
@@ -113,7 +113,7 @@ def _asked(talk: GuardedTalk, topic: str, group: str, name: str) -> Iterator[tup
 
 
 def _codes(talk: GuardedTalk, client: str, api: str, version: int, fields: dict[str, Any]) -> str:
-    """Return the codes of an answer, and whether each of its lists tells anything."""
+    """Return the codes of an answer, and whether each of its lists has any element."""
     until_s = time.monotonic() + DEADLINE_S
     while True:
         assert time.monotonic() < until_s

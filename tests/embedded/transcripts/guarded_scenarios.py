@@ -1,4 +1,4 @@
-"""What is asked of both brokers where they ask who comes, and what each may do: as `scenarios`, on guarded
+"""Requests to both brokers with authentication and rules for each user: as `scenarios`, on guarded
 brokers.
 """
 
@@ -45,7 +45,7 @@ def scenario(body: Callable[[GuardedTalk], None]) -> Callable[[GuardedTalk], Non
 
 
 def answer(talk: GuardedTalk, client: RawClient, api: str, version: int, **fields: Any) -> dict[str, Any]:
-    """Ask, and write down what is answered; {} where the connection is closed instead."""
+    """Send a request, record its answer and return it; {} where the connection is closed instead."""
     try:
         told = client.ask(api, version, **fields)
     except (ConnectionError, TimeoutError) as error:
@@ -137,7 +137,7 @@ def passwords_in_the_clear(talk: GuardedTalk) -> None:
 
 
 def proves(mechanism: str, client: RawClient, user: str, password: str, **wrong: Any) -> list[dict[str, Any]]:
-    """Log in by SCRAM and return what was answered; *wrong* replaces parts of what is sent."""
+    """Log in by SCRAM and return the answers; *wrong* replaces parts of the messages sent."""
     name = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}[mechanism]
     bare = f"n={user},r=fyko"
     first = wrong.get("first", f"n,,{bare}")
@@ -214,7 +214,7 @@ def passwords_changed(talk: GuardedTalk) -> None:
         told = talk.client().ask("AlterUserScramCredentials", 0, deletions=gone, upsertions=list(upsertions))
         told["results"].sort(key=lambda each: each["user"])
         talk.tell("AlterUserScramCredentials 0", told)
-        time.sleep(0.2)  # until the broker has heard of it from its controller
+        time.sleep(0.2)  # until the broker has received it from its controller
 
     def describe(*names: str) -> None:
         told = talk.client().ask("DescribeUserScramCredentials", 0, users=[{"name": each} for each in names])
@@ -251,7 +251,7 @@ def certificates(talk: GuardedTalk) -> None:
         client.close()
 
 
-# -- what each may do
+# -- rights
 
 
 def rule(
@@ -420,7 +420,7 @@ def rules_found(talk: GuardedTalk) -> None:
 
 @scenario
 def what_rules_allow(talk: GuardedTalk) -> None:
-    """What alice may do to a topic, its group and the cluster, as each set of rules has it."""
+    """Operations of alice on a topic, its group and the cluster, by each set of rules."""
     topic, group = talk.topic("orders"), talk.name("orders-group")
     talk.coordinated(group)
     deny: dict[str, Any] = {"permission": AclPermission.DENY}
@@ -472,7 +472,7 @@ def what_rules_allow(talk: GuardedTalk) -> None:
 
 
 def requests(talk: GuardedTalk, topic: str, group: str, name: str) -> Mapping[str, dict[str, Any]]:
-    """Return one request to each api that asks for a right, about these names."""
+    """Return one request about these names to each api that requires a right."""
     topic_id = talk.topic_id(topic)
     named = {"name": topic, "topic": topic, "topic_id": topic_id}
     member = {"group_id": group, "member_id": "m", "generation_id": 3, "group_instance_id": None}
@@ -588,7 +588,7 @@ def fields_of(api: str, fields: dict[str, Any]) -> dict[str, Any]:
 
 @scenario
 def nothing_is_allowed(talk: GuardedTalk) -> None:
-    """Each version of each api, by one who may do nothing: about what is there, and what is not."""
+    """Each version of each api, by a user without rights: on resources that exist, and on others."""
     grant(talk)
     topic, group, name = talk.topic("orders"), talk.name("group"), talk.name("copier")
     asked = requests(talk, topic, group, name)

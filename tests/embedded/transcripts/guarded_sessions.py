@@ -1,4 +1,4 @@
-"""What becomes of connections whose sessions end: they log in again, as the same, or are closed (KIP-368)."""
+"""Connections whose sessions end: they log in again, as the same user, or are closed (KIP-368)."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from tests.embedded.transcripts.guarded_scenarios import SCENARIOS, answer, hear
 __all__ = ["SCENARIOS"]
 
 AGAIN_MS = 1_100
-"""After which one who has logged in again may do so once more."""
+"""Least time between two logins of a client on one connection."""
 
 
 def log_in(
     talk: GuardedTalk, client: RawClient, user: str = "alice", mechanism: str = "PLAIN", version: int = 2
 ) -> None:
-    """Log in, and write down what is answered."""
+    """Log in, and record the answers."""
     if answer(talk, client, "SaslHandshake", 1, mechanism=mechanism).get("error_code") == 0:
         token = f"\0{user}\0{PASSWORDS[user]}".encode()
         answer(talk, client, "SaslAuthenticate", version, auth_bytes=token)

@@ -1,4 +1,4 @@
-"""What classic groups and transactions leave in the coordinators' logs: every record, in its order."""
+"""Records of classic groups and transactions in the coordinators' logs: each of them, in order."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def tell_log(talk: Talk, topic: str, name: str, **names: str) -> None:
 
 
 def _masked(value: Any, names: dict[str, str]) -> Any:
-    """Times are told by whether there is one: a number that is none would be masked like one that is."""
+    """Times are shown as true or false for set or not: -1 would be masked like a time that is set."""
     match value:
         case dict():
             return {
@@ -68,7 +68,7 @@ class BareMember:
 
 @scenario
 def log_of_a_classic_group(talk: Talk) -> None:
-    """A group of one, a second member before which the first is dropped, offsets, and its end."""
+    """A group with one member, a second member before which the first is dropped, offsets, and its end."""
     topic, group = talk.topic("orders", 2), talk.name("readers")
     talk.coordinated(group)
     members = BareMember(talk, group)
@@ -101,7 +101,7 @@ def log_of_a_classic_group(talk: Talk) -> None:
 
 @scenario
 def log_of_classic_groups_that_never_were(talk: Talk) -> None:
-    """A group is noted that a member asks for, also one that is refused; not one whose session is refused."""
+    """A group is noted once a member requests it, even if it is refused; not if its session is refused."""
     topic = talk.topic("orders")
     wanted: dict[str, dict[str, Any]] = {
         "pending": {},

@@ -1,5 +1,5 @@
-"""Requests that are wrong in several ways at once: which of them Kafka tells shows the order in which it
-looks.
+"""Requests that are wrong in several ways at once: the error that Kafka returns shows the order of its
+checks.
 """
 
 from __future__ import annotations
@@ -84,7 +84,9 @@ def syncs_and_heartbeats_that_are_wrong_in_several_ways(talk: Talk) -> None:
 
 @scenario
 def a_leader_that_is_back_is_told_by_its_version(talk: Talk) -> None:
-    """From version 9 on it hears that it need not assign again; before, it is told that another leads."""
+    """From version 9 on, it learns that it need not assign again; in older ones, that another member
+    leads.
+    """
     for version in (5, 8, 9):
         group, static = talk.name(f"readers-{version}"), {"group_instance_id": "static"}
         talk.coordinated(group)
@@ -101,7 +103,7 @@ def a_leader_that_is_back_is_told_by_its_version(talk: Talk) -> None:
 
 @scenario
 def commits_that_are_wrong_in_several_ways(talk: Talk) -> None:
-    """What is wrong with a partition comes before what is wrong with the group, but for its metadata."""
+    """Errors of a partition come before errors of the group, except for those of its metadata."""
     topic, group = talk.topic("orders"), talk.name("readers")
     talk.coordinated(group)
     member = ask_to_join(talk, group, "", 9)["member_id"]

@@ -235,12 +235,12 @@ def epochs_and_deletions(talk: Talk) -> None:
     fetch(talk, topic, 6)
 
 
-# -- what is refused
+# -- refusals
 
 
 @scenario
 def refused_without_an_answer(talk: Talk) -> None:
-    """The end of the connection is all that a producer hears which wants no answer."""
+    """A producer that wants no answer learns of a refusal by the end of its connection only."""
     topic = talk.topic("orders")
     cut = batch(b"a")[:-1] + b"x"
     for name, data in ((topic, batch(b"a")), (topic, cut), (talk.name("nowhere"), batch(b"a"))):

@@ -1,4 +1,4 @@
-"""The transcripts of Apache Kafka that the embedded broker is held against. To record them anew:
+"""The transcripts of Apache Kafka with which the embedded broker is compared. To record them again:
 
     python -P -m tests.embedded.transcripts.recording 127.0.0.1:9092
     python -P -m tests.embedded.transcripts.recording 127.0.0.1:9092 group_of_one group_of_two
@@ -33,8 +33,8 @@ HEAD = "== "
 
 
 def told(endpoint: str, name: str) -> list[str]:
-    """Return the transcript of one scenario with the broker at *endpoint*: one that was too late tells
-    nothing, and is begun anew.
+    """Return the transcript of one scenario with the broker at *endpoint*. A scenario that was too late
+    proves nothing, and is repeated.
     """
     until_s = time.monotonic() + DEADLINE_S
     while True:
@@ -60,8 +60,8 @@ def told_guarded(guarded: Guarded, name: str) -> list[str]:
 
 
 def recorded(*paths: Path) -> dict[str, list[str]]:
-    """Return what Apache Kafka answered, by scenario: of *paths*, or of all that ask a broker that is open to
-    everybody.
+    """Return Apache Kafka's answers by scenario: those in *paths*, or of all scenarios for a broker without
+    authentication.
     """
     found: dict[str, list[str]] = {}
     texts = (gzip.decompress(path.read_bytes()).decode() for path in paths or (RECORDED, LOGS))
@@ -74,7 +74,7 @@ def recorded(*paths: Path) -> dict[str, list[str]]:
 
 
 def record(path: Path, names: Iterable[str], tell: Callable[[str], list[str]]) -> None:
-    """Write down what *tell* gives for each of *names*."""
+    """Write the lines of *tell* for each of *names*."""
     lines = [line for name in names for line in (HEAD + name, *tell(name))]
     path.write_bytes(gzip.compress("".join(line + "\n" for line in lines).encode(), mtime=0))
 

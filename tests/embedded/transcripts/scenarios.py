@@ -1,4 +1,4 @@
-"""What is asked of both brokers. Each scenario is a conversation, and its transcript is the same on Apache
+"""Requests to both brokers. Each scenario is a conversation, and its transcript is the same on Apache
 Kafka.
 """
 

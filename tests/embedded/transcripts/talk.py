@@ -1,8 +1,8 @@
 """Conversations with a broker in the bare protocol, written down so that those with two brokers can be
 compared.
 
-What differs from run to run is masked: times, ids, ports, names with their endings. What has no order of its
-own is sorted.
+Values that differ from run to run are masked: times, ids, ports, names with their endings. Lists without an
+order of their own are sorted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.embedded.clients.raw_client import RawClient
 from tests.support.patience import DEADLINE_S
 
 NOT_YET = {14, 15, 16, 51}
-"""Codes of a coordinator that is being loaded, or moved, or busy with what came before."""
+"""Codes of a coordinator that is being loaded, or moved, or busy with earlier work."""
 _ALWAYS_MASKED = {"throttle_time_ms", "total_bytes", "usable_bytes"}
 _MASKED = {
     *_ALWAYS_MASKED,
@@ -60,13 +60,13 @@ _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12
 
 
 class TooLateError(Exception):
-    """Who asks stood still for so long that the broker may have given up waiting for it, and rightly."""
+    """The client stalled for so long that the broker may have given up waiting for it, and rightly."""
 
 
 @contextmanager
 def within(timeout_s: float) -> Iterator[None]:
-    """Raise `TooLateError`, whatever was answered, when the block takes as long as the broker waits for what
-    it asks.
+    """Raise `TooLateError`, whatever the answer, when the block takes as long as the broker waits for
+    requests in it.
     """
     began_s, failure = time.monotonic(), None
     try:
@@ -80,7 +80,7 @@ def within(timeout_s: float) -> Iterator[None]:
 
 
 class Talk:
-    """One conversation; `lines` is what was written down of it."""
+    """One conversation; `lines` is its transcript."""
 
     def __init__(self, endpoint: str) -> None:
         self.endpoint, self.lines = endpoint, list[str]()
@@ -113,7 +113,7 @@ class Talk:
         return range(found[0], UNSTABLE.get(api, found[-1] + 1))
 
     def ask(self, api: str, version: int | None = None, *, by: str = "raw", **fields: Any) -> dict[str, Any]:
-        """Ask, write down what is answered, and return it; *version* None is the newest."""
+        """Send a request, record its answer and return it; *version* None is the newest."""
         version = list(self.versions(api))[-1] if version is None else version
         answer = self.client(by).ask(api, version, **fields)
         self.tell(f"{api} {version}", answer)
@@ -160,13 +160,13 @@ class Talk:
             time.sleep(0.02)
 
     def _leads(self, topic: str, numbers: list[int]) -> bool:
-        """Whether the leader of each partition answers for it."""
+        """Return whether the leader of each partition answers for it."""
         wanted = [{"partition_index": each, "timestamp": -1, "current_leader_epoch": -1} for each in numbers]
         told = [{"name": topic, "partitions": wanted}]
         return codes_in(self.client().ask("ListOffsets", 10, replica_id=-1, topics=told)) == {0}
 
     def set(self, topic: str, **settings: str) -> None:
-        """Wait until the broker has heard of *settings* from its controller."""
+        """Wait until the broker has received *settings* from its controller."""
         told = {"resource_type": 2, "resource_name": topic, "configuration_keys": None}
         until_s = time.monotonic() + DEADLINE_S
         wanted = {name.replace("_", "."): value for name, value in settings.items()}

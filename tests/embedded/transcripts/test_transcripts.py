@@ -25,18 +25,18 @@ _ANSWER = re.compile(r"([A-Z]\w+) (\d+)(?: by [\w-]+)?: (\{.*)")
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
-def test_the_embedded_broker_answers_what_kafka_did(embedded: EmbeddedKafka, name: str) -> None:
+def test_the_embedded_broker_answers_as_kafka_did(embedded: EmbeddedKafka, name: str) -> None:
     assert told(embedded.bootstrap, name) == recorded()[name]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_kafka_answers_what_it_did(broker: SessionBroker, name: str) -> None:
+def test_kafka_answers_as_it_did(broker: SessionBroker, name: str) -> None:
     assert not_alone(told(broker.bootstrap, name)) == not_alone(recorded()[name])
 
 
 def not_alone(lines: list[str]) -> list[str]:
-    """Return *lines* as Kafka may tell them to one of many clients: it verifies the open transactions of all
-    writes of a moment together, and refuses each of them in the words that the first understands.
+    """Return *lines* as Kafka may send them to one of many clients: it verifies the open transactions of all
+    concurrent writes together, and refuses each of them in the words that the first understands.
 
     >>> not_alone(['Produce 11: {"error_code": 120}', 'Produce 10: {"error_code": 48}'])
     ['Produce 11: {"error_code": 48}', 'Produce 10: {"error_code": 48}']
@@ -66,7 +66,7 @@ def test_kafka_guards_as_it_did(tmp_path: Path) -> None:
 
 
 def succeeded(line: str) -> tuple[str, int] | None:
-    """Return api and version of a line that has an answer of success, which may have refusals beside it.
+    """Return api and version of a line that has an answer of success, perhaps along with refusals.
 
     >>> succeeded('JoinGroup 3 by two: {"error_code": 0, "members": []}')
     ('JoinGroup', 3)

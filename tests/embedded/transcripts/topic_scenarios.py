@@ -1,4 +1,4 @@
-"""Conversations about what there is: versions, brokers, topics and settings."""
+"""Conversations about versions, brokers, topics and settings."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from tests.embedded.transcripts.asking import batch, produce, scenario
 from tests.embedded.transcripts.talk import Talk
 
-# -- what there is
+# -- descriptions
 
 
 @scenario

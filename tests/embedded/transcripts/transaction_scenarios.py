@@ -1,4 +1,4 @@
-"""Conversations of producers, and of what they may not touch."""
+"""Conversations of producers, and of records and ids that they may not touch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class BareProducer:
     def __init__(self, talk: Talk, name: str) -> None:
         self.talk, self.name, self.sequence = talk, talk.name(name), 0
         talk.coordinated(self.name, 1)
-        # A cluster's first id is 0, and so is what errors say in its place: the two must not look the same.
+        # A cluster's first id is 0, and errors have 0 in that field too: the two must not look the same.
         talk.quietly("InitProducerId", transactional_id=None, transaction_timeout_ms=60_000)
         self.start()
 
@@ -60,7 +60,7 @@ class BareProducer:
         return answer
 
     def describe(self) -> None:
-        """Tell of the transaction, once its markers are written."""
+        """Record a description of the transaction, once its markers are written."""
         until_s = time.monotonic() + DEADLINE_S
         while True:
             answer = self.talk.client().ask("DescribeTransactions", 0, transactional_ids=[self.name])
@@ -324,7 +324,7 @@ def going_on_after_an_abort(talk: Talk) -> None:
 
 @scenario
 def the_latest_time_of_all(talk: Talk) -> None:
-    """Readers of committed records are not told of a record that has no outcome yet."""
+    """Readers of committed records do not learn of a record that has no outcome yet."""
     topic, one = talk.topic("orders"), BareProducer(talk, "writer")
     one.send(topic, b"a", 12)
     for level in (0, 1):

@@ -63,8 +63,8 @@ def _leave(talk: Talk, version: int, group: str, member: str) -> None:
 
 @scenario
 def members_of_the_new_protocol_of_every_version(talk: Talk) -> None:
-    """Epochs are not told: Kafka counts what it works out in its own time. In version 0 a member may have no
-    id yet.
+    """Epochs are left out: Kafka counts its assignments in its own time. In version 0 a member may have no id
+    yet.
     """
     topic = talk.topic("orders", 2)
     for version in talk.versions("ConsumerGroupHeartbeat"):

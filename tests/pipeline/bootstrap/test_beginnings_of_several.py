@@ -1,5 +1,5 @@
-"""A table of several sources that begins at a place in them: where a Faust application stood, or at a time.
-Which of them comes first from there on is decided and recorded as ever.
+"""A table of several sources that begins at an offset in each: where a Faust application ended, or at a time.
+The order of the sources from there on is decided and recorded as ever.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def app(broker: SessionBroker, tmp_path: Path) -> Iterator[JoinApplication]:
 
 
 def lived(app: JoinApplication) -> TableVerdict:
-    """Return what `verify` says of what a worker has made of all that was written, with guesses of the order
-    that are wrong.
+    """Return the verdict of `verify` on a worker that has folded all records, with wrong guesses of their
+    order.
     """
     worker = app.worker().start(JOIN_LIE="1").wait_ready()
     app.write_late_orders(1)
@@ -60,7 +60,7 @@ def lived(app: JoinApplication) -> TableVerdict:
 
 
 class OldJoins:
-    """What a Faust application has left behind: a table that counts, and where it stood in each source."""
+    """The remains of a Faust application: a table that counts, and its committed offset in each source."""
 
     def __init__(self, app: JoinApplication) -> None:
         self._app = app
@@ -86,7 +86,7 @@ class OldJoins:
 
 
 @pytest.mark.variant
-def test_a_table_taken_over_goes_on_in_each_source_and_is_a_function_of_what_was_taken(
+def test_a_table_taken_over_continues_in_each_source_and_is_a_function_of_its_base(
     app: JoinApplication,
 ) -> None:
     app.write(4 * RECORDS, seed=8)
@@ -120,7 +120,7 @@ def next_version(app: JoinApplication) -> Processor[Any, Known]:
     return app.joined
 
 
-def test_a_reset_to_a_time_places_each_source_and_verify_says_where(app: JoinApplication) -> None:
+def test_a_reset_to_a_time_sets_each_sources_offset_and_verify_names_it(app: JoinApplication) -> None:
     app.write(2 * RECORDS, seed=8)
     before = app.ends()
     time.sleep(0.01)  # else the last batch may have been appended within the same ms

@@ -1,5 +1,5 @@
-"""A step that is begun by a command goes on as one that workers have folded: its sources' watermarks come
-with its position, however that is come by.
+"""A step that is begun by a command continues as one that workers have folded: its sources' watermarks come
+with its position, by whatever command.
 """
 
 from __future__ import annotations
@@ -69,9 +69,7 @@ def write_late(app: PacedApplication) -> None:
 
 @pytest.mark.long
 @pytest.mark.process
-def test_what_is_late_behind_a_begun_step_is_what_its_whole_log_says(
-    app: PacedApplication, lake: Path
-) -> None:
+def test_records_after_a_begun_step_are_late_as_by_its_whole_log(app: PacedApplication, lake: Path) -> None:
     wanted = app.write_day(RECORDS)
     step, hours = app.processors
     for each in (step, hours):
@@ -89,8 +87,8 @@ def test_what_is_late_behind_a_begun_step_is_what_its_whole_log_says(
 
 
 def check_other_ways(app: PacedApplication, lake: Path) -> None:
-    """Hold the windows that workers left against those of the lake, of another version that is folded beside
-    them, and of one that a command begins.
+    """Compare the workers' windows with those of the lake, of another version that is folded for comparison,
+    and of a version that a command begins.
     """
     hours = app.processors[1]
     live = [each.digest for each in read_live(hours, app.settings)]

@@ -70,12 +70,12 @@ def test_each_partition_begins_with_the_state_of_a_replay(books: Books) -> None:
     assert [each.applied for each in live] == [119, 119]
     assert all(each.rows and each.timers and each.refused for each in done.partitions), "a toy"
     assert all(each.marker.version == 2 and each.row_types == 1 for each in live)
-    books.write(10, first=120)  # a producer goes on
+    books.write(10, first=120)  # a producer continues
     assert verify(processor, books.settings, LOCAL).equal
 
 
 @pytest.mark.long
-def test_what_it_refuses_lies_in_the_quarantine(books: Books) -> None:
+def test_refused_records_are_in_the_quarantine(books: Books) -> None:
     processor = books.version(2)
     done = bootstrap(processor, books.settings, SEND)
     quarantined = Quarantine(books.settings).records(lambda each: True, values=True)
@@ -88,7 +88,7 @@ def test_what_it_refuses_lies_in_the_quarantine(books: Books) -> None:
 
 
 @pytest.mark.long
-def test_what_is_sent_is_what_a_replay_emits(books: Books) -> None:
+def test_the_records_sent_are_those_a_replay_emits(books: Books) -> None:
     done = bootstrap(books.first, books.settings, SEND)
     assert sum(each.emits for each in done.partitions) > 10
     verdict = verify_emits(books.first, books.settings)
@@ -177,7 +177,7 @@ def test_another_owner_in_between_is_not_written_over(books: Books, monkeypatch:
 
 
 @pytest.mark.variant
-def test_spark_writes_what_this_process_does(books: Books, spark: SparkSession, lake: Path) -> None:
+def test_spark_writes_the_same_as_this_process(books: Books, spark: SparkSession, lake: Path) -> None:
     here = bootstrap(books.first, books.settings, SEND)
     sent = sorted(books.messages(f"{books.name}-large"))
     land(books.settings, books.source, str(lake))
@@ -195,11 +195,11 @@ def test_spark_writes_what_this_process_does(books: Books, spark: SparkSession, 
         assert sorted(books.messages(f"{books.name}-large")) == sorted(sent * number)
 
 
-# -- how far, and what is silent
+# -- end offsets, and silent versions
 
 
 @pytest.mark.long
-def test_a_silent_version_ends_where_the_one_before_it_stands(books: Books) -> None:
+def test_a_silent_version_ends_at_the_previous_versions_offset(books: Books) -> None:
     upto = replace(LOCAL, until=Until(offsets={0: 70, 1: -1}))
     bootstrap(books.first, books.settings, BootstrapOptions(replay=upto, emits="send"))
     sent = books.messages(f"{books.name}-large")
@@ -252,7 +252,7 @@ def _without_emits(call: Any) -> Any:
     return quiet
 
 
-# -- what must not be
+# -- refusals
 
 
 def test_history_that_does_not_reach_the_topic_is_refused(books: Books) -> None:
@@ -299,7 +299,7 @@ def test_options_that_make_no_sense_are_refused(books: Books) -> None:
             bootstrap(books.first, books.settings, BootstrapOptions(replay=options))
 
 
-def test_what_hears_of_steps_is_not_sent_to_executors(books: Books) -> None:
+def test_the_callback_for_steps_is_not_sent_to_executors(books: Books) -> None:
     plain: Processor[Any, Any] = Processor(name="plain", source="s", decode=bytes, fold=print, row=Account)
     sink = ChangelogSink(processor=plain, settings=books.settings, heads={}, told=lambda at, step: None)
     sent = pickle.loads(pickle.dumps(sink))
@@ -307,7 +307,7 @@ def test_what_hears_of_steps_is_not_sent_to_executors(books: Books) -> None:
 
 
 @pytest.mark.long
-def test_the_command_tells_what_became_of_each_partition(
+def test_the_command_reports_the_outcome_of_each_partition(
     books: Books, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -340,7 +340,7 @@ def run(*arguments: str) -> int:
 
 
 @pytest.mark.long
-def test_where_an_earlier_version_stood_in_another_internal_topic_is_no_place_in_this_one(
+def test_an_earlier_versions_offset_in_another_internal_topic_is_none_in_this_one(
     books: Books,
 ) -> None:
     def loud(version: int) -> Processor[Any, int]:

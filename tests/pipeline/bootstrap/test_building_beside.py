@@ -1,5 +1,5 @@
-"""The first state of a version that goes on emitting where the one before stood, written while workers of
-that one go on: either a bootstrap or a worker of the new version begins a partition, and the other finds it.
+"""The first state of a version with `emits_from="handover"`, written while workers of the previous version
+run: either a bootstrap or a worker of the new version begins a partition, and the other finds it.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Owner:
         )
         self.part = Partition(processor, 0, environment, lambda part: None, lambda: True)
         self.between: Callable[[], None] = lambda: None
-        """Called where it has fenced the bootstrap's writer, and restored behind that."""
+        """Called once it has fenced the bootstrap's writer and restored all that was written before."""
         self._reads = 0
 
     async def _read(self, parts: list[Partition]) -> int:
@@ -108,7 +108,7 @@ def state(part: Partition) -> tuple[int, bool]:
 
 
 @pytest.mark.long
-def test_workers_of_the_version_before_write_on_and_what_they_emit_meanwhile_is_not_emitted_again(
+def test_workers_of_the_previous_version_write_on_and_their_emits_are_not_repeated(
     books: Books, second: Processor[Op, Account], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def beside() -> None:
@@ -253,7 +253,7 @@ def test_workers_have_to_stop_where_all_is_sent_or_everything_is_emitted_again(
 
 
 @pytest.mark.long
-def test_a_bootstrap_that_sends_shuts_out_one_that_builds_beside_as_well(
+def test_a_bootstrap_that_sends_shuts_out_one_for_a_handover_as_well(
     books: Books, second: Processor[Op, Account]
 ) -> None:
     async def raced() -> None:

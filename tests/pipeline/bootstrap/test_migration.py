@@ -57,7 +57,7 @@ def books(kafka: EmbeddedKafka) -> Books:
 @pytest.mark.long
 def test_it_begins_with_the_migrated_rows_and_is_verified_from_there(books: Books) -> None:
     second = books.version(2, migrate={1: doubled})
-    books.write(20, first=120)  # version 1 stands at 119, producers go on
+    books.write(20, first=120)  # version 1 has folded up to 119, producers continue
     done = bootstrap(second, books.settings, MIGRATE)
     assert [(each.outcome, each.applied) for each in done.partitions] == [
         (BootstrapOutcome.WRITTEN, 119)
@@ -149,7 +149,7 @@ def test_a_kill_at_any_step_leaves_the_whole_or_nothing(books: Books) -> None:
 
 
 @pytest.mark.long
-def test_a_base_that_was_altered_or_is_gone_is_told(books: Books, kafka: EmbeddedKafka) -> None:
+def test_a_base_that_was_altered_or_is_gone_is_reported(books: Books, kafka: EmbeddedKafka) -> None:
     second = books.version(2, migrate={1: doubled})
     bootstrap(second, books.settings, MIGRATE)
     base = second.base(books.name)
@@ -170,7 +170,7 @@ def test_a_base_that_was_altered_or_is_gone_is_told(books: Books, kafka: Embedde
 
 
 @pytest.mark.long
-def test_without_what_it_needs_it_is_refused(books: Books) -> None:
+def test_without_a_migration_or_its_base_it_is_refused(books: Books) -> None:
     with pytest.raises(ConfigError, match="declares no migrate="):
         bootstrap(books.version(2), books.settings, MIGRATE)
     later: Processor[Op, Account] = books.version(9, migrate={8: doubled})
@@ -234,7 +234,7 @@ def test_spark_migrates_and_verifies_as_this_process_does(books: Books, spark: S
 
 @pytest.mark.long
 @pytest.mark.parametrize("applied", [None, 130])
-def test_a_table_that_is_mended_keeps_what_it_began_with(books: Books, applied: int | None) -> None:
+def test_a_table_that_is_repaired_keeps_its_base(books: Books, applied: int | None) -> None:
     second = books.version(2, migrate={1: doubled})
     bootstrap(second, books.settings, MIGRATE)
     before = read_live(second, books.settings)

@@ -1,5 +1,5 @@
-"""A version of several sources, and of globals, that begins with the rows of the one before it: beside
-workers that go on, on both engines, and from the lake.
+"""A version of several sources, and of globals, that begins with the rows of the previous version: while
+workers run, on both engines, and from the lake.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def begun(app: JoinApplication, processor: Processor[Any, Any], engine: ReplayEn
 
 
 @pytest.mark.slow
-def test_it_begins_beside_running_workers_and_is_a_function_of_base_sources_and_choices(
+def test_it_begins_while_workers_run_and_is_a_function_of_base_sources_and_choices(
     spark: SparkSession, app: JoinApplication, lake: Path
 ) -> None:
     old = app.worker("old").start(JOIN_LIE="1").wait_ready()
@@ -75,12 +75,12 @@ def test_it_begins_beside_running_workers_and_is_a_function_of_base_sources_and_
     second = migrating(app, 2)
     done = begun(app, second, "local")
     assert all(each.rows for each in done.partitions)
-    app.write(100, seed=6)  # which version 1 folds and emits meanwhile, and perhaps makes choices
+    app.write(100, seed=6)  # which version 1 folds and emits, perhaps with choices
     old.kill()
     new = app.worker("new").start(JOIN_LIE="1").wait_ready()
     app.write_late_orders(1)
     app.write(100, seed=7)
-    # The rows are those of version 1 as they are: so all that both have emitted is what one alone would emit,
+    # The rows are those of version 1, unchanged: so the emits of both are those that one alone would make,
     # from the beginning.
     app.prove()
     new.kill()
@@ -110,7 +110,7 @@ def test_it_begins_beside_running_workers_and_is_a_function_of_base_sources_and_
 
 
 @pytest.mark.slow
-def test_sources_are_needed_from_the_base_on_and_no_place_before_it_can_be_had(app: JoinApplication) -> None:
+def test_sources_are_needed_from_the_base_on_and_no_replay_ends_before_it(app: JoinApplication) -> None:
     old = app.worker("old").start().wait_ready()
     app.write(100, seed=5)
     app.prove()

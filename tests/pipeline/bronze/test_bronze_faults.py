@@ -1,5 +1,5 @@
-"""Bronze tables whose rows something else than a landing has changed: told with their place, or shown
-harmless.
+"""Bronze tables whose rows another program than a landing has changed: reported with their offsets, or shown
+to be harmless.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def fold(lake: Path, **more: Any) -> str:
 
 
 def land_on_top(path: str, log: Log, **more: Any) -> None:
-    """Append rows as a landing would that never looked at what lies before."""
+    """Append rows as by a landing that never looked at the earlier ones."""
     told = landed(log, **{"batch": "top", "start": ends(LOG), "end": {0: 61, 1: 60}} | more).encode()
     write_deltalake(
         Path(path).as_uri(),
@@ -59,7 +59,7 @@ def removed_rows(path: str) -> None:
 MORE: Log = {0: [Record(60, 2_000, b"k", b"add k 1")], 1: []}
 
 
-def test_rows_deleted_before_a_landing_on_top_are_told(tmp_path: Path) -> None:
+def test_rows_deleted_before_a_landing_on_top_are_reported(tmp_path: Path) -> None:
     path = write_bronze(tmp_path, "t", LOG)
     removed_rows(path)
     with pytest.raises(LakeError, match=r"version 3 \(DELETE\).*vector of offsets is lost.*--rebuild"):
@@ -72,7 +72,7 @@ def test_rows_deleted_before_a_landing_on_top_are_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("added", "told"), [({0: 1}, "partition 0 has 61 rows, where 62"), (None, "has 121 rows, where 122")]
 )
-def test_a_row_too_few_is_told_when_no_commit_tells_of_it(tmp_path: Path, added: Any, told: str) -> None:
+def test_a_row_too_few_is_reported_when_no_commit_mentions_it(tmp_path: Path, added: Any, told: str) -> None:
     path = write_bronze(tmp_path, "t", LOG)
     land_on_top(path, MORE, rows={0: 61, 1: 60}, added=added)
     with pytest.raises(LakeError, match=f"{told} were landed"):
@@ -86,7 +86,7 @@ def test_a_table_with_all_its_rows_is_folded(tmp_path: Path, rows: Any, added: A
     assert fold(tmp_path)
 
 
-def test_a_landing_that_begins_elsewhere_than_the_last_one_ended_is_told(tmp_path: Path) -> None:
+def test_a_landing_that_begins_elsewhere_than_the_last_one_ended_is_reported(tmp_path: Path) -> None:
     path = write_bronze(tmp_path, "t", LOG)
     land_on_top(path, MORE, start={0: 59, 1: 60})
     with pytest.raises(LakeError, match=r"version 2 lands from 0:59,1:60 on, but version 1 .* 0:60,1:60"):
@@ -107,14 +107,14 @@ def rewritten(file: Path, change: Callable[[pa.Table], pa.Table]) -> None:
     parquet.write_table(change(table), file)
 
 
-def test_a_row_removed_inside_a_file_is_told_with_the_file(tmp_path: Path) -> None:
+def test_a_row_removed_inside_a_file_is_reported_with_the_file(tmp_path: Path) -> None:
     file = files_of(write_bronze(tmp_path, "t", LOG))[0]
     rewritten(file, lambda table: table.slice(1))
     with pytest.raises(LakeError, match=rf"{file.name} .*has 29 rows, where the table's log says 30"):
         fold(tmp_path)
 
 
-def test_a_lake_that_a_machine_does_not_see_is_told_as_that(tmp_path: Path) -> None:
+def test_a_lake_that_a_machine_does_not_see_is_reported_as_that(tmp_path: Path) -> None:
     path = write_bronze(tmp_path / "lake", "t", {0: [Record(0, 5, None, b"add a 1")]})
     files, _ = open_bronze(path)
     (tmp_path / "lake").rename(tmp_path / "elsewhere")
@@ -124,7 +124,7 @@ def test_a_lake_that_a_machine_does_not_see_is_told_as_that(tmp_path: Path) -> N
         [*files.batches(("value",), 0, Span(first=0, end=1))]
 
 
-def test_a_file_that_is_gone_or_damaged_is_told(tmp_path: Path) -> None:
+def test_a_file_that_is_gone_or_damaged_is_reported(tmp_path: Path) -> None:
     file = files_of(write_bronze(tmp_path, "t", LOG))[0]
     content = file.read_bytes()
     file.write_bytes(content[:-40])
@@ -135,7 +135,7 @@ def test_a_file_that_is_gone_or_damaged_is_told(tmp_path: Path) -> None:
         fold(tmp_path)
 
 
-def test_an_offset_that_is_there_twice_is_told_with_both_files(tmp_path: Path) -> None:
+def test_an_offset_that_exists_twice_is_reported_with_both_files(tmp_path: Path) -> None:
     path = write_bronze(tmp_path, "t", LOG)
     again: Log = {0: [LOG[0][41]], 1: []}
     land_on_top(path, again, end=ends(LOG))
@@ -143,7 +143,7 @@ def test_an_offset_that_is_there_twice_is_told_with_both_files(tmp_path: Path) -
         fold(tmp_path)
 
 
-def test_a_column_that_was_added_stops_nobody(tmp_path: Path) -> None:
+def test_a_column_that_was_added_stops_no_reader(tmp_path: Path) -> None:
     path = write_bronze(tmp_path, "t", LOG)
     want = fold(tmp_path)
     DeltaTable(path).alter.add_columns([Field("mine", "integer", nullable=True)])  # type: ignore[arg-type]

@@ -53,7 +53,7 @@ def table(
 
 
 def plain(value: Any) -> Any:
-    """Return what a reader gives as Python's own types, times in UTC."""
+    """Return a reader's values as Python's own types, times in UTC."""
     if isinstance(value, bytearray | memoryview):
         return bytes(value)
     if isinstance(value, datetime):

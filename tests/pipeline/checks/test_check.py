@@ -1,5 +1,5 @@
-"""`pipeline check`: each planted fault is told with its place, or shown to be harmless; a clean lake has
-none.
+"""`pipeline check`: each planted fault is reported with its offsets, or shown to be harmless; a clean lake
+has none.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def test_no_alarm_for_clean_commits(topic: TopicInMemory, tmp_path: Path, commit
     assert check(tmp_path, deep=True).faults == ()
 
 
-def test_rows_deleted_before_a_landing_are_told_by_the_commit_and_the_offsets(
+def test_rows_deleted_before_a_landing_are_reported_with_the_commit_and_the_offsets(
     topic: TopicInMemory, path: str, tmp_path: Path
 ) -> None:
     made = landing_of(topic, tmp_path)
@@ -122,7 +122,7 @@ def test_rows_deleted_before_a_landing_are_told_by_the_commit_and_the_offsets(
     assert "there is none at 14, 22 to 23; of these, 2 had none before" in deep.told
 
 
-def test_a_row_removed_from_a_file_is_told(path: str, tmp_path: Path) -> None:
+def test_a_row_removed_from_a_file_is_reported(path: str, tmp_path: Path) -> None:
     file = file_of(path, 1, 12)
     table = parquet.ParquetFile(file).read()
     parquet.write_table(pa.concat_tables([table.slice(0, 3), table.slice(4)]), file)
@@ -135,12 +135,12 @@ def test_a_row_removed_from_a_file_is_told(path: str, tmp_path: Path) -> None:
     assert "has 9 rows, where the table's log says 10" in unreadable.told
 
 
-def test_a_row_added_to_a_file_is_told(path: str, tmp_path: Path) -> None:
+def test_a_row_added_to_a_file_is_reported(path: str, tmp_path: Path) -> None:
     file = rewritten(path, lambda table: pa.concat_tables([table, renumbered(table.slice(9), 22)]))
     fault = only(check(tmp_path, deep=True))
     assert (fault.kind, fault.partition) == ("unreadable", 1)
     assert "has 11 rows, where the table's log says 10" in fault.told
-    for log in Path(path).glob("_delta_log/*.json"):  # and of one who covers that trace as well
+    for log in Path(path).glob("_delta_log/*.json"):  # and if the editor covers that trace as well
         lines = log.read_text().split("\n")
         counts = r"\"numRecords\": 10", r"\"numRecords\": 11"
         log.write_text("\n".join(line.replace(*counts) if file.name in line else line for line in lines))
@@ -160,7 +160,7 @@ def test_a_row_added_to_a_file_is_told(path: str, tmp_path: Path) -> None:
         pytest.param(lambda table: value_at(table, 4, b""), id="an empty value"),
     ],
 )
-def test_a_changed_row_is_told_though_counts_and_sizes_agree(
+def test_a_changed_row_is_reported_though_counts_and_sizes_agree(
     path: str, tmp_path: Path, change: Callable[[pa.Table], pa.Table]
 ) -> None:
     file = rewritten(path, change)
@@ -172,7 +172,7 @@ def test_a_changed_row_is_told_though_counts_and_sizes_agree(
     assert fault.file.endswith(file.name)
 
 
-def test_a_row_moved_to_another_offset_is_told(path: str, tmp_path: Path) -> None:
+def test_a_row_moved_to_another_offset_is_reported(path: str, tmp_path: Path) -> None:
     rewritten(path, lambda table: pa.concat_tables([table.slice(0, 9), renumbered(table.slice(9), 22)]))
     _, *statistics, fault = check(tmp_path, deep=True).faults
     assert (fault.kind, fault.partition, fault.first, fault.last) == ("changed", 1, 12, 23)
@@ -181,7 +181,7 @@ def test_a_row_moved_to_another_offset_is_told(path: str, tmp_path: Path) -> Non
     ]
 
 
-def test_a_row_that_is_there_again_in_place_of_another_is_told(path: str, tmp_path: Path) -> None:
+def test_a_row_that_replaces_another_is_reported(path: str, tmp_path: Path) -> None:
     rewritten(path, lambda table: pa.concat_tables([table.slice(0, 9), table.slice(3, 1)]))
     _, *statistics, fault = check(tmp_path, deep=True).faults
     assert (fault.kind, fault.partition) == ("twice", 1)
@@ -189,7 +189,7 @@ def test_a_row_that_is_there_again_in_place_of_another_is_told(path: str, tmp_pa
     assert "offset 15 is there twice" in fault.told
 
 
-def test_a_file_that_is_gone_is_told(path: str, tmp_path: Path) -> None:
+def test_a_file_that_is_gone_is_reported(path: str, tmp_path: Path) -> None:
     file = file_of(path, 0, 24)
     file.unlink()
     fault = only(check(tmp_path))
@@ -203,7 +203,7 @@ def strangers_row(path: str, **more: Any) -> pa.Table:
 
 
 @pytest.mark.long
-def test_a_strangers_append_is_told_with_its_version_and_offsets(path: str, tmp_path: Path) -> None:
+def test_a_strangers_append_is_reported_with_its_version_and_offsets(path: str, tmp_path: Path) -> None:
     write_deltalake(path, strangers_row(path, partition=1, offset=11), mode="append")
     stranger, extra = check(tmp_path).faults
     assert (stranger.kind, stranger.version) == ("stranger", 4)
@@ -213,7 +213,7 @@ def test_a_strangers_append_is_told_with_its_version_and_offsets(path: str, tmp_
     assert [(each.kind, each.partition) for each in outside] == [("extra", 0)]
 
 
-def test_a_restore_is_told(path: str, tmp_path: Path) -> None:
+def test_a_restore_is_reported(path: str, tmp_path: Path) -> None:
     DeltaTable(path).restore(2)
     stranger, *missing = check(tmp_path).faults
     assert (stranger.kind, stranger.version, "RESTORE" in stranger.told) == ("stranger", 4, True)
@@ -233,7 +233,7 @@ def test_added_columns_and_partitions_are_harmless(topic: TopicInMemory, path: s
 
 
 def test_a_replay_refuses_a_file_too_few_with_its_offsets(path: str, tmp_path: Path) -> None:
-    """Somebody edits the log: no commit tells of it."""
+    """The log was edited: no commit mentions it."""
     (log,) = (each for each in Path(path).glob("_delta_log/*3.json"))
     lines = [
         line for line in log.read_text().splitlines() if not ('"add"' in line and '"partition":"1"' in line)
@@ -296,7 +296,7 @@ def test_a_topic_names_the_very_offset(
     ]
 
 
-def test_a_topic_made_again_is_told(
+def test_a_topic_made_again_is_reported(
     topic: TopicInMemory, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic._identity = "another"
@@ -334,7 +334,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[object, st
 
 
 @pytest.mark.long
-def test_the_command_tells_faults_as_a_table_and_as_json(
+def test_the_command_prints_faults_as_a_table_and_as_json(
     path: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, _, said = run(capsys, "--lake", str(tmp_path), "--deep")

@@ -1,4 +1,4 @@
-"""Faults of every kind that a lake can have, planted one at a time: told by a check, and never folded."""
+"""Faults of every kind that a lake can have, planted one at a time: reported by a check, and never folded."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def deep(lake: Path, topic: str = "t") -> tuple[LakeFault, ...]:
 
 
 def values_of(path: str, partition: int = 1) -> list[Any]:
-    """Fold what a table holds of a partition, as far as reading goes."""
+    """Return the values of a partition of the table; LakeError where one cannot be read."""
     files, landed = open_bronze(path)
     assert landed is not None
     span = Span(first=landed.begins[partition], end=landed.end[partition])
@@ -95,7 +95,7 @@ def shifted(table: pa.Table, name: str, by: Any) -> pa.Table:
         ("leader_epoch", 3),
     ],
 )
-def test_a_column_that_was_changed_alone_is_told(path: str, tmp_path: Path, name: str, by: Any) -> None:
+def test_a_column_that_was_changed_alone_is_reported(path: str, tmp_path: Path, name: str, by: Any) -> None:
     rewritten(path, lambda table: shifted(table, name, by))
     faults = [each for each in deep(tmp_path) if each.kind != "file"]
     assert faults, name
@@ -105,7 +105,7 @@ def test_a_column_that_was_changed_alone_is_told(path: str, tmp_path: Path, name
 
 
 @pytest.mark.parametrize("name", ["timestamp", "date", "leader_epoch", "key", "headers"])
-def test_a_topic_tells_of_each_column(
+def test_each_column_is_compared_with_the_topic(
     topic: TopicInMemory, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     def changed(table: pa.Table) -> pa.Table:
@@ -139,20 +139,20 @@ def lied(values: str, name: str, value: Any) -> Callable[[Tree], None]:
         pytest.param(lambda stats: stats["minValues"].pop("date"), id="none"),
     ],
 )
-def test_statistics_of_the_log_that_are_not_so_are_told(
+def test_false_statistics_of_the_log_are_reported(
     path: str, tmp_path: Path, change: Callable[[Tree], None]
 ) -> None:
     in_stats(path, change)
     assert "statistics" in {each.kind for each in deep(tmp_path)}
 
 
-def test_dates_that_contradict_timestamps_are_told_by_the_log_alone(path: str, tmp_path: Path) -> None:
+def test_dates_that_contradict_timestamps_are_found_in_the_log_alone(path: str, tmp_path: Path) -> None:
     in_stats(path, lied("minValues", "date", "1999-01-01"))
     (fault,) = check_table(Settings(), "t", str(tmp_path)).faults
     assert (fault.kind, "another least date" in fault.told) == ("statistics", True)
 
 
-def test_statistics_of_a_footer_that_are_not_so_are_told(path: str, tmp_path: Path) -> None:
+def test_false_statistics_of_a_footer_are_reported(path: str, tmp_path: Path) -> None:
     """The column chunk's least date, as Spark and Polars read it."""
     file = file_of(path, 1, 12)
     metadata = parquet.ParquetFile(file).metadata
@@ -172,7 +172,7 @@ def _place(metadata: Any, name: str) -> int:
     return [metadata.schema.column(at).path for at in range(metadata.num_columns)].index(name)
 
 
-def test_a_replay_refuses_a_time_that_the_log_tells_wrongly(path: str, tmp_path: Path) -> None:
+def test_a_replay_refuses_a_file_with_a_wrong_time_in_the_log(path: str, tmp_path: Path) -> None:
     """Such a file would be passed by where a replay ends at a time, and expire too early."""
     in_stats(path, lied("maxValues", "timestamp", "1969-01-01T00:00:00.000Z"))
     with pytest.raises(LakeError, match=r"has records up to .* where the table's log says otherwise"):
@@ -365,7 +365,7 @@ def test_a_column_that_is_stored_by_another_name_is_refused_by_all_alike(
 @pytest.mark.parametrize(
     "field", ["end", "begins", "rows", "added_digests", "topic_id", "cut", "landed_at_ms"]
 )
-def test_what_a_landing_said_is_sealed(path: str, tmp_path: Path, field: str) -> None:
+def test_a_landings_metadata_is_sealed(path: str, tmp_path: Path, field: str) -> None:
     def changed(info: Tree) -> None:
         told = json.loads(info["userMetadata"])
         told[field] = {"0": 7, "1": 7} if isinstance(told[field], dict) else "other"
@@ -398,12 +398,12 @@ def test_the_rebuild_after_metadata_that_was_changed_by_hand_works(
     assert deep(tmp_path) == ()
 
 
-def test_a_file_of_another_topic_by_the_log_is_told(path: str, tmp_path: Path) -> None:
+def test_a_file_of_another_topic_by_the_log_is_reported(path: str, tmp_path: Path) -> None:
     in_log(path, "add", lambda add: add["partitionValues"].update(topic="other"))
     assert ("file", True) in {(each.kind, "is of topic other" in each.told) for each in deep(tmp_path)}
 
 
-def test_a_schema_of_other_types_is_told(path: str, tmp_path: Path) -> None:
+def test_a_schema_of_other_types_is_reported(path: str, tmp_path: Path) -> None:
     def changed(meta: Tree) -> None:
         meta["schemaString"] = meta["schemaString"].replace(
             '"name":"value","type":"binary"', '"name":"value","type":"string"'
@@ -444,7 +444,7 @@ class NotesInMemory(LandedNotes):
         self.kept[landed_notes.group_of(path, table_id)] = dict(notes)
 
 
-def test_a_newest_commit_that_is_gone_is_told_by_the_note_in_kafka(
+def test_a_newest_commit_that_is_gone_is_found_by_the_note_in_kafka(
     topic: TopicInMemory, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     notes = NotesInMemory()

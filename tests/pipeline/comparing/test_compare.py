@@ -48,8 +48,8 @@ def changes(processor: Processor[Any, Any], lake: Path) -> list[dict[str, Any]]:
 
 
 def model(one: Processor[Any, Any], other: Processor[Any, Any], lake: Path) -> tuple[Any, Any, Any]:
-    """Return what differs at the end, what first did where, and the fields: from two replays, and whole
-    states after each offset.
+    """Return the rows apart at the end, the first differing change of each key, and the fields: from two
+    replays, and whole states after each offset.
     """
     told = [changes(each, lake) for each in (one, other)]
     offsets = sorted({(each["partition"], each["offset"]) for side in told for each in side})
@@ -100,7 +100,7 @@ def shown(found: Comparison) -> tuple[Any, Any, Any]:
     deadline=None,
 )
 @given(log=logs(partitions=2, limit=60))
-def test_what_differs_is_what_a_model_says(tmp_path_factory: pytest.TempPathFactory, log: Log) -> None:
+def test_the_differences_are_those_of_a_model(tmp_path_factory: pytest.TempPathFactory, log: Log) -> None:
     lake = tmp_path_factory.mktemp("lake")
     write_bronze(lake, "t", log)
     found = compare(accounts("t"), second("t"), NO_KAFKA, bronze(lake))
@@ -134,7 +134,7 @@ def test_where_transactions_end_does_not_matter(
 @pytest.mark.variant
 @pytest.mark.spark
 @pytest.mark.parametrize("far", [False, True])
-def test_spark_tells_the_same(spark: SparkSession, some: Path, far: bool) -> None:
+def test_spark_finds_the_same(spark: SparkSession, some: Path, far: bool) -> None:
     on_cluster = bronze(
         some, "spark", spark=SparkOptions(master="spark://elsewhere:7077") if far else SparkOptions()
     )
@@ -150,7 +150,7 @@ def test_a_version_is_equal_to_itself(some: Path) -> None:
     assert "never differed" in comparison_page(found)
 
 
-def test_rows_that_meet_again_are_told_and_are_not_apart(tmp_path: Path) -> None:
+def test_rows_that_meet_again_are_listed_and_are_not_apart(tmp_path: Path) -> None:
     log: Log = {
         0: [Record(0, 5, b"a", b"add a 51"), Record(1, 6, b"a", None), Record(2, 7, b"a", b"add a 1")]
     }
@@ -171,7 +171,7 @@ def test_what_cannot_be_compared_is_refused(some: Path) -> None:
 
 
 @pytest.mark.long
-def test_the_command_tells_table_json_and_page(
+def test_the_command_prints_table_json_and_page(
     some: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = tmp_path / "compared.html"

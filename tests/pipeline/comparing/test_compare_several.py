@@ -37,7 +37,7 @@ FIRST = processor_of(WIDTH)
 def fold_some(
     rows: Rows[Seen], event: Event, at_ms: int, timestamp: int, key: str | None, topic: str, offset: int
 ) -> Iterator[Emit]:
-    """Fold as the first version, but for a few records."""
+    """Fold as the first version, except for a few records."""
     if event.n % 7 == 3:
         rows[f"left/{event.key}"] = Seen(event.n)
         return
@@ -45,7 +45,7 @@ def fold_some(
 
 
 def second() -> Processor[Any, Seen]:
-    """Return a version that asks for other columns, in another order."""
+    """Return a version that takes other columns, in another order."""
     told = FoldWith(fold_some, ("timestamp", "key", "topic", "offset"))
     return replace(FIRST, version=2, on=dict.fromkeys(FIRST.on or {}, told))
 
@@ -113,7 +113,7 @@ def shown(found: Comparison) -> tuple[Any, Any]:
 
 @pytest.mark.long
 @pytest.mark.parametrize(("memory_bytes", "settle"), [(256 << 20, 10_000), (256 << 20, 1), (1_000, 2)])
-def test_what_differs_is_what_a_model_says(
+def test_the_differences_are_those_of_a_model(
     lake: Path, memory_bytes: int, settle: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(paired, "SETTLE_KEYS", settle)
@@ -132,7 +132,7 @@ def test_what_differs_is_what_a_model_says(
 
 
 @pytest.mark.variant
-def test_spark_tells_the_same(spark: SparkSession, lake: Path) -> None:
+def test_spark_finds_the_same(spark: SparkSession, lake: Path) -> None:
     write(lake)
     found = compare(FIRST, second(), NO_KAFKA, bronze(lake, "spark"))
     assert found == replace(compare(FIRST, second(), NO_KAFKA, bronze(lake)), engine="spark")
@@ -147,7 +147,7 @@ def test_a_version_is_equal_to_itself(lake: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("limit", [1, 2, 3, 5])
-def test_of_many_keys_the_earliest_are_told_and_all_are_counted(lake: Path, limit: int) -> None:
+def test_of_many_keys_the_earliest_are_listed_and_all_are_counted(lake: Path, limit: int) -> None:
     write(lake)
     every = compare(FIRST, second(), NO_KAFKA, bronze(lake))
     found = compare(FIRST, second(), NO_KAFKA, bronze(lake), limit_keys=limit)

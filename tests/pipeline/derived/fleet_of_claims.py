@@ -1,5 +1,5 @@
 """A fleet that works on a thousand partitions while one member dies, one is restarted and one leaves: its
-frames, and the truth of who held what.
+frames, and the true owner of each partition at each time.
 """
 
 from __future__ import annotations

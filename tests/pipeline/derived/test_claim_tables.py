@@ -106,8 +106,8 @@ def seconds(at: datetime | None) -> float:
 
 
 def check_intervals(log: Log) -> None:
-    """Compare who holds what, at each moment near a frame or a threshold, with the guarded view as of that
-    moment.
+    """Compare the owners of partitions, at each moment near a frame or a threshold, with the guarded view as
+    of that moment.
     """
     over, current = rows_by_fold(claim_intervals(NO_KAFKA), log)
     every: list[ClaimInterval] = [*over, *current]
@@ -134,9 +134,7 @@ def check_intervals(log: Log) -> None:
 
 
 def check_frames(log: Log, states: States, every: list[ClaimInterval]) -> None:
-    """Check what an interval says of the frames that began and ended it, and of offsets, against states
-    folded up to them.
-    """
+    """Compare each interval's first and last frames, and its offsets, with states folded up to them."""
     for each in every:
         key = f"{each.group_id}/{each.topic}/{each.topic_partition}"
         began, _ = log[each.began_at]
@@ -173,7 +171,7 @@ def claim_at(states: States, end: int, key: str) -> Claim | None:
 
 def takeovers_model(log: Log) -> Iterator[tuple[Any, ...]]:
     """Yield each takeover, in the order of the log, by looking ahead for the first offset that its new owner
-    tells.
+    reports.
     """
     states = states_of(log)
     for at, (frame, _) in enumerate(log):
@@ -246,7 +244,7 @@ def check_takeovers(log: Log) -> None:
 @pytest.mark.long
 @hypothesis_settings(max_examples=scaled(150), deadline=None)
 @given(logs())
-def test_whoever_holds_a_claim_at_a_moment_is_in_the_interval_of_that_moment(log: Log) -> None:
+def test_the_owner_of_a_claim_at_a_moment_is_in_the_interval_of_that_moment(log: Log) -> None:
     check_intervals(stamped(log))
 
 
@@ -379,7 +377,7 @@ def test_both_engines_take_turns_and_write_the_same_rows(
     assert held.collect()[0][0] == sum(row["ended_by"] == "expired" for row in rows_in(lake, INTERVALS))
 
 
-def test_what_is_no_frame_makes_no_row_and_is_counted(marshal: TopicInMemory, lake: Path) -> None:
+def test_an_invalid_frame_makes_no_row_and_is_counted(marshal: TopicInMemory, lake: Path) -> None:
     put(marshal, 0, b"nonsense", 1_000)
     append(marshal, with_resets(3, 10))
     land(marshal, lake)
@@ -409,7 +407,7 @@ def test_a_row_that_was_taken_from_the_table_is_found(marshal: TopicInMemory, la
 
 
 @pytest.mark.long
-def test_the_command_derives_what_was_landed_and_vacuums(
+def test_the_command_derives_landed_records_and_vacuums(
     marshal: TopicInMemory, lake: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def command(*words: str) -> tuple[int, str, str]:

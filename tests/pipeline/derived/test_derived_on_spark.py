@@ -1,4 +1,4 @@
-"""Derived tables that Spark went on with, against those of this process alone: the same rows and the same
+"""Derived tables that Spark continued, compared with those of this process alone: the same rows and the same
 digests.
 """
 
@@ -55,7 +55,7 @@ class _Logs:
             )
 
 
-def test_spark_goes_on_with_tables_as_this_process_does(
+def test_spark_continues_tables_as_this_process_does(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, lake: Path
 ) -> None:
     logs, digests = _Logs(), dict[str, set[str]]()

@@ -20,7 +20,7 @@ TYPES = {
 
 
 def columns_of(name: str) -> list[tuple[str, str]]:
-    """Return the columns that a section of the page tells of, with their types."""
+    """Return the columns that a section of the page lists, with their types."""
     section = PAGE.split(f"\n## {name}\n")[1].split("\n## ")[0]
     found = list[tuple[str, str]]()
     for names, kinds in re.findall(r"^\| (`[^|]+) \| ([a-z, ]+) \|", section, re.MULTILINE):

@@ -94,7 +94,7 @@ def stamped_records(
 
 
 def anomalies_model(records: Iterable[Record]) -> list[tuple[Any, ...]]:
-    """Return what is not right, by sets of numbers that came and have not come, kept for ever."""
+    """Return the anomalies of *records*, by sets of numbers that came and have not come, kept for ever."""
     found = list[tuple[Any, ...]]()
     state = dict[str, tuple[int, int, set[int]]]()
     for each in records:
@@ -156,7 +156,7 @@ def test_anomalies_are_those_that_remembering_every_number_finds(
         land(orders, lake)
         run(lake, ANOMALIES)
         for partition, rows in orders.logs.items():
-            # A restart and a gap may be told of one record: their order is that of the rows, which files do
+            # One record may show both a restart and a gap: their order is that of the rows, which files do
             # not keep.
             assert sorted(anomalies_in(lake)[partition], key=str) == sorted(anomalies_model(rows), key=str)
     assert {row["kind"] for row in rows_in(lake, ANOMALIES, "topic_offset")} >= {
@@ -167,7 +167,7 @@ def test_anomalies_are_those_that_remembering_every_number_finds(
     }
 
 
-def test_anomalies_need_to_be_told_which_topics(lake: Path) -> None:
+def test_anomalies_need_the_names_of_topics(lake: Path) -> None:
     with pytest.raises(ConfigError, match="name them in the setting books"):
         tables_named(ANOMALIES, Settings(app="derived"))
 
@@ -183,7 +183,7 @@ def set_aside(monkeypatch: pytest.MonkeyPatch) -> TopicInMemory:
 
 
 def refuse(set_aside: TopicInMemory, number: int) -> dict[str, Any]:
-    """Append what a worker writes of a refused record, and return the row that tells of it."""
+    """Append a worker's copy of a refused record, and return its row in the table."""
     refused = Refused(offset=number, stage="fold", error="ValueError", reason=f"no {number}", topic="orders")
     record = FetchedRecord(
         at_ms=500, value=b"v" * number, key=None, headers=(("holdfast-stage", b"its own"),)
@@ -218,7 +218,7 @@ def check_quarantine(lake: Path, expected: list[dict[str, Any]]) -> None:
             assert row["at"].timestamp() == (9_000 + row["offset"]) / 1000
 
 
-def test_quarantine_tells_what_workers_wrote_on_both_engines(
+def test_quarantine_has_the_workers_records_on_both_engines(
     spark: SparkSession, set_aside: TopicInMemory, lake: Path
 ) -> None:
     expected = [refuse(set_aside, number) for number in range(20)]

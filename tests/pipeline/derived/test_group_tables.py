@@ -1,5 +1,5 @@
-"""The table groups.moves: by a second computation over random generations, and of real consumers by what
-their callbacks told them.
+"""The table groups.moves, compared with a second computation over random generations, and with the callbacks
+of real consumers.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ def test_moves_are_those_that_asking_for_each_partition_finds(
 
 
 class Watched:
-    """A consumer whose callbacks keep what it was told that it has."""
+    """A consumer whose callbacks keep its assignment."""
 
     def __init__(self, kafka: EmbeddedKafka, group: str, client: str, topic: str) -> None:
         self.has = set[int]()
@@ -226,7 +226,7 @@ def wait(members: Sequence[Watched], parts: int) -> None:
 
 
 @pytest.mark.long
-def test_real_consumers_are_told_of_the_moves_that_the_table_has(
+def test_the_table_has_the_moves_that_real_consumers_receive(
     embedded_kafka: EmbeddedKafka, lake: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name = ending()

@@ -117,8 +117,8 @@ class TwoLogs:
         return [tuple(each) for each in found]
 
     def check(self, before: set[Row]) -> set[Row]:
-        """Hold the table against the model; return what is over. A partition of which nothing is new may have
-        rows that are over by now, and still are current.
+        """Compare the table with the model; return the rows that are over. A partition without new records
+        may have rows that are over by now, and still are current.
         """
         (over, current), (wanted_over, wanted_current) = self.told(), self.expected()
         assert (over | current) ^ (wanted_over | wanted_current) == set()
@@ -248,9 +248,7 @@ def test_tables_that_were_put_back_or_not_derived_are_refused(
 
 
 @pytest.mark.long
-def test_tables_come_behind_those_that_they_are_joined_of(
-    monkeypatch: pytest.MonkeyPatch, lake: Path
-) -> None:
+def test_tables_come_after_those_that_they_are_joined_of(monkeypatch: pytest.MonkeyPatch, lake: Path) -> None:
     logs = TwoLogs(monkeypatch, lake, 6)
     logs.write(iter(range(5)))
     logs.derive(COMMITS)
@@ -324,7 +322,7 @@ def test_of_two_compactions_at_once_one_is_refused(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.long
 @pytest.mark.parametrize("failure", [CommitFailedError("lost"), OSError("lost"), KeyboardInterrupt()])
-def test_a_compaction_of_which_nobody_knows_whether_it_was_made_keeps_its_files(
+def test_a_compaction_with_an_unknown_outcome_keeps_its_files(
     monkeypatch: pytest.MonkeyPatch, lake: Path, failure: BaseException
 ) -> None:
     """The commit is made, its answer lost, and the store away when it is asked: the rows are in the new files
@@ -355,9 +353,7 @@ def test_a_compaction_of_which_nobody_knows_whether_it_was_made_keeps_its_files(
 
 
 @pytest.mark.long
-def test_where_a_partition_stood_is_found_in_files_that_overlap(
-    monkeypatch: pytest.MonkeyPatch, lake: Path
-) -> None:
+def test_a_partitions_end_is_found_in_files_that_overlap(monkeypatch: pytest.MonkeyPatch, lake: Path) -> None:
     """An OPTIMIZE by size may join the first file with the last, and leave alone one between them."""
     logs = TwoLogs(monkeypatch, lake, 8)
     for at in range(3):

@@ -1,4 +1,4 @@
-"""The tables that lag is joined of, and what the report tells of lag, against a count over both logs for each
+"""The tables that lag is joined of, and the lag in the report, compared with a count over both logs for each
 minute.
 """
 
@@ -80,9 +80,7 @@ class Logs:
         self.commits.append(made)
 
     def lag_at(self, group: str, partition: int, minute: int) -> int | None:
-        """Return how far a group was behind at the end of a minute, by looking at every record up to
-        there.
-        """
+        """Return a group's lag at the end of a minute, by looking at every record up to there."""
         until_ms = BEGIN_MS + (minute + 1) * MINUTE_MS
         committed = [
             each[2] for each in self.commits if each[:2] == (group, partition) and each[3] < until_ms
@@ -160,7 +158,7 @@ def test_the_tables_have_a_row_for_each_minute_in_which_something_moved(
 
 
 @pytest.mark.long
-def test_the_page_tells_of_lag_where_topics_are_named(monkeypatch: pytest.MonkeyPatch, lake: Path) -> None:
+def test_the_page_shows_lag_where_topics_are_named(monkeypatch: pytest.MonkeyPatch, lake: Path) -> None:
     logs = Logs(monkeypatch, lake, 3)
     to_ms = BEGIN_MS + MINUTES * MINUTE_MS
     asked = ReportOptions(lake=str(lake), from_ms=to_ms - 30 * MINUTE_MS, to_ms=to_ms, topics=("orders",))
@@ -181,7 +179,7 @@ def test_the_page_tells_of_lag_where_topics_are_named(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.variant
-def test_parts_of_many_minutes_tell_the_lag_at_their_ends_on_both_engines(
+def test_parts_of_many_minutes_have_the_lag_at_their_ends_on_both_engines(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, lake: Path
 ) -> None:
     logs = Logs(monkeypatch, lake, 5)

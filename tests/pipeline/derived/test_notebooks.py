@@ -1,5 +1,5 @@
-"""The notebooks, cell by cell without Jupyter: their Spark SQL gives what the report's own figures and the
-models give.
+"""The notebooks, cell by cell without Jupyter: their Spark SQL gives the figures of the report and of the
+models.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def cells_of(name: str) -> list[str]:
 
 
 def run(name: str) -> dict[str, Any]:
-    """Run the cells of a notebook in their order, and return what they have made."""
+    """Run the cells of a notebook in their order, and return their variables."""
     made: dict[str, Any] = {"__name__": "__main__"}
     for at, source in enumerate(cells_of(name)):
         exec(compile(source, f"{name} cell {at}", "exec"), made)  # noqa: S102  as a notebook does
@@ -75,7 +75,7 @@ def at_lake(monkeypatch: pytest.MonkeyPatch, lake: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_the_notebook_of_claims_finds_what_the_report_tells(
+def test_the_notebook_of_claims_finds_the_figures_of_the_report(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, at_lake: Path
 ) -> None:
     fleet = SimulatedFleet(partitions=24)
@@ -111,7 +111,7 @@ def test_the_notebook_of_claims_finds_what_the_report_tells(
 
 
 @pytest.mark.slow
-def test_the_notebook_of_events_counts_what_was_written(
+def test_the_notebook_of_events_counts_the_written_records(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, at_lake: Path
 ) -> None:
     set_aside = topic_of(monkeypatch, SETTINGS.quarantine_topic)

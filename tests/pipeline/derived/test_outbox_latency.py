@@ -1,4 +1,4 @@
-"""The table outbox.latency: percentiles by sorting every row, and of a real outbox by what lies in its
+"""The table outbox.latency: percentiles by sorting every row, and of a real outbox by the rows of its
 table.
 """
 
@@ -39,9 +39,7 @@ from tests.support.patience import DEADLINE_S
 
 NO_KAFKA = Settings(app="derived", progress="shop.progress")
 Published = tuple[str, int, int, list[int]]
-"""What a test says of a transaction: its producer, epoch, when it was sent, and when its rows were
-created.
-"""
+"""A transaction in a test: its producer, epoch, when it was sent, and when its rows were created."""
 
 
 # -- the header
@@ -52,20 +50,20 @@ TIMES = st.integers(1, LIMIT_MS - 1)
 
 
 @given(st.lists(TIMES | st.integers(-(2**63), 2**63 - 1), max_size=60))
-def test_times_of_creation_are_read_as_they_were_told(created: list[int]) -> None:
-    """A time in ns was told as it stood in the column, and no reader took the header."""
+def test_times_of_creation_are_read_as_they_were_written(created: list[int]) -> None:
+    """A time in ns used to be written as in the column, and no reader took the header."""
     told = created_header(created)
     assert created_header([each for each in created if 0 < each < LIMIT_MS]) == told
     expanded = [] if told is None else [at for at, rows in read_created((told,)) for _ in range(rows)]
     assert expanded == sorted(each for each in created if 0 < each < LIMIT_MS)
 
 
-def test_what_earlier_releases_told_that_is_no_time_is_passed_over() -> None:
+def test_values_of_earlier_releases_that_are_no_time_are_passed_over() -> None:
     told = b"-9223372036854775808x2,9223372036854775809,1000x3,1764072000000000000"
     assert read_created((("holdfast-created", told),)) == [(1, 1), (1001, 3)]
 
 
-def test_many_times_are_rounded_down_and_none_is_lost() -> None:
+def test_many_times_are_rounded_down_and_all_are_kept() -> None:
     created = [1_764_072_000_000 + at for at in range(7 * LIMIT_TIMES)]
     told = created_header(created)
     assert told is not None
@@ -75,7 +73,7 @@ def test_many_times_are_rounded_down_and_none_is_lost() -> None:
 
 
 @pytest.mark.parametrize("value", [b"", b"x3", b"1x", b"1,,2", b"1x2x3", b"1.5", b"9" * 300_000])
-def test_what_is_no_time_is_refused(value: bytes) -> None:
+def test_an_invalid_time_is_refused(value: bytes) -> None:
     with pytest.raises(DecodeError):
         read_created((("holdfast-created", value),))
 

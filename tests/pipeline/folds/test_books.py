@@ -1,5 +1,5 @@
-"""The bookkeeper's folds over history: both engines tell the same, headers and partitions included, and it
-is what workers keep.
+"""The bookkeeper's folds over history: both engines give the same rows, headers and partitions included, as
+workers do.
 """
 
 from __future__ import annotations

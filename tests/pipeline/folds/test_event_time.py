@@ -36,7 +36,7 @@ FAR = SparkOptions(master="spark://elsewhere:7077")
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """What a meter said at its own time, and where and when that was appended."""
+    """A meter's value at its own time, with its topic and append time."""
 
     meter: str
     own_ms: int
@@ -80,7 +80,7 @@ def meters(topic: str) -> Processor[Reading, str]:
 
 
 def readings() -> Log:
-    """Return records whose own times run behind append time, out of order."""
+    """Return records whose own times lag append time, out of order."""
     rng = Random(5)
     return {
         partition: [
@@ -140,7 +140,7 @@ def test_topics_and_lake_here_and_on_spark_give_one_table(
         (EventMarker(-1, -1, 1, 4, 0, event_ms=-NEVER), FoldSummary(partition=0), None),
     ],
 )
-def test_an_event_time_that_a_replay_does_not_come_to_is_told(
+def test_an_event_time_that_a_replay_does_not_reach_is_reported(
     position: Marker, summary: FoldSummary, told: str | None
 ) -> None:
     assert other_event_time(position, summary) == told

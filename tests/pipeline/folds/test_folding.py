@@ -108,7 +108,7 @@ def test_that_comparison_fires_when_one_timestamp_is_off_by_one_ms(tmp_path: Pat
 @pytest.mark.long
 @RELAXED
 @given(log=logs(), one=st.integers(1, 10), other=st.integers(11, 60))
-def test_where_the_batches_are_cut_changes_nothing(log: Log, one: int, other: int) -> None:
+def test_the_cuts_between_batches_change_nothing(log: Log, one: int, other: int) -> None:
     plan = FoldPlan(processor=PROCESSOR, transitions=True)
     first, second = replayed(cut(log, one), log, plan), replayed(cut(log, other), log, plan)
     assert first == second or first.results.equals(second.results)  # type: ignore[union-attr]
@@ -224,7 +224,7 @@ def test_only_the_columns_a_fold_asks_for_are_read() -> None:
     ]
 
 
-def test_refused_records_are_told_with_offset_stage_and_reason() -> None:
+def test_refused_records_are_listed_with_offset_stage_and_reason() -> None:
     part = [Record(0, 1, None, b"\xff"), Record(2, 1, None, b"boom a 1"), Record(3, 1, None, b"add a 1")]
     got = replayed([record_batch(0, part)], [0])
     assert [(each.offset, each.stage, each.error) for each in got.refused(0)] == [
@@ -251,7 +251,7 @@ def test_results_come_in_batches_of_bounded_size() -> None:
     assert sum(present(batch, "rows", PROCESSOR).num_rows for batch in batches) == len(many)
 
 
-def test_only_the_transitions_of_one_key_are_told_when_asked() -> None:
+def test_only_the_transitions_of_one_key_are_returned_when_asked() -> None:
     part = [Record(0, 1, None, b"add a 1"), Record(1, 1, None, b"add b 1"), Record(2, 1, None, b"add a 2")]
     plan = FoldPlan(processor=PROCESSOR, rows=False, transitions=True, of_key=("", "a"))
     told = replayed([record_batch(0, part)], [0], plan).table("transitions", PROCESSOR).to_pylist()

@@ -41,9 +41,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 HERE = LandOptions(engine="local")
-"""What is said of landings here is theirs with either engine: Spark takes twenty times the processor time for
-it.
-"""
+"""Results of landings in these tests hold for either engine: Spark takes twenty times the processor time."""
 
 
 @pytest.fixture
@@ -107,13 +105,13 @@ def test_live_restored_local_and_spark_are_one_table(
     verdict = verify(app.joined, app.settings, from_lake)
     assert verdict.equal, [each.explain() for each in verdict.partitions]
 
-    # The table stood where the lake ends, so that is how far the tables of its fold come.
+    # The table was at the lake's end, so its fold's tables reach the same offsets.
     folding = FoldOptions(lake=str(lake), engine="local")
     assert fold(app.joined, app.settings, folding).digest == lived
     second = replace(app.joined, version=2)
     assert compare(app.joined, second, app.settings, replace(from_lake, engine="local")).equal
 
-    # More is lived and not landed: the lake tells of what it has.
+    # More is lived and not landed: the lake gives the state of its own records.
     app.write(200, seed=6)
     app.prove()
     assert replayed(app, lake).digest == lived
@@ -136,7 +134,7 @@ def test_live_restored_local_and_spark_are_one_table(
 
 
 @pytest.mark.variant
-def test_a_landing_that_ends_between_sources_and_choices_tells_of_the_one_before(
+def test_a_landing_that_ends_between_sources_and_choices_leaves_the_previous_state(
     app: JoinApplication, lake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app.worker(source_wait_ms=0).start(JOIN_LIE="1").wait_ready()
@@ -242,7 +240,7 @@ def test_globals_are_landed_and_read_by_each_task_as_they_were(
         assert of_rates, "folds look rates up"
         assert len(of_rates) == len({*of_rates}), "all partitions read the topic of rates once"
 
-        # More is lived and not landed: the lake tells of what it has.
+        # More is lived and not landed: the lake gives the state of its own records.
         app.write(200, seed=12, rest_s=0.1)
         app.prove()
         assert replayed(app, lake, engine="local").digest == lived

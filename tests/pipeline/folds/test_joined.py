@@ -51,7 +51,7 @@ def kafka() -> Iterator[EmbeddedKafka]:
 
 @pytest.fixture
 def books(kafka: EmbeddedKafka) -> Books:
-    """Give a live table at offset 119, of a source that goes on to offset 199."""
+    """Give a live table at offset 119, of a source that has records up to offset 199."""
     made = Books(kafka)
     bootstrap(made.first, made.settings, SEND)
     made.write(80, first=120)
@@ -63,11 +63,11 @@ def history(lake: Path, **more: Any) -> ReplayOptions:
 
 
 def trim(books: Books, offset: int) -> None:
-    """Have the source forget what lies before *offset*."""
+    """Have the source delete the records before *offset*."""
     Admin(books.settings).delete_before({(books.source, at): offset for at in range(PARTITIONS)})
 
 
-# -- what is folded
+# -- folded records
 
 
 @pytest.mark.long
@@ -91,7 +91,7 @@ def test_a_table_whose_topic_has_lost_its_beginning_verifies_live_with_the_lake(
 @pytest.mark.variants("118", "199", "229", "0")
 @pytest.mark.long
 @pytest.mark.parametrize("last", [0, 118, 199, 200, 229])
-def test_every_place_is_the_same_place(books: Books, lake: Path, last: int) -> None:
+def test_a_replay_up_to_any_offset_is_the_same_from_history(books: Books, lake: Path, last: int) -> None:
     land(books.settings, books.source, str(lake))
     books.write(30, first=200)
     at_ms = 1_000 + 40 * last
@@ -106,7 +106,7 @@ def test_every_place_is_the_same_place(books: Books, lake: Path, last: int) -> N
 
 
 @pytest.mark.variant
-def test_spark_tells_what_this_process_does(
+def test_spark_gives_the_results_of_this_process(
     spark: SparkSession, books: Books, lake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     land(books.settings, books.source, str(lake))
@@ -121,7 +121,9 @@ def test_spark_tells_what_this_process_does(
 
 
 @pytest.mark.long
-def test_a_partition_that_was_added_behind_the_lake_is_read_from_the_topic(books: Books, lake: Path) -> None:
+def test_a_partition_that_was_added_after_the_landing_is_read_from_the_topic(
+    books: Books, lake: Path
+) -> None:
     land(books.settings, books.source, str(lake))
     client = make_admin(books.settings.client())
     new = [NewPartitions(books.source, PARTITIONS + 1)]
@@ -184,8 +186,8 @@ def test_a_topic_that_ends_before_its_table_is_refused(books: Books, lake: Path)
 
 
 def land_otherwise(books: Books, lake: Path, patch: pytest.MonkeyPatch, offset: int, **changed: Any) -> None:
-    """Land what the source would hold if the record at *offset* of partition 0 were another one, or with
-    nothing *changed* were not there.
+    """Land the source as if the record at *offset* of partition 0 were another one, or, with nothing
+    *changed*, did not exist.
     """
 
     class Other(TopicReader):
@@ -195,7 +197,7 @@ def land_otherwise(books: Books, lake: Path, patch: pytest.MonkeyPatch, offset: 
 
     with patch.context() as planted:
         planted.setattr(local_table, "TopicReader", Other)
-        # Named, since a session that other tests have left is what Spark lands with.
+        # Named, because otherwise a session that other tests have left would land with Spark.
         land(books.settings, books.source, str(lake), options=LandOptions(engine="local"))
 
 
@@ -241,7 +243,7 @@ def test_the_overlap_is_compared_as_far_as_it_is_said(
 
 
 @pytest.mark.long
-def test_what_a_compacted_topic_has_let_go_is_no_fault(
+def test_records_removed_by_compaction_are_no_fault(
     books: Books, lake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     land(books.settings, books.source, str(lake))
@@ -274,7 +276,7 @@ def test_history_needs_a_lake_that_has_the_topic(books: Books, lake: Path) -> No
 
 @pytest.fixture
 def command(books: Books, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cmd:
-    """Give what runs a command in this process, and returns its exit code and what it said."""
+    """Give a function that runs a command in this process, and returns its exit code and its output."""
     module = ModuleType(f"app_{books.name.replace('-', '_')}")
     module.__dict__["processors"] = [books.first]
     monkeypatch.setitem(sys.modules, module.__name__, module)

@@ -39,7 +39,7 @@ def opened(kept: KeptLogs, log: Log, partition: int = 0, span: Span = WHOLE) -> 
         yield from batch.offsets
 
 
-def test_what_one_fold_has_read_another_does_not_read_again() -> None:
+def test_records_that_one_fold_has_read_are_not_read_again() -> None:
     kept, log = KeptLogs(), Log()
     assert [*islice(opened(kept, log), 11)] == [*range(11)]
     for _ in range(3):
@@ -55,7 +55,7 @@ def test_folds_may_read_in_turns() -> None:
 
 
 @pytest.mark.parametrize("room", [0, 1, 5, 14])
-def test_what_there_is_no_room_for_each_reads_for_itself(room: int) -> None:
+def test_each_fold_reads_the_records_that_exceed_the_room(room: int) -> None:
     kept, log = KeptLogs(room * SIZE + 1), Log()
     early = opened(kept, log)
     assert next(early) == 0

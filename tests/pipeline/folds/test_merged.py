@@ -1,5 +1,5 @@
-"""The replay of several sources gives what workers came to, whatever these had guessed, and tells of which
-source each change was.
+"""The replay of several sources gives the workers' results, whatever these had guessed, and names the source
+of each change.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ WIDTH = 2
 
 
 def lived(seed: int, live: Journal | None = None) -> tuple[Journal, list[Log]]:
-    """Return what a worker made of some logs, and the logs."""
+    """Return a worker's journal for random logs, and the logs."""
     rng = Random(seed)
     logs = [written_log(rng) for _ in range(WIDTH)]
     live = Journal() if live is None else live
@@ -119,7 +119,7 @@ def test_a_version_of_other_sources_does_not_begin_with_these_rows() -> None:
         migrated(other, EarlierState(version=1, position=marker, stored=(), lost={}))
 
 
-def test_what_changed_tells_its_topic_and_a_tick_none() -> None:
+def test_a_change_has_its_topic_and_a_tick_none() -> None:
     live, logs = lived(3)
     processor = processor_of(WIDTH)
     found = folded(logs_of(live, logs), recorded_of(live), transitions=True)

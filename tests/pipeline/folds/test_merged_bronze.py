@@ -1,5 +1,5 @@
-"""The replay of several sources from the lake, here and on Spark: what workers came to, or an error that says
-what of the lake is missing.
+"""The replay of several sources from the lake, here and on Spark: the workers' results, or an error that
+names the missing part of the lake.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ PARTITIONS, MANY = 3, 200
 
 
 Worlds = list[tuple[Journal, list[SourceLog]]]
-"""What a worker of each partition came to, and the logs up to there."""
+"""A worker's journal for each partition, and the logs up to its position."""
 
 
 @cache
@@ -115,7 +115,7 @@ def marker(live: Journal) -> VectorMarker:
     return decode_vector_marker(stored)
 
 
-def test_both_engines_come_to_what_workers_did(spark: SparkSession, lake: Path) -> None:
+def test_both_engines_give_the_results_of_workers(spark: SparkSession, lake: Path) -> None:
     write(lake)
     local, on_cluster = replayed(lake, transitions=True), replayed(lake, "spark", transitions=True)
     assert [each.digest for each in local.partitions] == lives()
@@ -129,7 +129,7 @@ def test_both_engines_come_to_what_workers_did(spark: SparkSession, lake: Path) 
 
 
 @pytest.mark.slow
-def test_both_engines_come_to_what_workers_did_in_every_schedule(spark: SparkSession, lake: Path) -> None:
+def test_both_engines_give_the_results_of_workers_in_every_schedule(spark: SparkSession, lake: Path) -> None:
     """Each schedule is a partition, so that one job of Spark folds all of them."""
     found = many_worlds()
     assert sum(map(len, (live.choices for live, _ in found))) > len(found), (
@@ -149,7 +149,7 @@ def test_spark_moves_no_record_between_tasks(spark: SparkSession, lake: Path) ->
     plan = folded._jdf.queryExecution().executedPlan().toString()
     assert "MapInArrow" in plan
     assert "Exchange" not in plan
-    # What does move them is seen so.
+    # A plan that does move them shows it.
     moved = on_spark.placed(folded, 2)._jdf.queryExecution().executedPlan().toString()
     assert "Exchange" in moved
 
@@ -187,7 +187,7 @@ def test_files_that_optimize_has_mixed_are_sorted_first(lake: Path, tmp_path: Pa
     assert replayed(mixed).partitions == replayed(lake).partitions
 
 
-# -- what is missing is found
+# -- missing records are found
 
 
 def test_choices_whose_tail_is_missing_are_found(spark: SparkSession, lake: Path) -> None:
@@ -222,7 +222,7 @@ def _beyond(position: VectorMarker) -> VectorMarker:
     return replace(position, applied=tuple(each + 100 for each in position.applied))
 
 
-def test_tables_landed_one_by_one_do_not_tell_enough(lake: Path) -> None:
+def test_tables_landed_one_by_one_are_not_enough(lake: Path) -> None:
     for topic, log in sources(worlds()).items():
         write_bronze(lake, topic, log)
     write_bronze(lake, CHOICES, choices())
@@ -266,7 +266,7 @@ def test_records_behind_the_cut_are_left_for_the_next_landing(lake: Path) -> Non
 
 
 @pytest.mark.long
-def test_a_row_as_of_the_end_is_the_replays_and_tells_records_of_every_source(lake: Path) -> None:
+def test_a_row_as_of_the_end_is_the_replays_with_records_of_every_source(lake: Path) -> None:
     write(lake)
     bronze = ReplayOptions(engine="local", source="bronze", lake=str(lake))
     rows = replay(PROCESSOR, NO_KAFKA, bronze).table("rows", PROCESSOR).to_pylist()
@@ -292,6 +292,6 @@ def test_choices_do_not_expire(lake: Path, capsys: pytest.CaptureFixture[str]) -
         main(["pipeline", "expire", "--lake", str(lake), "--all-topics", "--before", "1000000000000"])
     assert (ended.value.code or 0) == 0
     assert CHOICES not in capsys.readouterr().out
-    # A log of which no record has an append time has nothing that is old.
+    # A log in which no record has an append time has no old records.
     timeless = sum(len(log.offsets) for _, logs in worlds() for log in logs if max(log.times_ms) < 0)
     assert replayed(lake, allow_holes=True).records == timeless

@@ -1,5 +1,5 @@
-"""What begins with a lake, or is compared with it, is of the topic that was landed, and of no other of its
-name.
+"""Tables begun from a lake, or compared with it, are of the topic that was landed, and of no other topic of
+its name.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def test_a_replay_of_a_lake_alone_says_that_its_topic_was_made_again(
 def test_a_table_is_not_verified_by_a_lake_of_a_topic_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On the embedded Kafka: what the topic held when it was landed is made again with more records."""
+    """On the embedded Kafka: the landed topic is made again with the same records and more."""
     with EmbeddedKafka() as kafka:
         settings = Settings(app="again", kafka={"bootstrap.servers": kafka.bootstrap})
         processor = accounts("t")

@@ -1,4 +1,4 @@
-"""Records whose schemas lie in a registry: a live table is what a replay makes of them, here and on Spark."""
+"""Records with schemas in a registry: a live table equals a replay of them, here and on Spark."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def fleet(broker: SessionBroker, schema_registry: SchemaRegistryServer, tmp_path
 
 
 class OldOrder(msgspec.Struct):
-    """What an older producer writes: a narrower type, a field that is gone."""
+    """An older producer's type: a narrower field, and a field that is gone."""
 
     customer: str
     cents: int
@@ -101,13 +101,13 @@ EMITTED: dict[str, tuple[Callable[[SchemaRegistryClient], Any], Any]] = {
         shop_pb2.Big(customer="ada", count=20, cents=10_000),
     ),
 }
-"""What Confluent's deserializers read of what each processor has emitted."""
+"""Values that Confluent's deserializers read from the emits of each processor."""
 
 
 def records(
     name: str, topic: str, client: SchemaRegistryClient
 ) -> list[tuple[bytes, bytes | None, int, int]]:
-    """Return what producers write, and two records that no registry's serializer wrote."""
+    """Return records as producers write them, and two that no registry's serializer wrote."""
     context = SerializationContext(topic, MessageField.VALUE)
     write = WRITERS[name](client)
     out: list[tuple[bytes, bytes | None, int, int]] = []

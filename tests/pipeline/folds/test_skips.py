@@ -1,5 +1,5 @@
-"""What is skipped of a source is left out by every engine, from the topic and from the lake, whatever its
-reader could read.
+"""Skipped records are left out by every engine, from the topic and from the lake, even by a reader that could
+read them.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def test_every_engine_leaves_out_the_same_from_topic_and_lake(
 
 
 @pytest.mark.variant
-def test_what_was_landed_before_it_was_skipped_is_left_out_by_whoever_reads_the_lake(
+def test_records_landed_before_they_were_skipped_are_left_out_by_every_reader_of_the_lake(
     spark: SparkSession, source: Source, lake: Path
 ) -> None:
     with pytest.raises(UnreadableError, match="raise unpacked_batch_bytes"):

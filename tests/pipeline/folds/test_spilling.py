@@ -1,4 +1,4 @@
-"""Copies of global tables in a replay: the same rows in memory and in a file, and nothing left behind."""
+"""Copies of global tables in a replay: the same rows in memory and in a file, which is removed afterwards."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_of_large_rows_in_a_file_few_are_read_at_once() -> None:
 def test_of_changes_that_end_with_an_error_the_file_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An error of whoever gives the changes is its own, and comes through as it is."""
+    """An error of the iterator of changes comes through as it is."""
 
     def changes() -> Iterator[tuple[bytes, bytes | None]]:
         yield b"a", b"x"
@@ -99,7 +99,7 @@ def test_of_changes_that_end_with_an_error_the_file_is_closed(
     assert [*tmp_path.iterdir()] == []
 
 
-def test_a_file_that_cannot_be_made_is_told_with_its_cure(
+def test_a_file_that_cannot_be_made_is_reported_with_a_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))

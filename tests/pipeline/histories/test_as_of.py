@@ -1,4 +1,4 @@
-"""A row as it was: what replays up to there say, with the records that made it so, wherever they lie."""
+"""A row as it was: as in replays up to there, with the records that made it so, from topic or lake."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_a_row_with_which_a_version_began_is_there_though_no_record_made_it(kafk
 
 
 @pytest.mark.variant
-def test_spark_tells_the_same(spark: SparkSession, books: Books) -> None:
+def test_spark_finds_the_same(spark: SparkSession, books: Books) -> None:
     on_spark = AsOfOptions(replay=ReplayOptions(engine="spark"), limit=3)
     found = row_as_of(books.first, books.settings, "k3", Until(offsets={0: 118}), on_spark)
     alone = row_as_of(
@@ -158,7 +158,7 @@ def test_of_many_changes_the_last_are_kept_and_all_are_counted() -> None:
 
 
 @pytest.mark.long
-def test_what_does_not_say_enough_is_refused(books: Books, lake: Path) -> None:
+def test_an_incomplete_request_is_refused(books: Books, lake: Path) -> None:
     land(books.settings, books.source, str(lake))
     bronze = AsOfOptions(
         replay=ReplayOptions(engine="local", source="bronze", lake=str(lake), allow_holes=True)
@@ -196,7 +196,7 @@ def command(books: Books, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 
 
 @pytest.mark.long
-def test_the_command_tells_the_row_and_links_its_records(
+def test_the_command_prints_the_row_and_links_its_records(
     books: Books, kafka: EmbeddedKafka, command: Cmd, lake: Path
 ) -> None:
     land(books.settings, books.source, str(lake))
@@ -226,7 +226,7 @@ def test_the_command_tells_the_row_and_links_its_records(
 
 
 @pytest.mark.long
-def test_without_a_time_the_command_tells_the_row_as_it_is(books: Books, command: Cmd, lake: Path) -> None:
+def test_without_a_time_the_command_prints_the_present_row(books: Books, command: Cmd, lake: Path) -> None:
     land(books.settings, books.source, str(lake))
     here = ("--lake", str(lake), "--source", "bronze", "--allow-holes", "--engine", "local")
     wanted = command("accounts", "k3", "--at", "1:119", "--output", "json", *here)

@@ -1,4 +1,4 @@
-"""A fold is another one where its functions change, or what they use of their application; comments, layout
+"""A fold's code changes with its functions and the parts of the application that they use; comments, layout
 and installed packages do not matter.
 """
 
@@ -93,7 +93,7 @@ def forgotten(tmp_path: Path) -> Any:
         ("json.loads(value)", "json.loads(value) + 1"),
     ],
 )
-def test_what_a_fold_uses_counts(tmp_path: Path, before: str, after: str) -> None:
+def test_a_change_of_code_that_a_fold_uses_counts(tmp_path: Path, before: str, after: str) -> None:
     assert (before in SHOP) != (before in HELPERS)
     one, two = (tmp_path / name for name in ("one", "two"))
     one.mkdir()
@@ -111,7 +111,7 @@ def test_what_a_fold_uses_counts(tmp_path: Path, before: str, after: str) -> Non
         ("LIMIT = 10", "\n\nLIMIT = 10"),
     ],
 )
-def test_what_it_does_not_use_and_comments_do_not(tmp_path: Path, before: str, after: str) -> None:
+def test_changes_of_unused_code_and_comments_do_not(tmp_path: Path, before: str, after: str) -> None:
     one, two = (tmp_path / name for name in ("one", "two"))
     one.mkdir()
     two.mkdir()

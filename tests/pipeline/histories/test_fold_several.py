@@ -1,5 +1,5 @@
-"""Tables of states and histories of processors of several sources: after any number of folds they are what
-one replay makes of the order that workers recorded.
+"""Tables of states and histories of processors of several sources: after any number of folds they equal one
+replay by the order that workers recorded.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ World = tuple[Diary, list[SourceLog]]
 
 @cache
 def worlds(seed: int = 0) -> list[World]:
-    """Return what workers of some partitions came to, with their states on the way, and the logs up to there.
-    Nobody changes them.
+    """Return the journals of workers of some partitions, with their intermediate states, and the logs up to
+    their positions. Callers must not change them.
     """
     found: list[World] = []
     for each in range(seed, seed + 40):
@@ -67,8 +67,8 @@ def records(log: SourceLog, end: int) -> list[Record]:
 
 
 def land(lake: Path, made: list[World], share: float, ahead: int = 3) -> list[VectorMarker]:
-    """Write the lake as landings leave it when tables stand at a *share* of their ways: of the sources
-    *ahead* more offsets are there, and whatever choices came with them. Return where the tables stand.
+    """Write the lake as landings leave it when tables have folded a *share* of their logs: with *ahead* more
+    offsets of the sources, and any choices that came with them. Return the tables' positions.
     """
     at = [marker(live.states[round((len(live.states) - 1) * share)]) for live, _ in made]
     sources: dict[str, Log] = {}
@@ -123,7 +123,7 @@ def rows_of(lake: Path, name: str, into: str = "folds/seen") -> list[dict[str, A
 
 
 def history_model(found: Replayed) -> list[str]:
-    """Return what the history must be, by the transitions of one replay."""
+    """Return the expected history, by the transitions of one replay."""
     made: dict[tuple[int, str], list[list[Any]]] = defaultdict(list)
     for each in found.table("transitions", PROCESSOR).to_pylist():
         changes = made[each["partition"], each["key"]]
@@ -191,8 +191,8 @@ def test_after_any_number_of_folds_the_tables_are_those_of_the_workers(
 
 @pytest.mark.long
 def test_records_whose_order_is_not_settled_are_left(lake: Path) -> None:
-    """The planted fault: a fold to the end of the sources would guess, and not be what workers made of it
-    afterwards.
+    """The planted fault: a fold to the end of the sources would guess, and differ from the workers' later
+    results.
     """
     made, guessed = worlds(), 0
     for share in (0.3, 0.5, 0.7):
@@ -285,7 +285,7 @@ def test_a_fold_that_stops_between_its_commits_is_finished_by_the_next(lake: Pat
     check(lake, at, run(lake))
 
 
-def test_a_choices_table_that_does_not_tell_the_position_is_refused(lake: Path) -> None:
+def test_a_choices_table_without_the_position_is_refused(lake: Path) -> None:
     from tests.pipeline.folds.test_merged_bronze import write
 
     write(lake)

@@ -1,5 +1,5 @@
-"""Tables of states and histories: after any number of folds they are what one replay from the beginning makes
-of the lake.
+"""Tables of states and histories: after any number of folds they equal one replay of the lake from the
+beginning.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def in_order(rows: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
 
 
 def history_model(lake: Path) -> list[tuple[Any, ...]]:
-    """Return what the history must be, by the transitions of one replay."""
+    """Return the expected history, by the transitions of one replay."""
     made: dict[tuple[int, str], list[list[Any]]] = defaultdict(list)
     for each in replayed(lake, transitions=True).table("transitions", accounts("t")).to_pylist():
         changes = made[each["partition"], each["key"]]
@@ -167,7 +167,7 @@ def test_a_gap_wider_than_a_commit_is_passed(topic: TopicInMemory, lake: Path) -
 
 
 @pytest.mark.long
-def test_only_what_is_new_is_read(topic: TopicInMemory, lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_new_records_are_read(topic: TopicInMemory, lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     some(topic, 100, seed=1)
     land(topic, lake)
     run(lake)
@@ -296,7 +296,7 @@ def test_a_row_type_may_get_fields(topic: TopicInMemory, lake: Path) -> None:
 
 
 @pytest.mark.long
-def test_named_tables_and_event_time_go_on_too(topic: TopicInMemory, lake: Path) -> None:
+def test_named_tables_and_event_time_continue_too(topic: TopicInMemory, lake: Path) -> None:
     def counting(rows: Rows[int], value: int, at_ms: int) -> None:
         rows[f"k{value % 3}"] = rows.get(f"k{value % 3}", 0) + value
         seen = rows.table("seen")
@@ -440,7 +440,7 @@ def test_a_row_that_was_changed_in_a_file_is_found(topic: TopicInMemory, lake: P
         run(lake)
 
 
-def test_holes_are_refused_unless_told_and_noted(topic: TopicInMemory, lake: Path) -> None:
+def test_holes_are_refused_unless_allowed_and_noted(topic: TopicInMemory, lake: Path) -> None:
     from tests.pipeline.accounts import Record
     from tests.pipeline.lakes import write_bronze
 
@@ -499,7 +499,7 @@ def test_a_fold_that_is_killed_is_finished_by_the_next(topic: TopicInMemory, lak
     some(topic, 40, seed=2)
     land(topic, lake)
     if at == FoldStep.OUTPUT:
-        killed(lake, FoldStep.STATE)  # of what the first one left
+        killed(lake, FoldStep.STATE)  # of the rest that the first one left
         killed(lake, at)
     report = run(lake)
     check(lake, report)
@@ -590,7 +590,7 @@ def test_tables_that_do_not_belong_together_are_refused(topic: TopicInMemory, la
 
 
 @pytest.mark.long
-def test_what_cannot_be_written_leaves_nothing(
+def test_a_failed_write_leaves_nothing(
     topic: TopicInMemory, lake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     some(topic, 40, seed=1)
@@ -637,7 +637,7 @@ def test_of_a_commit_that_was_surely_not_made_no_file_is_left(
 @pytest.mark.parametrize("failure", [CommitFailedError("lost"), OSError("lost")])
 @pytest.mark.parametrize("made", [True, False], ids=["made", "not made"])
 @pytest.mark.parametrize("number", [1, 2], ids=["output", "state"])
-def test_files_of_a_commit_of_which_nobody_knows_whether_it_was_made_are_kept(
+def test_files_of_a_commit_with_an_unknown_outcome_are_kept(
     topic: TopicInMemory,
     lake: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -645,7 +645,7 @@ def test_files_of_a_commit_of_which_nobody_knows_whether_it_was_made_are_kept(
     made: bool,
     number: int,
 ) -> None:
-    """The store goes away with the commit's answer: the next fold goes on from what is there."""
+    """The store goes away with the commit's answer: the next fold continues from the stored state."""
     some(topic, 40, seed=1)
     land(topic, lake)
     commits = Commits(monkeypatch, number, failure, made=made, away=True)
@@ -707,8 +707,8 @@ def away(_: DeltaTable) -> None:
 
 
 class FailingCall:
-    """A store of which one call of delta-rs's fails, after what it asks for was *done* or not; *away* is the
-    first other call that fails from then on.
+    """A store in which one call of delta-rs fails, after its work was *done* or not; *away* is the first
+    other call that fails from then on.
     """
 
     def __init__(
@@ -755,9 +755,7 @@ def test_a_table_whose_log_cannot_be_read_is_named(tmp_path: Path) -> None:
         table.last()
 
 
-def test_a_store_that_does_not_tell_whether_it_has_a_table_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_that_does_not_answer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DeltaTable, "is_deltatable", gone)
     with pytest.raises(LakeError, match="/state: the table cannot be read: the store does not answer"):
         state_at(tmp_path / "state")
@@ -786,7 +784,7 @@ def test_a_table_is_made_although_the_answer_was_lost(
 
 
 @pytest.mark.parametrize("done", [True, False], ids=["made", "not made"])
-def test_of_a_table_in_a_store_that_went_away_nobody_knows_whether_it_was_made(
+def test_the_creation_of_a_table_in_a_store_that_went_away_has_an_unknown_outcome(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, done: bool
 ) -> None:
     with monkeypatch.context() as patch:
@@ -827,7 +825,7 @@ def test_columns_are_changed_although_the_answer_was_lost(
 
 @pytest.mark.parametrize("done", [True, False], ids=["changed", "not changed"])
 @pytest.mark.parametrize("rebuild", [False, True])
-def test_of_columns_in_a_store_that_went_away_nobody_knows_whether_they_were_changed(
+def test_a_change_of_columns_in_a_store_that_went_away_has_an_unknown_outcome(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rebuild: bool, done: bool
 ) -> None:
     table, (of, name) = state_at(tmp_path / "state"), CHANGES[rebuild]
@@ -844,14 +842,14 @@ def test_of_columns_in_a_store_that_went_away_nobody_knows_whether_they_were_cha
 
 
 CHANGES: tuple[tuple[Any, str], ...] = ((TableAlterer, "add_columns"), (DeltaTable, "create"))
-"""By what columns are added, and by what a rebuild makes them anew."""
+"""Calls that add columns: of a fold, and of a rebuild, which makes the table again."""
 
 
 # -- from the command line
 
 
 @pytest.mark.long
-def test_the_command_folds_tells_and_vacuums(
+def test_the_command_folds_reports_and_vacuums(
     topic: TopicInMemory, lake: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def command(*words: str) -> tuple[int, str, str]:
@@ -891,7 +889,7 @@ def test_the_command_folds_tells_and_vacuums(
 @pytest.mark.slow
 @pytest.mark.process
 def test_kills_anywhere_change_nothing(topic: TopicInMemory, lake: Path) -> None:
-    """Twenty folds, each killed after a random time: what the last one leaves is what one replay makes."""
+    """Twenty folds, each killed after a random time: the last one leaves the table that one replay makes."""
     chance = random.Random(5)
     root = str(Path(__file__).parents[3])
     for number in range(20):
@@ -911,8 +909,8 @@ def test_kills_anywhere_change_nothing(topic: TopicInMemory, lake: Path) -> None
 @pytest.mark.slow
 @pytest.mark.process
 def test_folds_that_race_change_nothing(topic: TopicInMemory, lake: Path) -> None:
-    """Three processes at a time fold what was landed: each round at least one of them does, and none takes
-    back what another did.
+    """Three processes at a time fold the landed records: each round at least one of them succeeds, and none
+    reverts another's work.
     """
     root = str(Path(__file__).parents[3])
     for number in range(5):
@@ -934,7 +932,7 @@ def test_folds_that_race_change_nothing(topic: TopicInMemory, lake: Path) -> Non
 
 
 @pytest.mark.long
-def test_the_newest_commit_alone_is_read_for_where_a_fold_stands(
+def test_the_newest_commit_alone_is_read_for_a_folds_position(
     topic: TopicInMemory, lake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A table that was folded each minute for a month has 43,000 commits."""

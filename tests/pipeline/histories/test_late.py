@@ -1,5 +1,5 @@
-"""Why records were late: what is told of them agrees with what the fold itself has counted, and names the
-origin, its watermark, and what it was late for.
+"""Reasons for late records: the report agrees with the fold's own counts, and names the origin, its
+watermark, and the windows or joins that closed before.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def kafka() -> Iterator[EmbeddedKafka]:
 
 @dataclass
 class Written:
-    """The topics of an application of one partition each, and what is written to them by hand."""
+    """The topics of an application of one partition each, and a writer of records to them."""
 
     kafka: EmbeddedKafka
 
@@ -129,7 +129,7 @@ def view(at_ms: int, page: str = "home") -> bytes:
 
 
 def told(at_ms: int, origin: int, before_ms: int, page: str = "home") -> tuple[bytes, bytes, Headers]:
-    """Return a record behind a step, whose origin had come to *before_ms*."""
+    """Return a record that comes from a step, whose origin had reached *before_ms*."""
     header = record_header(origin, before_ms, max(at_ms, before_ms))
     return page.encode(), view(at_ms, page), (header,)
 
@@ -219,8 +219,8 @@ WINDOWS = [
 
 
 @pytest.mark.parametrize("window", WINDOWS, ids=lambda each: type(each).__name__)
-def test_what_is_told_is_what_the_fold_has_counted_behind_a_step(written: Written, window: Window) -> None:
-    """Of random origins, some of which let go and come back, and of records without any."""
+def test_the_report_agrees_with_the_folds_counts_after_a_step(written: Written, window: Window) -> None:
+    """The records have random origins, some of which are released and come back, or none."""
     hours = written.windows(window)
     written.create(hours.topics[0])
     written.write(hours.topics[0], [*schedule(random.Random(7), 400)])
@@ -341,7 +341,7 @@ def test_a_record_of_a_join_is_late_by_its_own_source_or_because_that_let_go(wri
     assert written.why(near, 1, other.topic).outcome == TAKEN
 
 
-def test_a_join_behind_steps_tells_the_origin_even_where_it_is_traced(written: Written) -> None:
+def test_a_join_after_steps_names_the_origin_even_where_it_is_traced(written: Written) -> None:
     buys = Source(f"{written.name}-buys", Json(View), time=lambda view: view.at_ms)
     by_buyer = Rekey(name=f"{written.name}-buyer", source=buys, by=lambda view: view.page)
     near = joined(written, written.step, by_buyer)
@@ -386,7 +386,7 @@ def test_late_records_are_found_in_the_lake_and_up_to_where_it_is_asked(
     assert (last.records, last.totals) == (whole.records[-1:], {0: 3})
 
 
-def test_the_command_tells_it(
+def test_the_command_prints_the_report(
     written: Written,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

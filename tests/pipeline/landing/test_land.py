@@ -246,7 +246,7 @@ def test_a_table_of_the_first_version_gets_the_newer_columns_and_is_read_as_befo
 
 
 @pytest.mark.variants("spark")
-def test_landing_again_adds_only_what_is_new(
+def test_landing_again_adds_only_new_records(
     land: Land, broker: SessionBroker, settings: Settings, make_topic: MakeTopic, lake: Path
 ) -> None:
     topic = make_topic(TEN)
@@ -260,7 +260,7 @@ def test_landing_again_adds_only_what_is_new(
 
 
 @pytest.mark.variants("spark")
-def test_what_was_aborted_is_not_landed_and_what_is_open_waits(
+def test_aborted_records_are_not_landed_and_open_ones_wait(
     land: Land, broker: SessionBroker, settings: Settings, fresh_topic: FreshTopic, lake: Path
 ) -> None:
     topic = fresh_topic("transactional")
@@ -291,7 +291,7 @@ def test_what_was_aborted_is_not_landed_and_what_is_open_waits(
 
 
 @pytest.mark.variants("spark")
-def test_following_lands_what_comes_until_it_is_told_to_stop(
+def test_following_lands_new_records_until_it_is_stopped(
     land: Land, broker: SessionBroker, settings: Settings, make_topic: MakeTopic, lake: Path
 ) -> None:
     topic = make_topic(TEN)
@@ -362,7 +362,7 @@ def test_without_the_link_of_commits_rows_would_be_doubled(
     one, other = two_landings(table_at, settings, make_topic(TEN), lake, log_of)
     one.step({0: 5, 1: 5})
     other._link = "forged"
-    # The local engine has a second guard: it looks at what is there before it writes.
+    # The local engine has a second guard: it reads the table before it writes.
     monkeypatch.setattr(LocalTable, "_judge", lambda self, landed, link: self._table.update_incremental())
     other.step({0: 7, 1: 7})
     assert len(places(one.path)) == 24, "so the test above can fail"
@@ -506,7 +506,7 @@ def test_a_lost_vector_is_refused_then_rebuilt_from_the_rows(
 
 
 @pytest.mark.variants("spark")
-def test_a_rebuild_keeps_the_losses_that_were_accepted_and_counts_what_is_missing(
+def test_a_rebuild_keeps_the_losses_that_were_accepted_and_counts_missing_rows(
     land: Land,
     table_at: MakeTable,
     settings: Settings,
@@ -584,7 +584,7 @@ def test_records_deleted_before_they_were_landed_stop_it_until_the_loss_is_accep
         replay(accounts(topic), settings, ReplayOptions(engine="local", source="bronze", lake=str(lake)))
 
 
-def test_records_deleted_while_they_are_read_are_told_from_deep_in_the_causes(
+def test_records_deleted_while_they_are_read_are_reported_from_deep_in_the_causes(
     land: Land,
     settings: Settings,
     make_topic: MakeTopic,
@@ -638,7 +638,7 @@ def test_a_topic_made_again_under_its_name_is_refused(
         broker.delete_topics([topic])
 
 
-def test_no_such_topic_is_told_before_a_jvm_starts(land: Land, settings: Settings, lake: Path) -> None:
+def test_no_such_topic_is_reported_before_a_jvm_starts(land: Land, settings: Settings, lake: Path) -> None:
     with pytest.raises(TopicError, match="no-such-topic"):
         land(settings, "no-such-topic", str(lake))
 
@@ -660,7 +660,7 @@ def write(broker: SessionBroker, topic: str, count: int) -> None:
 
 
 def following(broker: SessionBroker, topic: str, lake: Path, *options: str) -> list[str]:
-    """Return the command that lands *topic* in many commits, and goes on until it is told to stop."""
+    """Return the command that lands *topic* in many commits, until it is stopped."""
     command = [sys.executable, "-P", "-m", "holdfast.cli", "pipeline", "land"]
     command += ["--topic", topic, "--lake", str(lake), "--follow", "--every", "0", *options]
     for name, value in broker.config.items():
@@ -687,7 +687,7 @@ def test_killed_landings_leave_every_record_once(
         killed.end_group_soon(delay_s=0.2)
     write(
         broker, topic, MUCH
-    )  # a machine that stood still for long before the kill has left nothing of the first
+    )  # after a long stall before the kill, all records of the first write are landed
     with landing(command) as killed:
         second = killed.landed_after(commit=4)
         killed.end_group_soon(delay_s=0.05)
@@ -720,7 +720,7 @@ def test_a_landing_of_spark_that_is_killed_is_ended_by_another_session(
     assert first < SOME, "it died in the middle"
     write(
         broker, topic, SOME
-    )  # a machine that stood still for long before the kill has left nothing of the first
+    )  # after a long stall before the kill, all records of the first write are landed
     report = land_topic(settings, topic, str(lake), options=LandOptions(engine="spark"))
     assert 0 < report.rows <= 2 * SOME - first, "it went on where the first was"
     check_landed(lake, topic, 2 * SOME)

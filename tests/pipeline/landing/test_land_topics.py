@@ -141,7 +141,7 @@ def test_a_commit_is_made_before_its_time_when_enough_bytes_wait(
     assert following.error is None
 
 
-def test_a_topic_that_fails_ends_all_and_is_told(
+def test_a_topic_that_fails_ends_all_and_is_reported(
     broker: SessionBroker, settings: Settings, fresh_topic: FreshTopic, lake: Path
 ) -> None:
     good, bad = fresh_topic("good"), fresh_topic("bad")
@@ -161,7 +161,7 @@ def test_a_topic_that_fails_ends_all_and_is_told(
         TopicsLanding(settings, [good, bad], str(lake), options=LOCAL).run()
 
 
-def test_a_topic_that_is_not_there_is_told(settings: Settings, lake: Path) -> None:
+def test_a_topic_that_does_not_exist_is_reported(settings: Settings, lake: Path) -> None:
     with pytest.raises(TopicError, match="no-such-topic: there is none"):
         TopicsLanding(settings, ["no-such-topic"], str(lake)).run()
     with pytest.raises(TopicError, match=r"no topic is like no-such\.\*"):

@@ -202,7 +202,7 @@ def test_landings_that_are_killed_lose_and_double_nothing(lake: str) -> None:
     assert kills >= 3
 
 
-def test_a_lake_that_is_not_there_is_told(lake: str) -> None:
+def test_a_lake_that_does_not_exist_is_reported(lake: str) -> None:
     with pytest.raises(LakeError, match="no Delta table at s3a://lake/"):
         check_table(Settings(), "t", lake)
     with pytest.raises(LakeError, match="s3a://no-bucket/"):

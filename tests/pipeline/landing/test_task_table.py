@@ -73,7 +73,7 @@ def landing(table: LocalTable, books: Books, log: TopicLog) -> Landing:
 
 
 @pytest.mark.slow
-def test_what_tasks_land_is_what_one_process_does_and_both_take_turns(
+def test_tasks_land_the_same_as_one_process_and_both_take_turns(
     spark: SparkSession, books: Books, log: TopicLog, tmp_path: Path
 ) -> None:
     lakes = {name: tmp_path / name for name in ("tasks", "alone", "turns")}

@@ -118,8 +118,8 @@ def fleet() -> SimulatedFleet:
 
 
 @pytest.mark.long
-def test_the_tables_tell_the_truth_of_a_fleet_of_a_thousand_partitions(fleet: SimulatedFleet) -> None:
-    """The simulation knows who held what, without any fold."""
+def test_the_tables_have_the_true_history_of_a_fleet_of_a_thousand_partitions(fleet: SimulatedFleet) -> None:
+    """The simulation knows every owner, without any fold."""
     told: dict[int, list[tuple[Any, ...]]] = {}
     for row in folded(claim_intervals(NO_KAFKA), fleet.frames):
         until = None if row["ended_by"] is None else int(row["held_until"].timestamp()) - BEGIN_S
@@ -136,7 +136,7 @@ def test_the_tables_tell_the_truth_of_a_fleet_of_a_thousand_partitions(fleet: Si
 
 
 def rows_of_a_day(fleet: SimulatedFleet) -> ReportedTime:
-    """Return what the tables tell of the fleet, with anomalies and records that were set aside."""
+    """Return the rows of the fleet's tables, with anomalies and records that were set aside."""
     anomalies = [
         ProducerAnomaly(kind, time_at((BEGIN_S + at * 7) * 1000), f"p{at % 5}", 1, 1, at, at, at % 3, at)
         for at in range(300)
@@ -301,7 +301,7 @@ def test_both_engines_make_the_same_page(spark: SparkSession, derived: Path) -> 
 
 
 def test_every_table_has_times_by_which_it_is_cut() -> None:
-    assert {*TABLES} - {*TIMES} == {ENDS}  # which is told of by lag.by_minute
+    assert {*TABLES} - {*TIMES} == {ENDS}  # whose rows lag.by_minute has
     for name in TIMES:
         [table] = tables_named(name, Settings(books="orders", progress="shop.progress"), ["orders"])
         assert {*TIMES[name]} <= {*table.schema.names}
@@ -331,7 +331,7 @@ def test_the_command_writes_the_page(
 
 
 @pytest.mark.long
-def test_a_table_with_too_many_rows_of_the_time_is_left_out_and_the_reader_is_told(
+def test_a_table_with_too_many_rows_of_the_time_is_left_out_with_a_notice(
     derived: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = report(NO_KAFKA, options(derived, 0, 14_000))
@@ -354,7 +354,7 @@ def test_a_table_with_too_many_rows_of_the_time_is_left_out_and_the_reader_is_to
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(3))
-def test_what_is_thinned_as_it_is_read_is_what_is_thinned_at_once(
+def test_rows_thinned_as_they_are_read_are_those_thinned_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     chance, path = random.Random(seed), str(tmp_path / "table")
@@ -409,6 +409,6 @@ THIN_SCHEMA = pa.schema(
 )
 
 
-def test_a_lake_without_derived_tables_is_told(lake: Path) -> None:
+def test_a_lake_without_derived_tables_is_reported(lake: Path) -> None:
     with pytest.raises(ConfigError, match="make them first"):
         report(NO_KAFKA, options(lake, 1, 2))

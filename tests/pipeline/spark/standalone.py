@@ -115,7 +115,7 @@ class StandaloneCluster:
         return f"spark://127.0.0.1:{self.port}"
 
     def state(self) -> dict[str, Any]:
-        """Return what the master tells of itself; nothing while it does not answer."""
+        """Return the master's description of itself; empty while it does not answer."""
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.web_port}/json/", timeout=60) as answer:
                 told: dict[str, Any] = json.load(answer)
@@ -235,7 +235,7 @@ def holdfast(project: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def make_project(folder: Path) -> Path:
-    """Write an application that imports a module beside it, and a script with the Python API."""
+    """Write an application that imports a module from its own folder, and a script with the Python API."""
     folder.mkdir()
     for name, text in (("cluster_app", APP), ("cluster_rules", RULES), ("job", SCRIPT)):
         (folder / f"{name}.py").write_text(text)
@@ -243,7 +243,7 @@ def make_project(folder: Path) -> Path:
 
 
 def small_log(records: int = 200, partitions: int = 4) -> Log:
-    """Return what the application folds."""
+    """Return the input of the application."""
     return {
         partition: [Record(at, 1_000 + at, None, b"k%d %d" % (at % 7, at)) for at in range(records)]
         for partition in range(partitions)
@@ -251,7 +251,7 @@ def small_log(records: int = 200, partitions: int = 4) -> Log:
 
 
 def replayed(project: Path, *more: str) -> dict[str, Any]:
-    """Return what a replay of the application tells."""
+    """Return the JSON output of a replay of the application."""
     ran = holdfast(project, "-A", "cluster_app", "-o", "json", "replay", "cluster", *more)
     assert ran.returncode == 0, ran.stderr[-3000:]
     found: dict[str, Any] = json.loads(ran.stdout)

@@ -1,5 +1,5 @@
-"""A standalone cluster that cannot run a job: the command ends within its time and says in one line what
-Spark said, and where its log is.
+"""A standalone cluster that cannot run a job: the command ends within its time and prints in one line Spark's
+message and the path of its log.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ pytestmark = [
 ]
 
 SHORT_S, LONG_S = 12.0, 240.0
-"""How long a job waits for executors that never come, and for those that a loaded machine starts."""
+"""Time that a job waits for executors that never come, and for those that a loaded machine starts."""
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +131,7 @@ def test_executors_whose_python_lacks_a_package(cluster: StandaloneCluster, proj
 @pytest.mark.parametrize(
     ("dying", "said"), [("executor", "its executor ended ("), ("worker", "its Python was killed, or crashed")]
 )
-def test_what_is_killed_again_and_again(
+def test_an_executor_or_worker_that_is_killed_again_and_again(
     cluster: StandaloneCluster, project: Path, dying: str, said: str
 ) -> None:
     told = refused(project, cluster.master, {"spark.executorEnv.DIE": dying})

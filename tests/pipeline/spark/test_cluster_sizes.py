@@ -1,5 +1,5 @@
-"""What a task takes of memory on a cluster when partitions are of unequal size, many, or hold a million keys:
-at most what docs/lake.md says.
+"""Memory of a task on a cluster when partitions are of unequal size, many, or hold a million keys: at most
+the figures of docs/lake.md.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LOOK_S = 0.3
 
 
 def stated_mb(what: str) -> int:
-    """Return what docs/lake.md says that *what* takes."""
+    """Return the memory of *what* by the table in docs/lake.md."""
     found = re.search(rf"^\| {re.escape(what)} \| (\d+) MB \|$", (DOCS / "lake.md").read_text(), re.MULTILINE)
     assert found is not None, f"docs/lake.md has no row of {what}"
     return int(found[1])
@@ -66,7 +66,7 @@ class Row(msgspec.Struct, frozen=True):
 
 
 def digest_of(log: Log) -> str:
-    """Return the digest of what the application makes of *log*, by adding up."""
+    """Return the digest of the application's result for *log*, by adding up."""
     codec: RowCodec[Row] = RowCodec(Row)
     by_partition = dict[int, str]()
     for partition, records in log.items():

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 HOUR_MS = 3_600_000
 TASKS = 2
 SALE = {"item": "green", "shelf": "tea", "pieces": 2}
-# Topic, key and value of what is written to each example; a number alone is a time of the tick clock.
+# Topic, key and value of each record of an example's input; a number alone is a time of the tick clock.
 WRITTEN: dict[str, Sequence[tuple[str, str, Any] | int]] = {
     "balances": [("paid-in", "ada", 500), ("paid-out", "ada", 200), ("paid-in", "bo", 7)],
     "bestsellers": [("sales", "green", SALE), ("sales", "black", SALE | {"item": "black", "pieces": 3})],
@@ -115,7 +115,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
 
 
 def of_examples(load: Load) -> Iterator[RecordedRun]:
-    """Yield what each processor of examples/ has folded of what is written above."""
+    """Yield each processor of examples/ with its folded input from above."""
     with_app = {path.stem for path in EXAMPLES.rglob("*.py") if "create_app(" in path.read_text()}
     assert with_app == {*WRITTEN, *WITHOUT_PROCESSORS}
     for name, written in WRITTEN.items():
@@ -134,7 +134,7 @@ def of_examples(load: Load) -> Iterator[RecordedRun]:
 
 
 def of_pages(load: Load, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RecordedRun]:
-    """Yield what the processors of the pages have folded in the tests that the pages show."""
+    """Yield the partitions that the processors of the pages have folded in the pages' own tests."""
     found: list[RecordedRun] = []
     check = Topology.check
 
@@ -189,7 +189,7 @@ def test_the_program_of_the_readme_is_replayed_on_spark(
 
 @pytest.mark.variant
 @pytest.mark.long
-def test_what_a_processor_is_made_of_is_shipped_from_wherever_it_is_declared(load: Load) -> None:
+def test_the_parts_of_a_processor_are_shipped_from_any_module(load: Load) -> None:
     apps = {name: load(name, example_file(f"{name}.py").parent).app for name in WRITTEN}
     for name, app in apps.items():
         for processor in app.processors.values():

@@ -1,4 +1,4 @@
-"""How long a job waits for a cluster that gives it no executor."""
+"""The time that a job waits for a cluster that gives it no executor."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ TIMEOUT_S = 5.0
 
 
 class Played:
-    """A cluster that is starved at some of the looks; after the last one nobody looks any more. A second
-    passes before each.
+    """A cluster that is starved at some of the looks; the watch ends after the last one. A second passes
+    before each.
     """
 
     def __init__(self, *starved: bool) -> None:
@@ -66,7 +66,7 @@ def test_a_job_without_executors_is_ended_when_its_time_is_over() -> None:
 @pytest.mark.parametrize(
     "looks", [[True] * 5, [False] * 20, [*[True] * 5, False, *[True] * 5], [True, True, False] * 9]
 )
-def test_what_has_executors_now_and_then_goes_on(looks: list[bool]) -> None:
+def test_a_job_with_executors_now_and_then_continues(looks: list[bool]) -> None:
     cluster = Played(*looks)
     assert cluster.looked_at().starved is None
     assert cluster.cancelled == []
@@ -106,7 +106,7 @@ def test_a_watch_that_is_closed_looks_no_more() -> None:
     assert not watch._thread.is_alive()
 
 
-def test_what_spark_said_of_executors_is_told_and_else_that_it_waits(tmp_path: Path) -> None:
+def test_sparks_message_about_executors_is_quoted_and_else_that_it_waits(tmp_path: Path) -> None:
     log = tmp_path / "spark-1.log"
     waits = "3 WARN TaskSchedulerImpl: Initial job has not accepted any resources; check your cluster UI"
     ended = "2 INFO Client: Executor updated: app-1/4 is now EXITED (Command exited with code 1)"

@@ -1,5 +1,5 @@
-"""What Spark's workers can be sent of a processor, and what the error says of the rest, before a JVM
-starts.
+"""The parts of a processor that can be sent to Spark's workers, and the error for the others, raised before a
+JVM starts.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def test_a_plan_is_the_same_when_it_arrives() -> None:
     assert arrived(FoldPlan(processor=processor)).processor == processor
 
 
-# -- what leads to the user's modules
+# -- references to the user's modules
 
 
 class Mark:
@@ -112,7 +112,7 @@ class Mark:
 
 
 def library() -> Processor[Any, Any]:
-    """Return a processor of nothing that is declared here."""
+    """Return a processor without functions of this module."""
     return Processor(name="p", source="s", decode=bytes.decode, fold=print, row=int)
 
 
@@ -150,7 +150,7 @@ def test_code_is_found_wherever_it_is_held(place: str) -> None:
     assert __name__ in modules_of(LEADING[place])
 
 
-# -- what cannot be sent
+# -- refusals
 
 
 def numbers() -> Iterator[int]:
@@ -186,7 +186,7 @@ UNFIT: list[tuple[Callable[[], Processor[Any, Any]], str]] = [
 
 
 @pytest.mark.parametrize(("make", "told"), UNFIT)
-def test_what_cannot_be_sent_is_named(make: Callable[[], Processor[Any, Any]], told: str) -> None:
+def test_a_part_that_cannot_be_sent_is_named(make: Callable[[], Processor[Any, Any]], told: str) -> None:
     with pytest.raises(SparkError, match=told) as error:
         modules_of(make())
     assert "which cannot be sent to Spark's workers" in str(error.value)
@@ -197,7 +197,7 @@ def sending(held: socket.socket) -> Fold:
     return lambda *given: held.send(b"x")
 
 
-def test_a_socket_in_a_lambda_is_told_before_a_jvm_starts(
+def test_a_socket_in_a_lambda_is_reported_before_a_jvm_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def started(*_: object) -> None:

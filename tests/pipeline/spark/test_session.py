@@ -57,7 +57,7 @@ def test_a_local_master_gets_its_jars_by_class_path_and_a_cluster_by_upload(tmp_
 
 
 @pytest.mark.long
-def test_what_makes_spark_small_is_for_this_machine_alone(tmp_path: Path) -> None:
+def test_settings_that_make_spark_small_are_for_this_machine_alone(tmp_path: Path) -> None:
     local = settings(SparkOptions(master="local[3]"), None, tmp_path)
     assert (local["spark.driver.memory"], local["spark.sql.adaptive.enabled"]) == ("1g", "false")
     cluster = settings(SparkOptions(master="spark://host:7077"), None, tmp_path)
@@ -77,14 +77,14 @@ def test_what_makes_spark_small_is_for_this_machine_alone(tmp_path: Path) -> Non
     assert asked["spark.driver.memory"] == "4g"
 
 
-def test_jars_and_extensions_of_the_user_stand_beside_those_of_delta(tmp_path: Path) -> None:
+def test_jars_and_extensions_of_the_user_are_added_to_those_of_delta(tmp_path: Path) -> None:
     own = {"spark.jars": "mine.jar", "spark.sql.extensions": "my.Extension"}
     conf = settings(SparkOptions(master="yarn", conf=own), None, tmp_path)
     assert conf["spark.jars"].split(",") == [*(str(path) for path in spark_jars()), "mine.jar"]
     assert conf["spark.sql.extensions"] == "io.delta.sql.DeltaSparkSessionExtension,my.Extension"
 
 
-def test_what_spark_defaults_tell_a_cluster_stands_beside_ours(
+def test_the_spark_defaults_of_a_cluster_are_added_to_ours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = "spark.jars /mine.jar\nspark.sql.extensions=my.Extension\nspark.pyspark.python /their/python\n"
@@ -107,7 +107,7 @@ def test_what_spark_defaults_tell_a_cluster_stands_beside_ours(
         settings(options, None, tmp_path)
 
 
-def test_what_the_user_sets_wins(tmp_path: Path) -> None:
+def test_the_users_settings_win(tmp_path: Path) -> None:
     conf = settings(SparkOptions(conf={"spark.ui.enabled": "true"}), None, tmp_path)
     assert conf["spark.ui.enabled"] == "true"
     assert conf["spark.sql.parquet.outputTimestampType"] == "TIMESTAMP_MICROS"
@@ -131,7 +131,7 @@ def test_workers_are_forked_from_one_that_has_imported_the_fold(spark: SparkSess
     assert all(row["frozen"] > 10_000 for row in rows)
 
 
-def test_what_a_new_python_does_not_find_here_is_not_asked_of_workers(
+def test_a_daemon_that_a_new_python_does_not_find_is_not_set_for_workers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "found_here_alone.py").write_text("")
@@ -145,7 +145,7 @@ def test_what_a_new_python_does_not_find_here_is_not_asked_of_workers(
     assert "spark.python.daemon.module" not in settings(local, None, tmp_path)
 
 
-def test_what_lies_in_the_working_folder_under_that_name_is_not_taken_for_it(
+def test_a_module_of_that_name_in_the_working_folder_is_not_taken_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Spark starts the daemon by `python -m`, which looks there first: workers would fold by other code."""
@@ -221,7 +221,7 @@ with open_session(options) as lost:
 
 @pytest.mark.variant
 @pytest.mark.spark
-def test_work_goes_on_where_the_jvm_of_the_active_session_was_killed(tmp_path: Path) -> None:
+def test_work_continues_where_the_jvm_of_the_active_session_was_killed(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-P", "-c", LOST, str(tmp_path)],
         capture_output=True,
@@ -310,7 +310,7 @@ def test_a_jvm_that_writes_its_archive_is_given_the_time(
 # -- the Kafka properties, as Java wants them
 
 
-def test_scram_and_tls_are_told_to_java() -> None:
+def test_scram_and_tls_are_passed_to_java() -> None:
     here = Path(__file__)
     kafka = {
         "bootstrap.servers": "h:1",
@@ -334,7 +334,7 @@ def test_scram_and_tls_are_told_to_java() -> None:
     assert java["security.protocol"] == "SASL_SSL"
 
 
-def test_bearer_tokens_are_told_to_java() -> None:
+def test_bearer_tokens_are_passed_to_java() -> None:
     kafka = {
         "security.protocol": "SASL_SSL",
         "sasl.mechanism": "OAUTHBEARER",
@@ -350,13 +350,13 @@ def test_bearer_tokens_are_told_to_java() -> None:
 
 
 @pytest.mark.parametrize("name", ["ssl.ca.location", "enable.ssl.certificate.verification"])
-def test_what_java_cannot_be_told_is_an_error(name: str, tmp_path: Path) -> None:
+def test_a_setting_that_java_lacks_is_an_error(name: str, tmp_path: Path) -> None:
     value = "false" if name.startswith("enable") else str(tmp_path / "missing.pem")
     with pytest.raises(ConfigError, match=name):
         java_properties(Settings(kafka={"security.protocol": "SSL", name: value}))
 
 
-# -- what Spark's failures mean
+# -- meanings of Spark's failures
 
 
 class Java:
@@ -382,7 +382,7 @@ def spark_failure(java: Java) -> Exception:
     return error
 
 
-def test_the_innermost_message_is_told() -> None:
+def test_the_innermost_message_is_reported() -> None:
     error = spark_failure(
         Java(
             "a.SparkException",
@@ -405,7 +405,7 @@ def test_a_workers_traceback_is_cut_to_its_last_line() -> None:
     )
 
 
-def test_a_package_that_a_workers_python_lacks_is_told_with_its_cure() -> None:
+def test_a_package_that_a_workers_python_lacks_is_reported_with_a_remedy() -> None:
     importing = {"__name__": "holdfast.pipeline.folds.local", "find": MissingExtras.find_spec}
     with pytest.raises(ModuleNotFoundError) as refused:
         exec("find('pyarrow')", importing)  # noqa: S102  the name of the caller counts
@@ -432,7 +432,7 @@ def test_an_error_of_ours_in_a_task_is_the_same_error_here(kind: type[PipelineEr
         ("SyntaxError: invalid syntax", "before it took work (SyntaxError: invalid syntax)"),
     ],
 )
-def test_a_python_that_is_too_old_for_spark_is_told_with_its_cure(said: str, told: str) -> None:
+def test_a_python_that_is_too_old_for_spark_is_reported_with_a_remedy(said: str, told: str) -> None:
     ended = "EOFException occurred while reading the port number from pyspark.daemon's stdout."
     error = RuntimeError(
         f"Error from python worker:\n  {said}\nPYTHONPATH was:\n  x\nSparkException: {ended}"
@@ -443,7 +443,7 @@ def test_a_python_that_is_too_old_for_spark_is_told_with_its_cure(said: str, tol
     assert "EOFException" not in message
 
 
-def test_a_worker_of_another_python_is_told_with_its_cure() -> None:
+def test_a_worker_of_another_python_is_reported_with_a_remedy() -> None:
     said = (
         "Python in worker has different version: 3.9 than that in driver: 3.11, PySpark cannot run with"
         " different minor versions."
@@ -469,7 +469,7 @@ def test_a_worker_of_another_python_is_told_with_its_cure() -> None:
         ),
     ],
 )
-def test_a_task_that_dies_each_time_is_told_with_its_end_and_not_the_trace(failure: str, died: str) -> None:
+def test_a_task_that_dies_each_time_is_reported_by_its_end_without_a_trace(failure: str, died: str) -> None:
     message = (
         "Task 0 in stage 0.0 failed 4 times, most recent failure: Lost task 0.3 in stage 0.0 (TID 3) (h"
         f" executor 3): {failure}\n\tat x.y\nDriver stacktrace:"
@@ -483,7 +483,7 @@ def test_a_task_that_dies_each_time_is_told_with_its_end_and_not_the_trace(failu
     assert "stacktrace" not in told
 
 
-def test_results_that_do_not_fit_are_told_with_their_cure() -> None:
+def test_results_that_do_not_fit_are_reported_with_a_remedy() -> None:
     error = spark_failure(
         Java(
             "org.apache.spark.SparkException",
@@ -493,7 +493,7 @@ def test_results_that_do_not_fit_are_told_with_their_cure() -> None:
     assert "write it with --out" in str(failed(error, "t"))
 
 
-def test_a_missing_connector_is_told_with_its_cure() -> None:
+def test_a_missing_connector_is_reported_with_a_remedy() -> None:
     error = spark_failure(Java("org.apache.spark.sql.AnalysisException", "[KAFKA_DATA_SOURCE_NOT_ENABLED] x"))
     told = failed(error, "t")
     assert isinstance(told, SparkError)
@@ -507,7 +507,7 @@ class Gone(Java):
         raise ConnectionRefusedError(111, "Connection refused")
 
 
-def test_a_call_in_whose_middle_the_jvm_ended_is_told_as_that() -> None:
+def test_a_call_in_whose_middle_the_jvm_ended_is_reported_as_that() -> None:
     from py4j.protocol import Py4JError
 
     gone, answered = (
@@ -518,12 +518,12 @@ def test_a_call_in_whose_middle_the_jvm_ended_is_told_as_that() -> None:
     assert "gone" not in str(failed(answered, "t"))
 
 
-def test_an_error_whose_jvm_is_gone_is_told_as_that() -> None:
+def test_an_error_whose_jvm_is_gone_is_reported_as_that() -> None:
     for java in (Gone("a.B", None), Java("a.SparkException", "Job aborted", Gone("a.B", None))):
         assert "t: Spark's JVM is gone" in str(failed(spark_failure(java), "t"))
 
 
-def test_a_context_that_spark_has_stopped_is_told_with_its_cure() -> None:
+def test_a_context_that_spark_has_stopped_is_reported_with_a_remedy() -> None:
     stopped = (
         "Cannot call methods on a stopped SparkContext.\nThis stopped SparkContext was created at:\n\nx.y"
     )
@@ -545,7 +545,7 @@ def log(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_session_that_does_not_come_to_be_tells_what_spark_logged_and_where(log: Path) -> None:
+def test_a_session_that_does_not_start_quotes_sparks_log_and_names_it(log: Path) -> None:
     told = session_failed(
         ConnectionRefusedError(), log
     )  # all that is left of a JVM that ended while it started
@@ -555,7 +555,7 @@ def test_a_session_that_does_not_come_to_be_tells_what_spark_logged_and_where(lo
     assert "no Spark session: all is full" in str(session_failed(RuntimeError("all is full"), log))
 
 
-def test_errors_of_spark_alone_tell_where_its_log_is(log: Path, tmp_path: Path) -> None:
+def test_errors_of_spark_alone_name_its_log(log: Path, tmp_path: Path) -> None:
     spark, lake, bug = SparkError("no memory"), LakeError("no table"), KeyError("k")
     assert str(with_log(spark, log)).endswith(f"Spark's log is {log}")
     assert with_log(lake, log) is lake
@@ -564,7 +564,7 @@ def test_errors_of_spark_alone_tell_where_its_log_is(log: Path, tmp_path: Path) 
     assert str(with_log(spark, missing)) == f"no memory; Spark's log is {missing}"
 
 
-def test_what_ended_a_jvm_before_it_could_log_is_told(tmp_path: Path) -> None:
+def test_the_cause_of_a_jvms_end_before_it_could_log_is_reported(tmp_path: Path) -> None:
     log = tmp_path / "spark-1.log"
     log.write_text(
         'Exception in thread "main" org.apache.spark.SparkException: Could not parse Master URL: x\n\tat'

@@ -1,4 +1,4 @@
-"""Code reaches Spark's workers as a zip of what is imported here; proven on a cluster of two executors."""
+"""Code reaches Spark's workers as a zip of the modules imported here; shown on a cluster of two executors."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ print(json.dumps({"applied": got.applied, "rows": got.table("rows", processor).s
 
 @contextlib.contextmanager
 def clean_work_folder() -> Iterator[None]:
-    """Remove what a local-cluster master writes into the installed pyspark package."""
+    """Remove the files that a local-cluster master writes into the installed pyspark package."""
     work = Path(pyspark.__file__).parent / "work"
     before = set(work.iterdir()) if work.exists() else None
     try:

@@ -1,4 +1,4 @@
-"""What is asked of Spark itself is there: its page, its event log, and any property."""
+"""Settings for Spark itself take effect: its page, its event log, and any property."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ASKED = "spark.holdfast.test"
 
 
 def answer(url: str) -> Any:
-    """Return what Spark's page answers, None while it is not there, or says that it is starting."""
+    """Return the answer of Spark's page, None while it does not exist, or says that it is starting."""
     try:
         with urllib.request.urlopen(url, timeout=60) as got:
             return json.load(got)
@@ -37,7 +37,7 @@ def answer(url: str) -> Any:
 @pytest.mark.slow
 @pytest.mark.process
 @pytest.mark.spark
-def test_the_page_answers_and_the_event_log_tells_of_the_jobs_and_of_any_property(tmp_path: Path) -> None:
+def test_the_page_answers_and_the_event_log_has_the_jobs_and_any_property(tmp_path: Path) -> None:
     write_bronze(tmp_path / "lake", "t", small_log(50, 2))
     project, events, [port] = make_project(tmp_path / "project"), tmp_path / "events", free_ports(1)
     events.mkdir()

@@ -1,5 +1,5 @@
-"""A standalone cluster of a master and two workers does what one process does, whatever is killed
-meanwhile.
+"""A standalone cluster of a master and two workers gives the results of one process, whatever is killed in
+between.
 """
 
 from __future__ import annotations
@@ -85,13 +85,13 @@ def kafka() -> Iterator[EmbeddedKafka]:
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """Give a folder with an application, and beside it a lake with its topic."""
+    """Give a folder with an application, and next to it a lake with its topic."""
     write_bronze(tmp_path / "lake", "t", small_log())
     return make_project(tmp_path / "project")
 
 
 @pytest.mark.parametrize("dying", ["executor", "worker"])
-def test_a_cluster_folds_what_one_process_does_although_something_is_killed(
+def test_a_cluster_gives_the_results_of_one_process_although_a_part_is_killed(
     cluster: StandaloneCluster, project: Path, dying: str
 ) -> None:
     bronze = ["--from", "bronze", "--lake", str(project.parent / "lake")]
@@ -153,7 +153,7 @@ def test_spark_submit_runs_a_script_with_the_python_api(cluster: StandaloneClust
     assert json.loads(ran.stdout.splitlines()[-1])["digest"] == local["digest"]
 
 
-def test_the_users_spark_defaults_count_and_stand_beside_what_is_ours(
+def test_the_users_spark_defaults_count_and_are_added_to_ours(
     cluster: StandaloneCluster, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     defaults, events, jar = tmp_path / "conf", tmp_path / "events", tmp_path / "mine.jar"

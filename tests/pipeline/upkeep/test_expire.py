@@ -1,5 +1,5 @@
-"""Expiry: the old beginning goes, all else stays provable, and whoever lands, compacts or is killed beside it
-does no harm.
+"""Expiry: the old beginning goes, the rest stays provable, and landings, compactions and kills at the same
+time do no harm.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def test_the_beginning_goes_up_to_the_first_young_record(
     ],
     ids=["expire", "compact"],
 )
-def test_files_of_a_commit_of_which_nobody_knows_whether_it_was_made_are_kept(
+def test_files_of_a_commit_with_an_unknown_outcome_are_kept(
     topic: TopicInMemory,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -150,7 +150,7 @@ def test_of_a_commit_that_was_surely_not_made_no_file_is_left(
         assert files(path) == there
 
 
-def test_a_record_that_is_old_behind_a_young_one_stays(topic: TopicInMemory, tmp_path: Path) -> None:
+def test_an_old_record_after_a_young_one_stays(topic: TopicInMemory, tmp_path: Path) -> None:
     topic.append(0, [b"a"] * 10)
     topic.logs[0][4] = replace(topic.logs[0][4], at_ms=10**9)
     path = land(topic, tmp_path)
@@ -181,7 +181,7 @@ def test_a_clock_far_ahead_keeps_no_records_from_expiring(topic: TopicInMemory, 
 
 
 @pytest.mark.long
-def test_all_may_go_and_the_landing_goes_on(topic: TopicInMemory, tmp_path: Path) -> None:
+def test_all_may_go_and_the_landing_continues(topic: TopicInMemory, tmp_path: Path) -> None:
     path, following = some_commits(topic, tmp_path, 3), landing_of(topic, tmp_path)
     expire("t", str(tmp_path), before_ms=at(10**6))
     assert (rows(path), faults(tmp_path)) == ({0: [], 1: []}, [])
@@ -196,7 +196,7 @@ def test_all_may_go_and_the_landing_goes_on(topic: TopicInMemory, tmp_path: Path
 
 
 @pytest.mark.long
-def test_a_replay_is_told_what_is_gone(topic: TopicInMemory, tmp_path: Path) -> None:
+def test_a_replay_reports_expired_records(topic: TopicInMemory, tmp_path: Path) -> None:
     path = some_commits(topic, tmp_path, 12)
     expire("t", str(tmp_path), before_ms=at(20))
     expire("t", str(tmp_path), before_ms=at(30))
@@ -211,7 +211,7 @@ def test_a_replay_is_told_what_is_gone(topic: TopicInMemory, tmp_path: Path) -> 
 
 
 @pytest.mark.long
-def test_a_row_that_goes_missing_afterwards_is_told(topic: TopicInMemory, tmp_path: Path) -> None:
+def test_a_row_that_goes_missing_afterwards_is_reported(topic: TopicInMemory, tmp_path: Path) -> None:
     path = some_commits(topic, tmp_path, 12)
     expire("t", str(tmp_path), before_ms=at(30))
     DeltaTable(path).delete("partition = 0 AND offset >= 40 AND offset < 42")
@@ -220,10 +220,10 @@ def test_a_row_that_goes_missing_afterwards_is_told(topic: TopicInMemory, tmp_pa
 
 @pytest.mark.long
 @pytest.mark.parametrize("offset", [3, 50])
-def test_what_is_not_as_it_was_landed_does_not_expire(
+def test_rows_that_differ_from_the_landed_ones_do_not_expire(
     topic: TopicInMemory, tmp_path: Path, offset: int
 ) -> None:
-    """A changed row before the cut would be unknown for ever; one behind it is found later."""
+    """A changed row before the cut would be unknown for ever; one after it is found later."""
     path = some_commits(topic, tmp_path, 20)
     before = DeltaTable(path).version()
     change_value(Path(path), next(each.offset for each in topic.logs[0] if each.offset >= offset))
@@ -248,11 +248,11 @@ def change_value(path: Path, offset: int) -> None:
     raise AssertionError(f"no file has offset {offset}")
 
 
-# -- beside others
+# -- at the same time as others
 
 
 @pytest.mark.long
-def test_a_landing_that_had_written_its_files_goes_on(
+def test_a_landing_that_had_written_its_files_continues(
     topic: TopicInMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, following = some_commits(topic, tmp_path, 12), landing_of(topic, tmp_path)
@@ -415,10 +415,10 @@ def test_a_property_set_in_the_midst_of_a_landing_is_no_harm(
     assert (rows(path), faults(tmp_path)) == (left(topic, 0), [])
 
 
-# -- what is refused
+# -- refusals
 
 
-def test_what_cannot_expire_is_refused(topic: TopicInMemory, tmp_path: Path) -> None:
+def test_an_impossible_expiry_is_refused(topic: TopicInMemory, tmp_path: Path) -> None:
     some_commits(topic, tmp_path, 2)
     for before_ms in (-5, system_clock.now_ms() + 10**9):
         with pytest.raises(ConfigError, match="name a time in the past"):

@@ -1,4 +1,4 @@
-"""Compaction and vacuum: no row changes, landings go on beside them, and what is not sound is not touched."""
+"""Compaction and vacuum: no row changes, landings continue, and damaged tables are not touched."""
 
 from __future__ import annotations
 
@@ -106,9 +106,7 @@ def test_a_table_that_is_not_sound_is_not_touched(topic: TopicInMemory, tmp_path
         compact("t", str(tmp_path))
 
 
-def test_old_tables_and_columns_of_others_are_joined_as_they_are(
-    topic: TopicInMemory, tmp_path: Path
-) -> None:
+def test_old_tables_and_foreign_columns_are_joined_as_they_are(topic: TopicInMemory, tmp_path: Path) -> None:
     topic.append(0, [b"a", b"b", b"c"])
     path = write_bronze(tmp_path, "t", topic.logs)
     topic.append(0, [b"d"])
@@ -154,7 +152,7 @@ def test_lots_are_neighbours_up_to_the_target() -> None:
 
 
 @pytest.mark.long
-def test_a_vacuum_removes_what_killed_landings_and_compactions_left(
+def test_a_vacuum_removes_files_of_killed_landings_and_compactions(
     topic: TopicInMemory, tmp_path: Path
 ) -> None:
     path = some_commits(topic, tmp_path, 4)
@@ -186,7 +184,7 @@ def test_the_commands(topic: TopicInMemory, tmp_path: Path, capsys: pytest.Captu
         )
 
 
-def test_a_strangers_write_that_is_no_upkeep_is_told(topic: TopicInMemory, tmp_path: Path) -> None:
+def test_a_strangers_write_that_is_no_upkeep_is_reported(topic: TopicInMemory, tmp_path: Path) -> None:
     path = some_commits(topic, tmp_path, 2)
     table = DeltaTable(path).to_pyarrow_table()
     write_deltalake(

@@ -1,4 +1,4 @@
-"""How emits are compared when all of them are in memory: short enough to be seen to be right."""
+"""A comparison of emits that are all in memory: short enough to be seen to be right."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from holdfast.pipeline.verify.stored_emits import StoredEmit
 
 
 class ListedGroup(NamedTuple):
-    """What was found and expected at one place, and whether all of it has a key."""
+    """Found and expected emits of one topic partition or key, and whether all of them have a key."""
 
     found: list[StoredEmit]
     expected: list[StoredEmit]

@@ -1,5 +1,5 @@
-"""The first difference of states, found without having either in memory, against what a look at both would
-say.
+"""The first difference of states, found without having either in memory, compared with that of a look at
+both.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def changed(chance: random.Random, state: State, times: int) -> State:
 
 
 class Replays:
-    """Stands in for a replay, and notes the most rows that one told."""
+    """Replaces `replay`, and records the most rows that one replay returned."""
 
     def __init__(self, state: State) -> None:
         self._state, self.most_rows, self.count = state, 0, 0
@@ -79,7 +79,7 @@ class Replays:
 
 
 @pytest.mark.parametrize("range_rows", [3, 100])
-def test_a_replay_that_does_not_differ_again_is_told(
+def test_a_replay_that_does_not_differ_again_is_reported(
     monkeypatch: pytest.MonkeyPatch, range_rows: int
 ) -> None:
     """It was asked for because the digest of another one differed."""
@@ -103,7 +103,9 @@ def first_of(*them: State) -> bytes | None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("limit_bytes", [0, 1 << 20])
-def test_it_is_what_a_look_at_both_would_say(monkeypatch: pytest.MonkeyPatch, limit_bytes: int) -> None:
+def test_it_is_the_first_difference_of_a_look_at_both(
+    monkeypatch: pytest.MonkeyPatch, limit_bytes: int
+) -> None:
     monkeypatch.setattr(differing, "RANGE_ROWS", 3)
     for seed in range(150):
         chance = random.Random(seed)
@@ -140,7 +142,7 @@ def test_rows_that_are_removed_are_gone_in_memory_and_in_the_file() -> None:
             assert rows.get(b"\x02a") is None
 
 
-def test_of_three_states_the_first_key_is_told_at_which_any_differs() -> None:
+def test_of_three_states_the_first_key_at_which_any_differs_is_named() -> None:
     for seed in range(300):
         chance = random.Random(seed)
         changelog = some_state(chance)

@@ -35,7 +35,7 @@ def place_of(key: bytes | None, partition: int) -> EmitPlace:
 
 
 def some_emits(chance: random.Random) -> tuple[Placed, Placed]:
-    """Return what was found and what was expected: as it was emitted, and then with a few faults."""
+    """Return found and expected emits: those emitted, and then with a few faults."""
     expected, emitted = Placed(), list[tuple[EmitPlace, bytes]]()
     for source in range(chance.choice((1, 1, 2))):
         count = chance.randrange(12)
@@ -75,7 +75,7 @@ def listed(found: Placed, expected: Placed) -> dict[EmitPlace, ListedGroup]:
 
 @pytest.mark.parametrize("limit_bytes", [0, 1 << 20])
 @pytest.mark.parametrize("held_bytes", [0, 500, 1 << 20])
-def test_it_is_what_a_look_at_all_of_them_would_say(
+def test_it_is_the_result_of_a_look_at_all_of_them(
     monkeypatch: pytest.MonkeyPatch, held_bytes: int, limit_bytes: int
 ) -> None:
     monkeypatch.setattr(stored_emits, "HELD_BYTES", held_bytes)
@@ -130,7 +130,7 @@ SAME, OTHER, GONE = body_of(b"same", ()), body_of(b"other", ()), body_of(None, (
         ([], [SAME], 1, False, (None, 0)),
     ],
 )
-def test_of_a_compacted_topic_what_is_left_is_in_order_and_the_last_is_there(
+def test_of_a_compacted_topic_the_rest_is_in_order_and_the_last_exists(
     monkeypatch: pytest.MonkeyPatch,
     found: list[bytes],
     expected: list[bytes],
@@ -157,7 +157,7 @@ COUNT, VALUE = 6_000, b"v" * 200
 
 
 def one_key(key: bytes | None) -> Iterator[Placed]:
-    """Yield many emits of one place, in parts."""
+    """Yield many emits of one key, in parts."""
     for start in range(0, COUNT, 500):
         yield [
             (place_of(key, 0), StoredEmit(0, at, True, body_of(VALUE + b"%d" % at, ())))
@@ -168,7 +168,7 @@ def one_key(key: bytes | None) -> Iterator[Placed]:
 @pytest.mark.long
 @pytest.mark.parametrize("key", [None, b"hot"])
 @pytest.mark.parametrize("exact", [True, False])
-def test_of_many_emits_of_one_place_few_are_held(
+def test_of_many_emits_of_one_key_few_are_in_memory(
     monkeypatch: pytest.MonkeyPatch, key: bytes | None, exact: bool
 ) -> None:
     monkeypatch.setattr(stored_emits, "HELD_BYTES", 100_000)
@@ -194,8 +194,8 @@ def test_of_many_emits_of_one_place_few_are_held(
 def test_many_equal_emits_are_read_a_few_times_however_far_they_go_before_they_differ(
     monkeypatch: pytest.MonkeyPatch, held_bytes: int
 ) -> None:
-    """Each long ending of what was found is as what is expected up to the middle, where one record is
-    another.
+    """Every long suffix of the found emits equals the expected ones up to the middle, where one record
+    differs.
     """
     count, read = 2_000, 0
     scan = EmitRun.scan
@@ -220,7 +220,7 @@ def test_many_equal_emits_are_read_a_few_times_however_far_they_go_before_they_d
     assert read <= 6 * count
 
 
-def test_what_is_stored_is_told_as_it_was() -> None:
+def test_a_stored_emit_is_read_as_it_was() -> None:
     headers = (("at", b"1"), ("none", None))
     for value, of in ((None, ()), (b"", headers), (b"v", ())):
         told = StoredEmit(0, 0, True, body_of(value, of)).content(b"k")

@@ -114,7 +114,7 @@ async def _fold_live(
 
 
 def tamper(live: Live, partition: int, puts: dict[bytes, bytes | None], marker: Marker) -> None:
-    """Write to a changelog what no fold has written, closed by *marker*."""
+    """Write records to a changelog that no fold has written, closed by *marker*."""
     processor, settings = live
     producer = Producer(settings.producer(**{"transactional.id": f"tamper-{settings.app}"}))
     producer.init_transactions(DEADLINE_S)
@@ -195,7 +195,7 @@ def test_a_missing_row_a_foreign_row_and_a_timer_are_found(make_live: MakeLive) 
     assert replayed == str(1_000 + 10 * 37 + 5_000)
 
 
-def test_a_marker_at_an_offset_that_holds_no_record_is_told(make_live: MakeLive) -> None:
+def test_a_marker_at_an_offset_that_holds_no_record_is_reported(make_live: MakeLive) -> None:
     live = make_live({0: 10, 1: 10})
     tamper(live, 0, {}, Marker(10, 5, 1))
     assert "live stream time is 5, replayed 1100" in verify(*live, LOCAL).partitions[0].explain()
@@ -256,7 +256,7 @@ def options(live: Live, tmp_path: Path) -> list[str]:
     return ["--set", f"app={settings.app}", *kafka, "-A", module.stem]
 
 
-def test_the_exit_code_tells_whether_they_are_equal(
+def test_the_exit_code_shows_whether_they_are_equal(
     make_live: MakeLive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     live = make_live({0: 49, 1: 39})

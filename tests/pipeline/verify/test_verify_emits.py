@@ -1,4 +1,4 @@
-"""Emitted topics against what a replay emits: equal, or the first record that is not."""
+"""Emitted topics compared with the emits of a replay: equal, or the first record that differs."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Live:
         handover: Handover | None = None,
         drop: Callable[[Emit], bool] = lambda emit: False,
     ) -> Processor[Any, int]:
-        """Fold both partitions up to an offset as a worker does, but for emits that are to be dropped."""
+        """Fold both partitions up to an offset as a worker does, without the emits that are to be dropped."""
         processor = self.processor(version)
         self.broker.create_topic(
             processor.changelog(self.settings.app),
@@ -158,7 +158,7 @@ def live(settings: Settings, broker: SessionBroker, make_topic: MakeTopic, fresh
     return Live(settings, broker, make_topic(LOG), fresh_topic("told", partitions=2))
 
 
-def test_what_was_emitted_is_what_a_replay_emits(live: Live) -> None:
+def test_a_replay_emits_the_same_records(live: Live) -> None:
     verdict = live.verify(live.folded())
     assert verdict.equal, verdict
     (topic,) = verdict.topics
@@ -166,7 +166,7 @@ def test_what_was_emitted_is_what_a_replay_emits(live: Live) -> None:
 
 
 @pytest.mark.parametrize("memory_bytes", [256 << 20, 1])
-def test_what_is_compared_lies_in_a_file_where_it_is_more_than_may_be_in_memory(
+def test_compared_emits_lie_in_a_file_where_they_exceed_the_memory(
     live: Live, memory_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class NotedStore(SpillingStore):
@@ -194,7 +194,7 @@ def test_what_is_compared_lies_in_a_file_where_it_is_more_than_may_be_in_memory(
     assert held == [0], "what a replay emits is taken as it comes"
 
 
-def test_a_record_that_nobody_emits_is_named(live: Live) -> None:
+def test_a_record_that_no_fold_emits_is_named(live: Live) -> None:
     processor = live.folded()
     live.write(b"k0-1", b"forged")
     found = live.difference(processor)
@@ -236,7 +236,7 @@ def test_a_record_that_is_missing_is_named(live: Live, key: str | None, value: b
     assert found.explain().startswith(f"{live.out} {'any ' if key is None else ''}partition")
 
 
-def test_a_version_after_a_handover_is_compared_with_what_it_was_to_emit_itself(live: Live) -> None:
+def test_a_version_after_a_handover_is_compared_with_its_own_emits(live: Live) -> None:
     live.folded(1, upto=5)
     second = live.folded(2, handover=Handover(HANDOVER_FORMAT, (5,)))
     (topic,) = (verdict := live.verify(second)).topics
@@ -244,7 +244,7 @@ def test_a_version_after_a_handover_is_compared_with_what_it_was_to_emit_itself(
     assert (topic.expected, topic.found, topic.earlier) == (36, 72, 36)
 
 
-def test_a_version_that_lost_its_handover_is_told_to_have_emitted_too_little(live: Live) -> None:
+def test_a_version_that_lost_its_handover_is_found_to_have_emitted_too_little(live: Live) -> None:
     live.folded(1, upto=5)
     second = live.folded(2, handover=Handover(HANDOVER_FORMAT, (5,)), drop=lambda emit: emit.key == "k0-1")
     found = live.difference(second)
@@ -304,7 +304,7 @@ def test_emits_that_cannot_be_read_yet_are_waited_for(live: Live, monkeypatch: p
     assert [(each.expected, each.found) for each in verdict.topics] == [(72, 72)]
 
 
-def test_of_a_topic_that_is_compacted_what_is_left_of_each_key_is_compared(live: Live) -> None:
+def test_of_a_topic_that_is_compacted_the_rest_of_each_key_is_compared(live: Live) -> None:
     processor = live.folded(drop=lambda emit: emit.key == "k0-1" and emit.value in (b"v1 0", b"v1 2"))
     assert live.difference(processor).expected == "b'v1 0', headers {'at': b'1001'}"
     admin = AdminClient(live.broker.client_config())
@@ -335,7 +335,7 @@ def partitions_of(settings: Settings, topic: str) -> int:
         return len(log.partitions())
 
 
-def test_nothing_is_what_a_table_that_has_not_begun_emits(live: Live) -> None:
+def test_a_table_that_has_not_begun_emits_nothing(live: Live) -> None:
     processor = live.processor()
     with pytest.raises(TopicError, match=r"told.*changelog"):
         live.verify(processor)
@@ -346,7 +346,7 @@ def test_nothing_is_what_a_table_that_has_not_begun_emits(live: Live) -> None:
     assert live.difference(processor).found == "b'forged'"
 
 
-def test_what_a_fold_emits_before_it_raises_is_not_expected_and_tombstones_are_told_from_empty_values(
+def test_emits_before_an_error_are_not_expected_and_tombstones_differ_from_empty_values(
     live: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = live.out
@@ -367,7 +367,7 @@ def test_what_a_fold_emits_before_it_raises_is_not_expected_and_tombstones_are_t
     assert live.difference(processor).found == "b''"
 
 
-def test_records_that_differ_behind_what_is_shown_of_them_are_told_apart() -> None:
+def test_records_that_differ_after_the_part_shown_are_distinguished() -> None:
     one, other = (EmitContent(b"k", b"v" * 300 + each, (("h", b"1"), ("h", b"2"))) for each in (b"1", b"2"))
     told = told_apart(one, other)
     assert told[0] == told[1]
@@ -417,7 +417,7 @@ def test_the_command_names_the_difference_and_exits_with_1(
 
 
 @pytest.mark.variant
-def test_spark_tells_the_same(spark: SparkSession, live: Live, handed_over: JoinApplication) -> None:
+def test_spark_finds_the_same(spark: SparkSession, live: Live, handed_over: JoinApplication) -> None:
     assert_emits(handed_over, "spark")
     live.folded(1, upto=5)
     second = live.folded(2, handover=Handover(HANDOVER_FORMAT, (5,)))
@@ -429,7 +429,7 @@ def test_spark_tells_the_same(spark: SparkSession, live: Live, handed_over: Join
 
 
 @pytest.mark.variant
-def test_of_several_sources_whose_versions_change_hands_what_was_emitted_is_what_a_replay_emits(
+def test_of_several_sources_whose_versions_change_hands_a_replay_emits_the_same_records(
     handed_over: JoinApplication,
 ) -> None:
     app = handed_over
@@ -453,8 +453,9 @@ def assert_emits(app: JoinApplication, engine: Literal["local", "spark"]) -> Non
 
 @pytest.fixture(scope="module")
 def handed_over(broker: SessionBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[JoinApplication]:
-    """Give a join of which version 2 has gone on where version 1 stood, in the middle of a guess that nothing
-    has shown to be wrong; it dies in the transaction that records that, and version 1 goes on once more.
+    """Give a join of which version 2 has continued from version 1's position, in the middle of a guess that
+    no record has shown to be wrong; it dies in the transaction that records that, and version 1 continues
+    once more.
     """
     app = JoinApplication(broker, tmp_path_factory.mktemp("join"), partitions=1, instance_id="only")
     try:
@@ -477,7 +478,7 @@ def handed_over(broker: SessionBroker, tmp_path_factory: pytest.TempPathFactory)
         place = tuple(count - 1 for count in stood(app, 1))
         new.start()
         app.write(100, seed=3)
-        (outcome,) = app.prove().values()  # what both emit together is what one alone emits
+        (outcome,) = app.prove().values()  # both together emit the same as one alone
         assert place in [choice.applied for choice in outcome.choices], "all come through there"
         new.stop()
         yield app
@@ -492,7 +493,7 @@ def stood(app: JoinApplication, version: int) -> list[int]:
     return [0, 0] if value is None else [offset + 1 for offset in decode_vector_marker(value).applied]
 
 
-def test_what_cannot_be_compared_is_said(live: Live) -> None:
+def test_emits_that_cannot_be_compared_are_reported(live: Live) -> None:
     with pytest.raises(ConfigError, match="emits nothing"):
         live.verify(
             live.processor().__class__(
