@@ -1,4 +1,4 @@
-"""Whether records may be folded now, and of which epoch they must be."""
+"""The gate of folding: whether records may be folded now, and the epoch that they must have."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from __future__ import annotations
 class FoldGate:
     """Open between an assignment that was carried out and the next revocation. Lives on the event loop.
 
-    `epoch` counts revocations: whatever was fetched before one is void, since the position it came from may
-    no longer be ours.
+    `epoch` counts revocations: records that were fetched before one are void, since the position that they
+    were fetched from may be another worker's by now.
     """
 
     __slots__ = ("epoch", "open")
@@ -16,14 +16,14 @@ class FoldGate:
         self.epoch, self.open = 0, False
 
     def opened(self) -> None:
-        """Let records flow: state and positions agree."""
+        """Open the gate: state and positions agree."""
         self.open = True
 
     def closed(self) -> None:
-        """Let none flow; what was fetched stays valid."""
+        """Close the gate; fetched records stay valid."""
         self.open = False
 
     def revoked(self) -> None:
-        """Let none flow, and void what was fetched."""
+        """Close the gate, and make all fetched records void."""
         self.open = False
         self.epoch += 1

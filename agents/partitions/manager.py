@@ -1,4 +1,4 @@
-"""What this worker owns: adopts partitions when Faust assigns them, gives them up when it revokes them,
+"""Manages this worker's partitions: adopts them when Faust assigns them, gives them up when it revokes them,
 and serves their state.
 """
 
@@ -78,7 +78,7 @@ class PartitionManager:
         self._make_services()
 
     def _make_flow(self) -> None:
-        """Make what records come by, from the feed to a transaction."""
+        """Make the parts that a record passes, from the feed to a transaction."""
         settings = self.settings
         topics = [topic for processor in self.processors.values() for topic in processor.topics]
         self.sources = set(topics)
@@ -105,7 +105,7 @@ class PartitionManager:
         )
 
     def _make_ownership(self) -> None:
-        """Make what knows which partitions are this worker's, and takes them up and gives them up."""
+        """Make the parts that take up, own and give up partitions."""
         settings, clock = self.settings, self._clock
         self.holdings = Holdings(self.processors)
         self.announcer = Announcer(settings, self.thread, clock=clock)
@@ -151,7 +151,7 @@ class PartitionManager:
         )
 
     def _make_services(self) -> None:
-        """Make what runs beside all else (agents/faust/process/watch.py)."""
+        """Make the services that run in the background (agents/faust/process/watch.py)."""
         settings, gate, holdings = self.settings, self.gate, self.holdings
         self.source_ends = SourceEnds(settings, self.processors, gate=gate, holdings=holdings)
         self.idle_origins = IdleOrigins(
@@ -178,8 +178,8 @@ class PartitionManager:
         )
 
     async def start(self) -> None:
-        """Read what the cluster says of this application's topics; raises TopicError when state on them
-        would be wrong.
+        """Read the metadata of this application's topics; raises TopicError when state based on them would be
+        wrong.
         """
         self._cluster = await self.thread(survey, self.settings, list(self.processors.values()))
         await self.upgrading.open(self.cluster.versions)
@@ -199,9 +199,9 @@ class PartitionManager:
         return self._loop.run_in_executor(self._pool, call, *args)
 
     def crash(self, error: BaseException) -> None:
-        """End the worker: something is wrong that only a restart (and perhaps a person) can cure."""
+        """End the worker, because of an error that only a restart (and perhaps a person) can cure."""
         if self._crashed:
-            return  # what fails because of the first failure is not worth another
+            return  # a consequence of the first failure is not worth another report
         self._crashed = True
         self.readiness.why = f"stopping: {error}"
         self.gate.closed()
@@ -212,7 +212,7 @@ class PartitionManager:
         self._loop.call_soon_threadsafe(self.crash, error)
 
     def watch(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run *work* beside all else, until the end."""
+        """Run *work* in the background, until the manager closes."""
         task = asyncio.ensure_future(work)
         self._watches.add(task)
         task.add_done_callback(self._watches.discard)
@@ -228,7 +228,7 @@ class PartitionManager:
         return self.gate.epoch
 
     def revoke(self) -> None:
-        """Void what was fetched and not yet begun.
+        """Void the fetched records whose fold has not begun.
 
         Called first of all when a rebalance starts, and on a stop; must not wait.
         """
@@ -259,7 +259,7 @@ class PartitionManager:
         return self._not_expired(part)
 
     def _is_folded(self, held: Held, version: int) -> bool:
-        """Tell whether a worker of the group folds a partition in an earlier version."""
+        """Return whether a worker of the group folds a partition in an earlier version."""
         name, number = held
         changelog = in_version(self.processors[name], version).changelog(self.settings.app)
         return self._group.who_folds(changelog, number) is not None
@@ -301,7 +301,7 @@ class PartitionManager:
         self.losses.fenced(part, epoch, error)
 
     async def may_refuse(self, topic: str, partition: int, offset: int) -> bool:
-        """Return whether an operator allows that a record is refused where that stops the partition."""
+        """Return whether an operator allows refusing a record that would otherwise stall the partition."""
         return await self.skipping.may_refuse(topic, partition, offset)
 
     def _rotten(self, part: Partition, cause: str) -> None:
@@ -313,11 +313,11 @@ class PartitionManager:
         return epoch == self.gate.epoch and part.owner.fenced_in
 
     def progressed(self) -> None:
-        """Note that a transaction was committed: a fetch that takes many is not stuck."""
+        """Report progress: a fetch whose records need many transactions is not stuck."""
         self.flow.progressed()
 
     def hand(self, processor: str, event: FoldEvent) -> None:
-        """Give one fetched event to its partition's runner. Never waits: an agent is only the way in."""
+        """Pass one fetched event to its partition's runner, without waiting: an agent is only the way in."""
         fetched = event.value
         owned = self.holdings.owned.get((processor, fetched.partition))
         if owned is None or not self.owns(owned.part, fetched.epoch):
@@ -326,7 +326,9 @@ class PartitionManager:
             owned.runner.hand(event)
 
     def void(self, event: FoldEvent, *, counted: bool = True) -> None:
-        """Drop an event that is not ours any more: neither folded nor acked, and nothing waits for it."""
+        """Drop an event that this worker no longer owns: it is neither folded nor acked, and nothing waits
+        for it.
+        """
         self._group.discard(event.message)
         self._released(event.value, counted=counted)
 
@@ -339,18 +341,20 @@ class PartitionManager:
         self.flow.released(fetched, current=counted and fetched.epoch == self.gate.epoch)
 
     def park(self, event: FoldEvent) -> None:
-        """Count an event no more that waits for another source of its table, or for what its fold needs."""
+        """Stop counting an event that waits for another source of its table, or for data that its fold
+        needs.
+        """
         if event.value.epoch == self.gate.epoch:
             self.flow.parked(event.value)
 
     def ask_ends(self) -> None:
-        """Note that an intake waits for ends of sources."""
+        """Have the ends of sources looked up: an intake waits for them."""
         self.source_ends.wanted.set()
 
     @property
     def share_bytes(self) -> int:
-        """Return how much of each source may wait for another source of its table: all together as much as
-        may be in hand.
+        """Return how many bytes of each source may wait for another source of its table. Together they are at
+        most the bytes that may be in hand.
         """
         return self.settings.inflight_bytes // max(
             1, sum(len(each.part.places) for each in self.holdings.merged())
@@ -407,20 +411,20 @@ class PartitionManager:
         )
 
     def awaited(self) -> Sequence[str]:
-        """Return the topics that this worker reads and that were not there when the group shared out
-        partitions; none while it does.
+        """Return the topics that this worker reads and that did not exist when the group assigned partitions;
+        empty during a rebalance.
         """
         return self._group.awaited() if self.gate.open else ()
 
     def touch(self) -> None:
-        """Note in the stores that they are current, so that one left by a SIGKILL months from now is not
-        taken for older than it is.
+        """Mark the stores as current, so that one left by a SIGKILL is not taken, months later, for older
+        than it is.
         """
         for part in self.holdings.served():
             self.thread(part.touch, self._clock.now_ms())
 
     def note_ends(self) -> None:
-        """Note how far the source logs reach, for lag."""
+        """Record the ends of the source logs, for lag."""
         ends = self.feed.ends()
         for owned in self.holdings.owned.values():
             owned.part.note_source_ends(ends, self._clock.now_ms())
@@ -428,10 +432,9 @@ class PartitionManager:
             if table not in self._told_misplaced:
                 self._told_misplaced.add(table)
                 logger.warning(
-                    "%(wrong)d of the first %(of)d row keys of %(table)s that were looked at lie in"
+                    "%(wrong)d of the first %(of)d row keys of %(table)s that were looked at are in"
                     " partitions where its route does not look for them: queries by key do not find these"
-                    " rows. Have"
-                    " producers place records as the route does (by_key: murmur2, librdkafka's"
+                    " rows. Have producers partition records as the route does (by_key: murmur2, librdkafka's"
                     " partitioner=murmur2_random), or declare the route that they use, or none, and all"
                     " partitions are asked",
                     {"wrong": wrong, "of": of, "table": table},
@@ -442,7 +445,7 @@ class PartitionManager:
     # -- announcing
 
     async def announce(self) -> None:
-        """Announce on the workers topic what this worker holds now."""
+        """Announce on the workers topic the partitions that this worker holds now."""
         self._announced_partial = self._partial()
         held = self.holdings.announced(self.cluster.partitions)
         tables = {name: {**told, **self.upgrading.announced(name)} for name, told in held.items()}

@@ -1,5 +1,5 @@
-"""Whether the partitions that the group assigned to this worker must still be its own: decided by the group's
-answers, and by when each was asked for.
+"""Membership in the group: whether the assigned partitions must still be this worker's, decided by the
+group's answers and by the times at which these were asked for.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ FROZEN_S = 0.5
 
 
 class Membership:
-    """The worker's place in its group. The consumer's thread writes it, any thread asks.
+    """The worker's membership in its group. The consumer's thread writes it, any thread reads it.
 
     A term begins with an assignment that the group gave (a Sync it answered), and partitions are owned in the
     term that was adopted last. It ends when the group begins the next generation, and when it refuses this
     member: another worker may own the partitions from then on. Within a term they are owned for a session
     after the *sending* of the last request that the group granted: the broker began to wait for the next one
-    no earlier. The clock must go on while the process is frozen, as CLOCK_MONOTONIC does on SIGSTOP.
+    no earlier. The clock must advance while the process is frozen, as CLOCK_MONOTONIC does on SIGSTOP.
 
     >>> from holdfast.clock import ManualClock
     >>> clock = ManualClock(); membership = Membership(session_s=6, rebalance_s=60, clock=clock)
@@ -65,8 +65,8 @@ class Membership:
     def granted(self, sent_s: float, *, rebalancing: bool) -> None:
         """Note that the group granted a heartbeat sent at *sent_s*.
 
-        While it is *rebalancing* it does so whatever comes, but waits for this member's Join no longer than a
-        rebalance may take.
+        While *rebalancing*, the group grants every heartbeat, but waits for this member's Join no longer than
+        a rebalance may take.
         """
         self._granted_s = max(self._granted_s, sent_s)
         if not rebalancing:
@@ -75,7 +75,7 @@ class Membership:
     def joining(self) -> None:
         """Note that a Join is about to be sent.
 
-        The next generation may begin at any moment from here on, and only its answer tells.
+        The next generation may begin at any moment from here on, and only its answer shows that.
         """
         self._looked_s = self._turn_s = self._clock.monotonic_s()
         self._joining = True
@@ -84,8 +84,8 @@ class Membership:
         """Note, now and then while a Join is not answered, that the thread that waits for the answer has its
         turns.
 
-        A turn that comes late counts for nothing: what has arrived meanwhile is read in the same turn, and
-        understood after it.
+        A turn that comes late does not count: data that arrived before it is read in the same turn, and
+        handled after it.
         """
         now_s = self._clock.monotonic_s()
         if now_s - self._turn_s < FROZEN_S:
@@ -113,7 +113,7 @@ class Membership:
         return True
 
     def adopt(self, term: int) -> None:
-        """Note that what is served from here on is what *term* assigned."""
+        """Adopt *term*: the partitions that it assigned are served from here on."""
         self._adopted = term
 
     def owns(self) -> bool:

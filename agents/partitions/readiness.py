@@ -14,7 +14,7 @@ NO_TOPIC = "topic {} does not exist, which this worker reads: make it, and it is
 
 
 class Readiness:
-    """Gathers the reasons from those who know them.
+    """Gathers the reasons why a worker is not ready from the parts that know them.
 
     *refusals* says of a batch that cannot be read why it is not skipped.
     """

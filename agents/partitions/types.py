@@ -1,6 +1,4 @@
-"""What the parts of a worker pass to each other about partitions: values, and the little that each may ask
-of the others.
-"""
+"""Values that the parts of a worker pass to each other about partitions, and the protocols of their calls."""
 
 from __future__ import annotations
 
@@ -20,12 +18,12 @@ Held = tuple[str, int]
 """A processor's name and the number of a partition."""
 NOT_IN_GROUP = -1
 RunInThread: TypeAlias = Callable[..., asyncio.Future[Any]]
-"""Runs a blocking call with its arguments beside the event loop."""
+"""Runs a blocking call with its arguments on a thread, off the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
 class AssignmentPlan:
-    """One assignment of the group: what this worker is to own and to stand by, by processor and partition.
+    """One assignment of the group: the partitions that this worker is to own and to keep as standbys.
 
     *epoch* is the gate's at the time; a revocation since then makes the plan void. *term* is the
     membership's.
@@ -40,10 +38,10 @@ class AssignmentPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoldLimits:
-    """What bounds one transaction of a partition, and what becomes of records that it refuses.
+    """Bounds of one transaction of a partition, and the handling of records that it refuses.
 
-    *quarantine_limit* is how many records in a row may be refused before the partition stalls; 0 for any.
-    *later_timeout_s* is how long it may wait for what its fold needs.
+    *quarantine_limit* is how many records in a row may be refused before the partition stalls; 0 for no
+    limit. *later_timeout_s* is the longest wait for data that a fold needs.
     """
 
     transaction_bytes: int
@@ -64,19 +62,19 @@ class FoldEvent(Protocol):
 
     @property
     def message(self) -> object:
-        """Return what `GroupClient.discard` takes."""
+        """Return the value that `GroupClient.discard` takes."""
         ...
 
     def ack(self) -> bool:
-        """Count the records as folded; returns whether nobody else has them in hand."""
+        """Count the records as folded; returns whether no other processor still has them in hand."""
         ...
 
 
 class GroupClient(Protocol):
-    """What the manager asks of the framework that is the group's member."""
+    """The manager's calls to the framework, which is the member of the group."""
 
     async def leave(self, error: BaseException) -> None:
-        """End the worker, and say *error*."""
+        """End the worker, and report *error*."""
         ...
 
     async def rejoin(self) -> None:
@@ -84,7 +82,7 @@ class GroupClient(Protocol):
         ...
 
     def discard(self, message: object) -> None:
-        """Forget a message that nobody will acknowledge."""
+        """Forget a message that will not be acknowledged."""
         ...
 
     async def committed_notes(self, places: Collection[Place]) -> Mapping[Place, str]:
@@ -92,33 +90,29 @@ class GroupClient(Protocol):
         ...
 
     def awaited(self) -> Sequence[str]:
-        """Return the topics that this worker reads and that were not there when the group shared out
-        partitions.
-        """
+        """Return the topics that this worker reads and that did not exist at the last assignment."""
         ...
 
     def who_folds(self, changelog: str, partition: int) -> str | None:
-        """Return the URL of the worker that the group gave a partition of the table with that changelog, in
-        whatever version.
+        """Return the URL of the worker to which the group assigned a partition of the table with that
+        changelog, in whatever version.
         """
         ...
 
     def who_owns(self, table: str, partition: int) -> str | None:
-        """Return the URL of the worker that the group gave the partition, None when nobody is known to
-        have it.
-        """
+        """Return the URL of the worker to which the group assigned the partition, None when it is unknown."""
         ...
 
 
 class Supervisor(Protocol):
-    """Who ends the worker, and keeps what runs beside all else."""
+    """Ends the worker, and keeps its background tasks."""
 
     def crash(self, error: BaseException) -> None:
         """End the worker."""
         ...
 
     def watch(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run *work* beside all else, until the manager closes."""
+        """Run *work* in the background, until the manager closes."""
         ...
 
 
@@ -134,21 +128,19 @@ class PassingFeed(HoldingFeed, Protocol):
     """The feed, as an intake of several sources sees it."""
 
     def passed(self, place: Place, following: int) -> int:
-        """Return the next offset to be read, behind markers too, for one that has done all before
-        *following*.
-        """
+        """Return the next offset to read, past markers too, once all records before *following* are done."""
         ...
 
 
 class IntakeHost(Protocol):
-    """What every intake asks of its host: whose an event is, and what becomes of it."""
+    """The calls of every intake to its host: about the ownership of an event, and its end."""
 
     def owns(self, part: Partition, epoch: int) -> bool:
-        """Return whether what was fetched in *epoch* may still be folded into *part*."""
+        """Return whether an event that was fetched in *epoch* may still be folded into *part*."""
         ...
 
     def void(self, event: FoldEvent, *, counted: bool = True) -> None:
-        """Drop an event that is not ours any more; not *counted*, one that was parked."""
+        """Drop an event that this worker no longer owns; not *counted*, one that was parked."""
         ...
 
     def done(self, event: FoldEvent, *, counted: bool = True) -> None:
@@ -156,14 +148,12 @@ class IntakeHost(Protocol):
         ...
 
     def park(self, event: FoldEvent) -> None:
-        """Count an event no more to what is in hand: it waits for another source, or for what its fold
-        needs.
-        """
+        """Stop counting an event as in hand: it waits for another source, or for data that its fold needs."""
         ...
 
 
 class MergingIntakeHost(IntakeHost, Protocol):
-    """What an intake of several sources asks besides: the epoch, and what keeps its sources abreast."""
+    """The further calls of an intake of several sources: the epoch, and the flow of its sources."""
 
     @property
     def open(self) -> bool: ...
@@ -176,16 +166,16 @@ class MergingIntakeHost(IntakeHost, Protocol):
 
     @property
     def share_bytes(self) -> int:
-        """Return how much of each source may wait for another source of its table."""
+        """Return how many bytes of each source may wait for another source of its table."""
         ...
 
     def ask_ends(self) -> None:
-        """Note that an intake waits for ends of sources."""
+        """Have the ends of sources looked up: an intake waits for them."""
         ...
 
 
 class RunnerHost(Protocol):
-    """What a runner asks of the manager that made it."""
+    """The calls of a runner to the manager that made it."""
 
     @property
     def metrics(self) -> Metrics: ...
@@ -208,19 +198,19 @@ class RunnerHost(Protocol):
         ...
 
     def owns(self, part: Partition, epoch: int) -> bool:
-        """Return whether what was fetched in *epoch* may still be folded into *part*."""
+        """Return whether an event that was fetched in *epoch* may still be folded into *part*."""
         ...
 
     def void(self, event: FoldEvent, *, counted: bool = True) -> None:
-        """Drop an event that is not ours any more."""
+        """Drop an event that this worker no longer owns."""
         ...
 
     def progressed(self) -> None:
-        """Note that something moved: the worker is not stuck."""
+        """Report progress: the worker is not stuck."""
         ...
 
     async def may_refuse(self, topic: str, partition: int, offset: int) -> bool:
-        """Return whether an operator allows that a record is refused where that stops the partition."""
+        """Return whether an operator allows refusing a record that would otherwise stall the partition."""
         ...
 
     def lost(self, part: Partition, epoch: int, error: FencedError) -> None:

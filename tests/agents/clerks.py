@@ -1,7 +1,7 @@
 """An application of Faust agents alone, with all that Faust makes topics for: `python -P -m
 tests.agents.clerks worker`.
 
-It counts the words of a topic, grouped anew by themselves.
+It counts the words of a topic, grouped again by themselves.
 """
 
 from __future__ import annotations

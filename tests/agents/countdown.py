@@ -2,7 +2,7 @@
 
 A number that is folded sends the next lower one round again, through an internal topic, down to 0. So a
 number n makes n + 1 records. With `COUNTDOWN_ECHO` it goes round through plain topics and another processor,
-and a next version goes on emitting where the one before stood.
+and a next version emits from where the one before ended.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.chaos.faults import let_gather
 
 
 class Folded(msgspec.Struct, frozen=True, array_like=True):
-    """How often a number was folded."""
+    """The number of times that a number was folded."""
 
     times: int = 0
 

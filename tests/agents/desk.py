@@ -1,7 +1,7 @@
 """An application of its own that asks another one's tables: `python -P -m tests.agents.desk worker`.
 
 Its ordinary Faust agent takes requests, writes claims frames for the claims application, asks that
-application's tables for their state, and writes the answers to a topic. A processor beside it counts the
+application's tables for their state, and writes the answers to a topic. A processor next to it counts the
 answers.
 """
 
@@ -28,7 +28,7 @@ from tests.support.patience import DEADLINE_S
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """What to do: heartbeat writes a frame and reads it back, get only reads, scan lists the keys with a
+    """A request: heartbeat writes a frame and reads it back, get only reads, scan lists the keys with a
     prefix.
     """
 
@@ -62,7 +62,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tally(msgspec.Struct, frozen=True, array_like=True):
-    """How many answers of a kind were given."""
+    """The number of answers of a kind."""
 
     answers: int = 0
 

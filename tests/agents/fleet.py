@@ -138,7 +138,7 @@ def environment_of(settings: Settings) -> dict[str, str]:
 
 
 class Writer:
-    """Writes to topics and tells where each record came to lie."""
+    """Writes to topics and returns the position of each record."""
 
     def __init__(self, broker: SessionBroker) -> None:
         self._producer = Producer(broker.client_config(**{"linger.ms": 0, "enable.idempotence": True}))

@@ -62,7 +62,7 @@ RATES = Global("rates", Source(ORDERS, Text()), rate, row=int)
 
 
 def processors() -> list[Processor[Any, Any]]:
-    """Return a table of one source, of several, or one that reads a global."""
+    """Return a table of one source, one of two sources, or one that reads a global."""
     if PLACE == "merged":
         on = {Source(ORDERS, Text()): merge, Source(CUSTOMERS, Text()): merge}
         return [Processor(name="both", on=on, row=int)]

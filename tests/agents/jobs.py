@@ -1,5 +1,5 @@
-"""An application with an ordinary Faust agent beside the counting processors: `python -P -m tests.agents.jobs
-worker`.
+"""An application with an ordinary Faust agent next to the counting processors:
+`python -P -m tests.agents.jobs worker`.
 
 The agent does jobs: it notes each in a topic, with the run of this process (`JOBS_RUN`), and acks it. The job
 `keep` is noted and kept in hand as long as the process lives, unless `JOBS_ACK_ALL` is set.

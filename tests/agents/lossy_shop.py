@@ -44,7 +44,7 @@ def shout(word: str) -> str:
 
 
 def processors() -> list[Processor[Any, Any]]:
-    """Return a table of one source, one of several, a step, and a table behind it."""
+    """Return a table of one source, one of two sources, a step, and a table downstream of it."""
     shouts = Map(name="shouts", source=Source(ORDERS, Text()), each=shout, serde=Text())
     return [
         Processor(

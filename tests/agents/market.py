@@ -1,4 +1,4 @@
-"""An application of Faust's own parts beside the counting processors: `python -P -m tests.agents.market
+"""An application of Faust's own parts next to the counting processors: `python -P -m tests.agents.market
 worker`.
 
 It has what Faust's documents show: models, codecs, agents that group, go through topics and take many at

@@ -19,7 +19,7 @@ from tests.chaos.faults import Doom, plant
 
 
 class Reminded(msgspec.Struct, frozen=True, array_like=True):
-    """How much was added under a key, and how often its timer fired."""
+    """The amount added under a key, and the number of times that its timer fired."""
 
     total: int = 0
     woken: int = 0
@@ -46,9 +46,9 @@ def own_time(order: RemindedOrder) -> int:
 def reminders(
     app: str, version: int = 1, *, timed: bool = False, handover: bool = False
 ) -> Processor[Any, Any]:
-    """Return the processor; version 2 counts double, so that nobody can take the rows of one for the other's.
-    Of one that is *timed* the timers are those of event time; one with *handover* goes on emitting where the
-    version before it stood.
+    """Return the processor; version 2 counts double, so that the rows of one cannot be taken for the other's.
+    If it is *timed*, its timers are those of event time; with *handover*, it emits from where the version
+    before it ended.
     """
 
     def fold(rows: Rows[Reminded], order: RemindedOrder, at_ms: int) -> Iterator[Emit]:

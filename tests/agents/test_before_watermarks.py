@@ -1,4 +1,4 @@
-"""Windows behind a step that a worker from before watermarks began: its records bear no header. The bytes of
+"""Windows after a step that a worker from before watermarks began: its records bear no header. The bytes of
 topics and changelogs in testdata/before_watermarks.json are those that workers of commit 66046a7c wrote.
 """
 
@@ -67,8 +67,8 @@ def write_recorded(app: PacedApplication) -> None:
 
 
 def by_the_rule(log: list[Message]) -> Counter[Window]:
-    """Return what is in the windows of one partition: of records without a header, which are one origin,
-    those that are in time by its highest; of others, by their own origin's, and by what the first had closed.
+    """Return the windows of one partition: of records without a header, which are one origin, those that are
+    in time by its highest; of other records, by their own origin's, and by what the first had closed.
     """
     found, nameless_ms, heard = Counter[Window](), -1, False
     for message in log:
@@ -88,7 +88,7 @@ def by_the_rule(log: list[Message]) -> Counter[Window]:
 
 
 def wait_through(app: PacedApplication) -> Counter[Window]:
-    """Return what the rule says of all that the step has sent, once that is all there is."""
+    """Return the rule's windows of all that the step has sent, once there is no more."""
     app.write_last()
     wait_for("all is sent on", lambda: len(app.values(app.internal)) == RECORDS + 2, DEADLINE_S, app.tails)
     wanted = Counter[Window]()
@@ -105,7 +105,7 @@ def check(app: PacedApplication, wanted: Counter[Window], what: str) -> None:
     assert all(verify(each, app.settings, LOCAL).equal for each in app.processors), what
 
 
-def test_windows_go_on_and_the_old_records_are_one_origin(app: PacedApplication) -> None:
+def test_windows_continue_and_the_old_records_are_one_origin(app: PacedApplication) -> None:
     app.worker().start()
     wanted = wait_through(app)
     assert wanted.total() < RECORDS, "the older worker dropped some"

@@ -1,5 +1,5 @@
 """A processor may fold what comes of what it emits, through an internal topic or by way of another processor:
-each record once, whatever is killed, and a next version anew, or silent up to where the one before stood.
+each record once, whatever is killed, and a next version again, or silent up to where the one before ended.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Countdowns(Application):
             self._wanted.update(map(str, range(number + 1)))
 
     def folded(self, version: int, name: str = "countdown") -> Counter[str]:
-        """Return how often each number was folded by what is on the changelog of a processor."""
+        """Return how often each number was folded by the changelog of a processor."""
         found: Counter[str] = Counter()
         (processor,) = [each for each in self.declared(version) if each.name == name]
         for part in read_live(processor, self.settings):
@@ -74,7 +74,7 @@ class Countdowns(Application):
         return found
 
     def sent(self) -> Counter[str]:
-        """Return what must have gone round: all that follows the numbers that were written."""
+        """Return the numbers that must have gone round: all that follow the numbers that were written."""
         return self._wanted - self._written
 
     def wait_folded(self, version: int) -> None:
@@ -90,7 +90,7 @@ class Countdowns(Application):
             assert verdict.equal, [one.explain() for one in verdict.partitions]
 
     def wait_some(self, version: int, more: int) -> None:
-        """Wait until *more* than what is there now are folded."""
+        """Wait until *more* than now are folded."""
         before = self.folded(version).total()
         wait_for(
             "some are folded", lambda: self.folded(version).total() > before + more, DEADLINE_S, self.tails
@@ -104,7 +104,7 @@ def countdowns(broker: SessionBroker, tmp_path: Path) -> Iterator[Countdowns]:
         yield application
 
 
-def test_what_goes_round_is_folded_once_though_workers_are_killed_and_anew_by_a_next_version(
+def test_numbers_that_go_round_are_folded_once_though_workers_are_killed_and_again_by_a_next_version(
     countdowns: Countdowns,
 ) -> None:
     chance = random.Random(1)

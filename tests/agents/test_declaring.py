@@ -1,5 +1,5 @@
-"""What `create_app` is given, and what is put beside it, works or is refused in one line before anything
-is lost.
+"""The arguments of `create_app`, and the parts next to it, work or are refused in one line before anything is
+lost.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def test_an_application_is_a_list_of_processors_of_different_names(processors: A
     assert "\n" not in str(refused.value)
 
 
-# -- Faust's own parts beside processors
+# -- Faust's own parts next to processors
 
 
 def app_of(tmp_path: Path) -> App:
@@ -98,7 +98,7 @@ def test_tables_of_fausts_are_taken_with_windows_and_without(tmp_path: Path) -> 
         lambda app: app.topic("shop-totals.v1-changelog").stream(),
     ],
 )
-def test_an_agent_or_stream_of_what_is_a_processors_own_is_refused(
+def test_an_agent_or_stream_of_a_processors_own_topic_is_refused(
     declared: Callable[[App], Any], tmp_path: Path
 ) -> None:
     app = app_of(tmp_path)

@@ -1,5 +1,5 @@
-"""A version that emits from where its predecessor stood, on real workers: each record is emitted once,
-whoever is killed, and whatever comes back.
+"""A version that emits from where its predecessor ended, on real workers: each record is emitted once,
+whichever worker is killed, and whatever comes back.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ def fleet(broker: SessionBroker, tmp_path: Path) -> Iterator[Reminders]:
         yield fleet
 
 
-def test_a_version_goes_on_emitting_where_the_one_before_it_stood_whoever_is_killed(fleet: Reminders) -> None:
+def test_a_version_emits_from_where_the_one_before_it_ended_whichever_worker_is_killed(
+    fleet: Reminders,
+) -> None:
     second = reminders(fleet.settings.app, 2, handover=True)
     worker = fleet.worker().start().wait_ready()
     fleet.wait_applied(worker, fleet.write(*(f"add ada {number}" for number in range(50))))
@@ -37,13 +39,13 @@ def test_a_version_goes_on_emitting_where_the_one_before_it_stood_whoever_is_kil
     create_topics(fleet.settings, [second])
     worker.start(CHAOS_FAULT="produced:1", **SECOND)
     assert worker.wait_exit(DEADLINE_S) == -9
-    # So does version 1 get the partition once more, and goes on.
+    # So does version 1 get the partition once more, and continues.
     worker.start().wait_ready()
     fleet.wait_applied(worker, fleet.write(*(f"add bob {number}" for number in range(20))))
     worker.kill()
     worker.start(**SECOND).wait_ready()
     fleet.wait_applied(worker, fleet.write("add carl 1"))
-    # What is fixed stays so, though version 1 might have gone on.
+    # A fixed position stays so, though version 1 might have continued.
     worker.kill()
     worker.wipe()
     worker.start(**SECOND).wait_ready()

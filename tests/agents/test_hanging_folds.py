@@ -23,7 +23,7 @@ from tests.support.patience import DEADLINE_S
 pytestmark = [pytest.mark.process, pytest.mark.long]
 
 BEFORE = 20
-"""How many records are folded before the one that hangs."""
+"""The number of records that are folded before the one that hangs."""
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def test_a_fold_of_a_global_table_is_named_too_and_ends_the_worker(
 
 
 @pytest.mark.variant
-def test_whoever_asks_twice_does_not_wait(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+def test_a_client_that_asks_twice_does_not_wait(kafka: EmbeddedKafka, tmp_path: Path) -> None:
     worker = hanging(kafka, tmp_path, "loop", "fold", fold_limit_s="600")
     wait_for("an event loop that stands", lambda: worker.ask("/health/live", 1)[0] == 0, DEADLINE_S)
     worker.signal(signal.SIGINT)

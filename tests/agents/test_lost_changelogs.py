@@ -1,5 +1,5 @@
 """A changelog that is emptied, or deleted and made again, while its sources are whole: the table comes back,
-and nothing that was sent is sent a second time. Where that cannot be, the worker does not begin.
+and no sent result is sent a second time. Where that cannot be, the worker does not begin.
 """
 
 from __future__ import annotations
@@ -87,19 +87,19 @@ class Shop:
         wait_for("all is folded", folded, DEADLINE_S, found.tail)
 
     def read(self, topic: str) -> list[tuple[int, bytes | None]]:
-        """Return offsets and values of what is in *topic*."""
+        """Return offsets and values of the records in *topic*."""
         messages = read_topic(self.kafka, topic)[0]  # type: ignore[arg-type]
         return [(each.offset() or 0, each.value()) for each in messages]
 
     def results(self) -> dict[str, Counter[bytes | None]]:
-        """Return what was sent, by topic, how often; with the internal topic and the quarantine."""
+        """Return the sent records, by topic, how often; with the internal topic and the quarantine."""
         topics = [*RESULTS.values(), "shouts.v1"]
         found = {topic: Counter(value for _, value in self.read(topic)) for topic in topics}
         quarantined = [at for at, _ in self.read(self.settings.quarantine_topic)]
         return {**found, "quarantined": Counter({b"": len(quarantined)})}
 
     def rows(self, table: str) -> str:
-        """Return the rows of a table as its worker tells them."""
+        """Return the rows of a table as its worker serves them."""
         status, page = self.worker.ask(f"/tables/{table}/0/scan")
         assert status == 200, page
         return page
@@ -156,7 +156,7 @@ def folded_once(shop: Shop) -> dict[str, Counter[bytes | None]]:
 
 @pytest.mark.parametrize("wiped", [False, True])
 @pytest.mark.parametrize("lose", ["made again", "emptied"])
-def test_what_was_sent_is_not_sent_again(shop: Shop, lose: str, wiped: bool) -> None:
+def test_a_sent_result_is_not_sent_again(shop: Shop, lose: str, wiped: bool) -> None:
     sent = folded_once(shop)
     if lose == "made again":
         shop.remake(*ALL)
@@ -192,7 +192,7 @@ def test_a_part_that_is_left_is_no_table(shop: Shop) -> None:
     shop.worker.stop()
     for each in lossy_shop.processors():
         assert verify(each, shop.settings, ReplayOptions(engine="local")).equal, each.name
-    shop.worker.wipe()  # what is left of the log before is no reason a second time
+    shop.worker.wipe()  # the rest of the log before is no reason a second time
     shop.run()
     assert shop.rows("totals") == rows
     assert not shop.worker.said("had lost records")
@@ -235,7 +235,7 @@ def test_a_source_that_was_cut_too_is_no_table_unless_that_is_accepted(shop: Sho
 
 
 @pytest.mark.variant
-def test_without_a_committed_position_nobody_guesses(shop: Shop) -> None:
+def test_without_a_committed_position_no_worker_guesses(shop: Shop) -> None:
     folded_once(shop)
     shop.remake("totals")
     shop.forget_group()

@@ -1,4 +1,4 @@
-"""A Faust application's own parts work beside processors on a real broker, and lose nothing when workers
+"""A Faust application's own parts work next to processors on a real broker, and lose nothing when workers
 die.
 """
 
@@ -27,7 +27,7 @@ CUSTOMERS = ("ada", "ben", "cleo", "dan", "eve")
 
 
 class Market(Application):
-    """The market, and what was bought there."""
+    """The market, and the purchases there."""
 
     def __init__(self, broker: SessionBroker, folder: Path, store: str, **options: Any) -> None:
         super().__init__(
@@ -73,8 +73,8 @@ class Market(Application):
         self.written += count
 
     def short(self, workers: list[Worker]) -> dict[str, int]:
-        """Return by how much the tables of *workers*, each customer where it counts most, are short of what
-        was bought and written.
+        """Return by how much the tables of *workers*, each customer where it counts most, are short of the
+        purchases that were written.
         """
         wanted = {**self.bought, **{str(number): self.written for number in range(PARTITIONS)}}
         found: dict[str, int] = {}
@@ -190,7 +190,7 @@ def _check_failure(market: Market) -> None:
 
 
 @pytest.mark.variant
-def test_an_agent_that_is_behind_the_processors_of_its_source_gets_every_record(
+def test_an_agent_that_lags_the_processors_of_its_source_gets_every_record(
     broker: SessionBroker, tmp_path: Path
 ) -> None:
     with running(Market(broker, tmp_path, "memory://", instance_id="only")) as market:

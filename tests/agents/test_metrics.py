@@ -1,4 +1,4 @@
-"""What a scrape shows: names, units, and numbers that follow from what was counted."""
+"""The metrics of a scrape: names, units, and numbers that follow from the counts."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_the_group_is_where_its_slowest_table_is(worker: MemoryWorker) -> None:
     assert sample(samples, "kafka_consumergroup_lag", **labels) == 29
 
 
-def test_lag_is_not_told_while_the_end_of_the_log_is_unknown_nor_for_standbys(worker: MemoryWorker) -> None:
+def test_lag_is_absent_while_the_end_of_the_log_is_unknown_and_for_standbys(worker: MemoryWorker) -> None:
     worker.replica(TOTALS, 2).source_end = 100
     samples = scrape(worker)
     labels = {"consumergroup": "shop", "topic": "orders"}
@@ -123,7 +123,7 @@ def test_counters_outlive_losing_the_partition(worker: MemoryWorker) -> None:
     assert worker.metrics.partition("totals", 0) is counts
 
 
-def test_replicas_tell_their_state_at_the_moment_of_the_scrape(worker: MemoryWorker) -> None:
+def test_replicas_have_their_state_at_the_moment_of_the_scrape(worker: MemoryWorker) -> None:
     worker.put(TOTALS, 0, "ada", Total(1), offset=41)
     worker.replica(TOTALS, 0).stream_ms = NOW_MS - 500
     standby = worker.replica(TOTALS, 2)
@@ -142,7 +142,7 @@ def test_replicas_tell_their_state_at_the_moment_of_the_scrape(worker: MemoryWor
     assert sample(samples, "holdfast_ready") == 0
 
 
-def test_copies_of_global_tables_are_told_and_documented() -> None:
+def test_metrics_of_global_tables_are_there_and_documented() -> None:
     worker = MemoryWorker(Settings(app="shop"), [ORDERS], partitions=2)
     rates = with_rates(worker).globals["rates"]
     rates.lags, rates.failures = {0: 3, 1: 0}, {1: 2}
@@ -160,7 +160,7 @@ def test_copies_of_global_tables_are_told_and_documented() -> None:
     check("global-metrics", metrics_table(page))
 
 
-def test_a_worker_without_globals_tells_nothing_of_them(worker: MemoryWorker) -> None:
+def test_a_worker_without_globals_has_no_metrics_of_them(worker: MemoryWorker) -> None:
     assert not [name for name, _ in scrape(worker) if name.startswith("holdfast_global_")]
 
 

@@ -1,4 +1,4 @@
-"""Ordinary Faust agents beside processors on a real broker: their records at least once, by committed
+"""Ordinary Faust agents next to processors on a real broker: their records at least once, by committed
 offsets, whatever is killed.
 """
 
@@ -30,7 +30,7 @@ decode = msgspec.json.Decoder(Done).decode
 
 
 class Jobs(Application):
-    """The counting application with the agent beside it."""
+    """The counting application with the agent next to it."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Jobs(Application):
         producer.commit_transaction(DEADLINE_S)
 
     def lag(self, topic: str) -> int:
-        """Return what tools call the group's lag: from its committed offsets to the ends of the log."""
+        """Return the group's lag as tools count it: from its committed offsets to the ends of the log."""
         ends = {
             number: self._consumer.get_watermark_offsets(TopicPartition(topic, number), DEADLINE_S)[1]
             for number in range(PARTITIONS)
@@ -232,7 +232,7 @@ def test_offsets_are_committed_up_to_the_first_job_that_is_not_acked(jobs: Jobs)
 
 
 @pytest.mark.variant
-def test_a_worker_ends_although_the_group_shares_out_anew_meanwhile(
+def test_a_worker_ends_although_the_group_rebalances_in_that_time(
     broker: SessionBroker, tmp_path: Path
 ) -> None:
     """Faust's own answer to that closes the consumer by which it then commits, and waits for ever."""
@@ -254,7 +254,7 @@ def test_a_worker_ends_although_the_group_shares_out_anew_meanwhile(
         assert ending.said("LeaveGroup request succeeded")
 
 
-def test_no_lag_is_left_behind_a_marker(jobs: Jobs) -> None:
+def test_no_lag_is_left_after_a_marker(jobs: Jobs) -> None:
     """Tools that know nothing of markers count to the log's end."""
     jobs.worker().start()
     for round_ in (1, 2):
@@ -296,7 +296,7 @@ def test_jobs_are_done_at_least_once_while_workers_come_and_go(two: Jobs) -> Non
 
 
 @pytest.mark.variant
-def test_a_batch_of_theirs_that_cannot_be_read_is_skipped_and_noted_and_those_behind_it_are_done(
+def test_a_batch_of_theirs_that_cannot_be_read_is_skipped_and_noted_and_those_after_it_are_done(
     broker: SessionBroker, tmp_path: Path
 ) -> None:
     jobs = Jobs(broker, tmp_path, unreadable="quarantine")

@@ -137,7 +137,7 @@ def test_what_one_client_refuses_the_other_refuses_too(
     secured: dict[str, str], change: dict[str, str], reason: str
 ) -> None:
     settings = Settings(kafka={name: value for name, value in (secured | change).items() if value})
-    # Who is refused is told at once, however slow that is; only who hears nothing waits.
+    # A refusal is reported at once, however slow that is; only a client without an answer waits.
     timeout_s = 5 if reason == "no Kafka broker" else DEADLINE_S
     with pytest.raises(BrokerError) as refused:
         Admin(settings, timeout_s=timeout_s).cluster()

@@ -1,4 +1,4 @@
-"""What a worker says at its start of a cluster that does not answer."""
+"""A worker's errors at its start, on a cluster that does not answer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from holdfast.errors import BrokerError
 
 
 def identity(monkeypatch: pytest.MonkeyPatch, answer: Future[Any]) -> cluster._Identity:
-    """Return what asks a broker that gives *answer* for its topics' ids."""
+    """Return a client that asks a broker that gives *answer* for its topics' ids."""
     admin = SimpleNamespace(
         list_topics=lambda timeout: SimpleNamespace(cluster_id="c", topics={}),
         describe_topics=lambda topics, request_timeout: {"totals": answer},
@@ -32,7 +32,7 @@ def test_an_answer_that_does_not_come_in_time_is_an_operating_error(monkeypatch:
         identity(monkeypatch, Future()).ids(["totals"])
 
 
-def test_a_refusal_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusal_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     refused: Future[Any] = Future()
     refused.set_exception(KafkaException(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)))
     with pytest.raises(BrokerError, match=r"did not describe the changelogs: .*authorization"):

@@ -173,7 +173,7 @@ def test_an_event_timer_survives_sigkill_and_loss_of_the_store_and_so_does_event
         worker.kill()
         worker.wipe()
         worker.start(**timed).wait_ready()
-        # Event time has been 1400: what lies behind it, or is equal, moves nothing.
+        # Event time has been 1400: a time that is not later moves nothing.
         before = fleet.write("remind dora 0 1100", "add bob 1 1300", "add bob 1 1400")
         assert fleet.rows(processor, before)["dora"] == Reminded()
         after = fleet.write("add bob 1 1401")
@@ -202,7 +202,7 @@ def due(fleet: Reminders, set_at: int) -> int | None:
 
 
 def refused(fleet: Reminders, processor: Processor[Any, Any]) -> bool:
-    """Tell whether the table is not served in that version any more."""
+    """Return whether the table is no longer served in that version."""
     try:
         fleet.rows(processor, 0)
     except NoSuchTableError as error:

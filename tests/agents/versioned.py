@@ -19,13 +19,13 @@ from holdfast.core.engine.state.rows import Rows
 
 
 class Counted(msgspec.Struct, frozen=True):
-    """How many records a key had, as version 1 keeps it."""
+    """The number of records of a key, as version 1 keeps it."""
 
     count: int = 0
 
 
 class Weighed(msgspec.Struct, frozen=True):
-    """How many records a key had, and their bytes, as version 2 keeps it."""
+    """The number of records of a key, and their bytes, as version 2 keeps it."""
 
     count: int
     size: int

@@ -75,7 +75,7 @@ def test_an_expired_block_goes_to_another_and_its_first_owner_counts_no_more() -
     assert log.ranges == Ranges(10)
 
 
-def test_nobody_gets_further_ahead_than_the_limit() -> None:
+def test_no_member_gets_further_ahead_than_the_limit() -> None:
     log = Log()
     for number in range(LIMIT_AHEAD):
         assert log.write(Take(number, number + 1, "a", "ia"), 0)
@@ -129,9 +129,9 @@ class Model:
         self.low, self.end, self.now_ms, self.log = low, low + 40, 0, Log(low, fold)
         self.mine: dict[int, tuple[int, int]] = {}  # member -> (start, epoch), as it believes
         self.handled: set[int] = set()
-        """What anybody handled before it said so, or put aside."""
+        """The messages that were handled before a member said so, or put aside."""
         self.given: Counter[int] = Counter()
-        """How often each message was handed out."""
+        """The number of times that each message was handed out."""
 
     def check(self) -> None:
         row = self.log.ranges
@@ -235,7 +235,7 @@ class Model:
 
 
 @given(STEPS, st.integers(0, 20))
-def test_whatever_members_do_every_message_is_handled_and_none_is_skipped_or_put_aside_untried(
+def test_whatever_members_do_every_message_is_handled_and_not_one_skipped_or_put_aside_untried(
     steps: list[tuple[int, str, int]], low: int
 ) -> None:
     model = Model(low)
@@ -310,7 +310,7 @@ def test_deliveries_count_hand_outs_that_got_nowhere_and_no_takes() -> None:
 
 
 class Shared:
-    """One log with the wishes of several rows, and its fold by whoever reads it from the beginning;
+    """One log with the wishes of several rows, and its fold by any reader from the beginning;
     *settles* as the fold's last rule.
     """
 
@@ -370,7 +370,7 @@ def busy_log(seed: int, shared: Shared, records: int = 120) -> None:
 
 
 @pytest.mark.long
-def test_who_reads_what_is_left_of_a_log_has_the_same_rows() -> None:
+def test_a_reader_of_the_rest_of_a_log_has_the_same_rows() -> None:
     """Whatever is deleted, and whenever: of every row there is a Base left that counts for everybody, or
     all of it.
     """
@@ -405,7 +405,7 @@ def test_the_check_sees_a_fold_that_takes_any_base_in_the_middle_for_good() -> N
     assert wrong
 
 
-def test_a_row_that_nobody_has_touched_for_a_month_does_not_hold_the_log_and_goes_as_a_whole() -> None:
+def test_a_row_untouched_for_a_month_does_not_hold_the_log_and_goes_as_a_whole() -> None:
     shared = Shared()
     shared.write("old", Base(-1, Ranges(0)), 0)
     shared.write("new", Base(-1, Ranges(0)), 0)
@@ -423,12 +423,12 @@ def test_a_row_that_nobody_has_touched_for_a_month_does_not_hold_the_log_and_goe
     assert shared.horizon.begin(5, FORGOTTEN_AFTER_MS) == 0, "a moment earlier it was not forgotten"
 
 
-# -- whether a wish counted, for who cannot read its record any more
+# -- whether a wish counted, for a member that cannot read its record any more
 
 
 @pytest.mark.long
 def test_a_later_row_shows_of_the_owners_last_wish_whether_it_counted() -> None:
-    """What it shows of a wish that did not count is that its member had the block before, and has it."""
+    """A wish that did not count shows that its member had the block before, and has it."""
     counted = 0
     for seed in range(300):
         shared, draws = Shared(), random.Random(seed)

@@ -1,5 +1,5 @@
-"""Text that is not UTF-8 and nesting without end, where each was found to end a reader by an error that
-nobody catches.
+"""Text that is not UTF-8 and nesting without end, where each was found to end a reader by an error that is
+not caught.
 """
 
 from __future__ import annotations
@@ -61,6 +61,6 @@ def test_a_wish_that_is_no_text_is_none(data: bytes) -> None:
         (harvest.unpack_ids, [1]),
     ],
 )
-def test_what_no_worker_wrote_is_told_by_our_own_error(decode: Callable[[Any], Any], data: Any) -> None:
+def test_bytes_that_no_worker_wrote_raise_our_own_error(decode: Callable[[Any], Any], data: Any) -> None:
     with pytest.raises(HoldfastError):
         decode(data)

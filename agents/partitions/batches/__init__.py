@@ -1,1 +1,1 @@
-"""The path of a batch: what was fetched, folded, committed, and made visible."""
+"""The path of a batch: its fetched records are folded, committed, and made visible."""

@@ -23,7 +23,9 @@ from holdfast.tables.partition import Partition
 logger = logging.getLogger(__name__)
 
 FEW_ROWS = 500
-"""So many rows are written to RocksDB on the event loop, in a ms or two: waking a thread takes longer."""
+"""The most rows that are written to RocksDB on the event loop, in a ms or two: waking a thread takes
+longer.
+"""
 MISSING = name_of(KafkaError.UNKNOWN_TOPIC_OR_PART)
 
 
@@ -44,8 +46,8 @@ class Commit:
     | StoreError | the disk refused what Kafka has | the worker ends; a restore reads it again |
     | RottenStoreError | the store cannot be believed | the partition is restored from Kafka |
 
-    A refusal by a topic depends on the cluster's settings, not on the record, and may not change what is
-    folded: so the record is neither quarantined nor left out, and a restart would stop other partitions too.
+    A refusal by a topic depends on the cluster's settings, not on the record, and may not change a fold's
+    result: so the record is neither quarantined nor left out, and a restart would stop other partitions too.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""How much of what was fetched is not yet committed: the feed pauses above a limit."""
+"""Flow control by the fetched bytes that are not yet committed: the feed pauses above a limit."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class FlowControl:
         return self._inflight_bytes > 0
 
     def void(self) -> None:
-        """Count nothing of what was taken so far: a revocation makes all of it void."""
+        """Reset the count: a revocation makes all records void that were taken so far."""
         self._inflight_bytes = 0
         self.room.set()
 
@@ -43,16 +43,16 @@ class FlowControl:
             self.room.clear()
 
     def parked(self, fetched: Fetched) -> None:
-        """Count records no more that wait for other sources: the worker is not stuck, and what they wait for
-        must be fetched. One processor, of those that read them, has them.
+        """Stop counting records that wait for other sources: the worker is not stuck, and the records that
+        they wait for must be fetched. One processor, of those that read them, has them.
         """
         self._inflight_bytes -= fetched.size_bytes
         if self._inflight_bytes < self._limit_bytes:
             self.room.set()
 
     def released(self, fetched: Fetched, *, current: bool) -> None:
-        """Note that one processor is done with *fetched*; *current* says whether it was taken since the
-        last revocation.
+        """Stop counting *fetched* for one processor, which is done with it; *current* says whether it was
+        taken since the last revocation.
         """
         self.progressed()
         fetched.readers -= 1
@@ -64,5 +64,5 @@ class FlowControl:
                 self.room.set()
 
     def progressed(self) -> None:
-        """Note that a transaction was committed: a fetch that takes many is not stuck."""
+        """Report progress: a fetch whose records need many transactions is not stuck."""
         self.progress_s = self._clock.monotonic_s()

@@ -1,5 +1,5 @@
-"""What a runner's next transaction is made of, and what becomes of the events that brought it: of one source
-here, of several in `agents/partitions/batches/merging_intake.py`.
+"""Intakes choose the events of a runner's next transaction, and ack, keep or drop them afterwards: for one
+source here, for several in `agents/partitions/batches/merging_intake.py`.
 """
 
 from __future__ import annotations
@@ -18,25 +18,26 @@ from holdfast.kafka.fetching.records import FetchedRecord
 from holdfast.tables.partition import Partition
 
 BACKLOG_S = 0.1
-"""A transaction that takes so long to fold is one of a backlog, and takes in what has arrived since.
+"""A transaction that takes this long to fold is one of a backlog, and also takes the records that arrived
+since.
 
-Of a shorter one readers soon see the changes.
+Readers soon see the changes of a shorter one.
 """
 
 
 class Intake(Protocol):
-    """The events of one partition between being handed over and being acked.
+    """The events of one partition, from when they are fetched until they are acked.
 
-    `draw` chooses what the next transaction may hold, `given` is what a folder makes it of. Then follows
-    `settle` when that is durable (or there was nothing to fold), `again` when it was rolled back, or
-    `let_go`.
+    `draw` chooses the events of the next transaction, `given` yields their records to a folder. Then follows
+    `settle` when the transaction is durable (or there was nothing to fold), `again` when it was rolled back,
+    or `let_go`.
     """
 
     epoch: int
-    """That of what was drawn."""
+    """The epoch of the drawn events."""
 
     def hand(self, event: FoldEvent) -> None:
-        """Take over one fetched event."""
+        """Enqueue one fetched event."""
 
     @property
     def ready(self) -> bool:
@@ -45,15 +46,15 @@ class Intake(Protocol):
 
     @property
     def held(self) -> Collection[Place]:
-        """Return the source partitions of which it wants no more for the time being."""
+        """Return the source partitions of which nothing more is to be fetched for the time being."""
         ...
 
     def draw(self) -> bool:
-        """Choose what the next transaction is made of; False when there is nothing."""
+        """Choose the events of the next transaction; return False when there are none."""
         ...
 
     def given(self) -> Iterator[Any]:
-        """Yield what the folder takes; more than was drawn when that takes long."""
+        """Yield records to the folder; more than were drawn when that takes long."""
         ...
 
     def refused(self, refused: Refused) -> tuple[str, FetchedRecord]:
@@ -61,21 +62,21 @@ class Intake(Protocol):
         ...
 
     def settle(self) -> None:
-        """Ack what the state now holds; the rest is for the next transaction."""
+        """Ack the events that the state now contains; the rest is for the next transaction."""
 
     def again(self) -> None:
-        """Keep what was drawn for the next transaction, and count nothing of it, nor of what follows, to what
-        is in hand: it waits, and others are fetched meanwhile.
+        """Keep the drawn events for the next transaction, and stop counting these and the later ones as in
+        hand: they wait, and other records are fetched in the meantime.
         """
 
     def let_go(self) -> None:
-        """Drop what was drawn: it is not this worker's any more, or is read again."""
+        """Drop the drawn events: this worker no longer owns them, or they are read again."""
 
     def void(self) -> None:
-        """Drop everything."""
+        """Drop all events."""
 
     def revoked(self) -> None:
-        """Drop what nobody folds, at once: what was fetched before a revocation is void."""
+        """Drop the events that are not being folded, at once: those fetched before a revocation are void."""
 
 
 class SingleIntake:
@@ -91,8 +92,7 @@ class SingleIntake:
         self._pending: deque[FoldEvent] = deque()
         self._drawn: list[FoldEvent] = []
         self._waits, self._parked = False, set[int]()
-        # That of the transaction: the partition has none any more when it is lost, or its store rots,
-        # meanwhile.
+        # The transaction's own folder: the partition has none any more once it is lost, or its store rots.
         self._folder: Folder[Any] | None = None
         self.epoch = -1
 
@@ -107,7 +107,7 @@ class SingleIntake:
             self._host.park(event)
 
     def _is_counted(self, event: FoldEvent) -> bool:
-        """Return whether *event*, with which this is done, was counted until now."""
+        """Return whether *event*, which is done, was counted until now."""
         if id(event) not in self._parked:
             return True
         self._parked.remove(id(event))
@@ -139,8 +139,8 @@ class SingleIntake:
         return True
 
     def _gather(self, size: int = 0) -> list[FoldEvent]:
-        """Return what is pending and fits a transaction that has *size* bytes; into an empty one fits
-        whatever is the first.
+        """Return the pending events that fit a transaction that has *size* bytes; the first always fits an
+        empty one.
         """
         events: list[FoldEvent] = []
         limit = self._transaction_bytes
@@ -154,7 +154,7 @@ class SingleIntake:
         return events
 
     def given(self) -> Iterator[Batch]:
-        """Yield what was drawn, and draw what has arrived meanwhile when that takes long."""
+        """Yield the drawn records, and draw events that arrive in the meantime when that takes long."""
         began_s, events = self._clock.monotonic_s(), self._drawn
         for event in events:
             fetched = event.value
@@ -194,4 +194,4 @@ class SingleIntake:
             self._void(self._pending.popleft())
 
     def revoked(self) -> None:
-        """Leave them where they are: the runner finds out one by one."""
+        """Leave the events in the queue: the runner finds out about each of them."""

@@ -1,14 +1,14 @@
-"""The intake of a partition of several sources: what was fetched is merged, and waits for whatever may come
+"""The intake of a partition of several sources: it merges their events, and waits for those that may come
 first.
 
-Records are folded as far as all sources reach. A source of which nothing is left in hand holds the others
-back, until it sends more or is known to have been read to its end. Where it ends is asked for (`SourceEnds`)
-*after* the records that wait for it were taken: so what is folded on the answer is overtaken only where
+Records are folded as far as all sources reach. A source without events in hand holds the others back, until
+it sends more or is known to have been read to its end. Its end is asked for (`SourceEnds`) *after* the
+records that wait for it were taken: so an earlier record can follow those folded on the answer only where
 clocks of brokers differ, or within one ms. A wrong guess costs a barrier, never a difference.
 
-A tick comes after all that was appended before it: else the timers of a worker that was away would fire
-before it has read what came meanwhile. While records come, a tick goes no further than their append times;
-when none come any more, no further than the ends of all sources allow, asked for once a timer is due.
+A tick comes after all records that were appended before it: else the timers of a worker that was away would
+fire before it has read the records of that time. While records come, a tick goes no further than their append
+times; when none come any more, no further than the ends of all sources allow, asked for once a timer is due.
 """
 
 from __future__ import annotations
@@ -47,16 +47,17 @@ class _SourceQueue:
         self.following = 0
         """The offset after the last record that was merged."""
         self.held = False
-        """Whether no more of it is fetched for the time being."""
+        """True while nothing more of it is fetched."""
         self.silent = False
-        """Whether nothing was received of it, records or an end, for as long as the others wait."""
+        """True if nothing was received of it, records or an end, for as long as the others wait."""
 
 
 class MergingIntake:
     """Events of several sources, which are folded in the order of a `Merger`.
 
-    It *asks* for the ends of those sources that hold back what is in hand. While it does, it takes more of
-    these sources alone. *seen* chooses what its transactions see of globals, where the processor reads any.
+    It *asks* for the ends of the sources that hold back the events in hand. While it does, it takes more
+    events of these sources alone. *seen* chooses the globals that its transactions see, where the processor
+    reads any.
     """
 
     def __init__(
@@ -115,8 +116,8 @@ class MergingIntake:
         return True
 
     def _tick_if_due(self) -> None:
-        """Have the merger tick if a timer is due and all is folded that was appended before; ask for the ends
-        of sources where that is not known, and where ticks tell that a source is at its end.
+        """Have the merger tick if a timer is due and all records appended before it are folded; ask for the
+        ends of sources where that is unknown, and where ticks report that a source is at its end.
         """
         folder, now_ms = self._folding, self._clock.now_ms()
         due_ms = folder.next_tick_ms
@@ -126,7 +127,7 @@ class MergingIntake:
         ticked_ms, reached_ms = folder.marker.tick_ms, min(now_ms, folder.stream_ms)
         if self._clock_ms is not None and self._clock_ms <= ticked_ms:
             self._clock_ms = self._clock_ends = None
-        # Append times bound what is folded only where records are merged by them.
+        # Append times bound the folded records only where records are merged by them.
         by_append = not self._part.processor.ticks_at_ends and not folder.order.by_event
         if by_append and due_ms <= reached_ms and ticked_ms < reached_ms:
             self._merging.tick(reached_ms)
@@ -139,7 +140,7 @@ class MergingIntake:
             self._merging.tick(self._clock_ms)
 
     def _is_folded(self, queue: _SourceQueue, pending: int, end: int) -> bool:
-        """Return whether all before *end* of a source is folded, of which *pending* records are in hand."""
+        """Return whether all records before *end* of a source are folded, of which *pending* are in hand."""
         passed = self._host.feed.passed(queue.place, queue.following)
         return self._folding.marker.applied[self._queues.index(queue)] + 1 >= end or (
             not pending and not queue.arrived and passed >= end
@@ -147,8 +148,8 @@ class MergingIntake:
 
     @property
     def _folding(self) -> MergingFolder[Any]:
-        """Return that of the transaction: the partition has none any more when it is lost, or its store rots,
-        meanwhile.
+        """Return the transaction's folder: the partition has none any more once it is lost, or its store
+        rots.
         """
         assert self._folder is not None, "draw first"
         return self._folder
@@ -159,7 +160,7 @@ class MergingIntake:
         return self._merger
 
     def _begin(self) -> None:
-        """Merge from the state's position on what has come in this epoch."""
+        """Merge the events of this epoch, from the state's position on."""
         self._drop_stale()
         self._epoch = self._host.epoch
         owner = self._part.owner
@@ -169,7 +170,9 @@ class MergingIntake:
             queue.following, queue.silent = applied + 1, False
 
     def _drop_stale(self) -> None:
-        """Drop what was fetched in another epoch than the host's, and what is not this worker's any more."""
+        """Drop the events that were fetched in another epoch than the host's, or that this worker no longer
+        owns.
+        """
         self.let_go()
         for queue in self._queues:
             arrived, queue.arrived = queue.arrived, deque()
@@ -180,7 +183,7 @@ class MergingIntake:
                     self._host.void(event)
 
     def _take_in(self) -> None:
-        """Offer the merger what has arrived, of those sources alone that are waited for, if any are."""
+        """Offer the merger the events that have arrived: of the sources that are waited for, if any are."""
         for number, queue in enumerate(self._queues):
             if self._asked and number not in self._asked:
                 continue
@@ -200,8 +203,9 @@ class MergingIntake:
         )
         self._merging.offer(number, fetched.records.batch(fetched.partition, self._inputs[number]))
         queue.following = max(queue.following, fetched.last + 1)
-        # What waits for another source is no sign that this worker is stuck, and must not keep the feed from
-        # bringing what it waits for: it is counted here, where each source has its share.
+        # An event that waits for another source is no sign that this worker is stuck, and must not keep the
+        # feed from fetching the records that it waits for: it is counted here, where each source has its
+        # share.
         self._host.park(event)
         queue.merged.append(event)
         queue.merged_bytes += fetched.size_bytes
@@ -209,7 +213,7 @@ class MergingIntake:
     # -- one transaction
 
     def given(self) -> Iterator[Stretch]:
-        """Yield stretches as long as it is known what comes next; take in what has arrived meanwhile when
+        """Yield stretches as long as the next one is known; take the events that arrive in the meantime when
         that takes long.
         """
         began_s, merger = self._clock.monotonic_s(), self._merging
@@ -303,7 +307,7 @@ class MergingIntake:
     # -- waiting
 
     def _wait(self, moved: bool) -> None:
-        """Decide what to wait for: after something was folded, for nothing but the next turn."""
+        """Decide which sources to wait for; after something was folded, wait for the next turn only."""
         merger = self._merging
         self._ends = None
         if moved:
@@ -367,12 +371,12 @@ class MergingIntake:
             self._news = True
 
     def look(self) -> None:
-        """See whether time has come for a tick, or a log was read on without records."""
+        """Check whether a tick is due, or a log was read on without records."""
         host, merger = self._host, self._merger
         if self._globals is not None and self._globals.waiting:
             self._news = self._news or self._globals.look()
         elif merger is None or self._epoch != host.epoch:
-            self._news = True  # taken up anew: there may be timers
+            self._news = True  # taken up again: there may be timers
         elif merger.next_choice is None and self._part.owner.merging.next_tick_ms <= self._clock.now_ms():
             self._news = True
         elif any(merger.pending) or merger.next_choice is not None:

@@ -1,5 +1,5 @@
-"""Whether rows lie where queries look for them: a table's `route` tells in which partition a key is, and a
-producer with another partitioner puts it elsewhere.
+"""Counts the rows that queries by key do not find: a table's `route` gives the partition of a key, and a
+producer with another partitioner writes it to another one.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.state.codec import ROW_KINDS, place_of_row
 
 FIRST_KEYS, KEYS_OF_EACH = 64, 2
-"""So many keys of a partition are looked at in any case, and of each transaction after them: a look takes 5
-us, and a transaction more than a millisecond.
+"""The number of keys of a partition that are checked in any case, and of each transaction after them: a check
+takes 5 us, and a transaction more than a millisecond.
 """
 
 
 class Placing:
-    """Looks at some of the keys that a partition's transactions write, and counts those that the route of
-    their table would look for elsewhere. *partitions* tells how many there are.
+    """Checks some of the keys that a partition's transactions write, and counts those that the route of their
+    table would look for in another partition. *partitions* returns the number of partitions.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Placing:
         self._left = FIRST_KEYS
 
     def look(self, puts: Iterable[tuple[bytes, bytes | None]]) -> None:
-        """Look at a few of the rows of a transaction that is durable."""
+        """Check a few of the rows of a transaction that is durable."""
         if not self._routes or (partitions := self._partitions()) < 2:
             return
         wanted = max(KEYS_OF_EACH, self._left)

@@ -38,19 +38,19 @@ LONG_TURN_S = 0.2
 in the processor's cache.
 """
 TRANSACTION_S = 2.0
-"""How long one transaction is folded at most; readers see nothing of it meanwhile.
+"""The longest time that one transaction is folded; readers see none of its changes before it ends.
 
 The longer, the fewer rows are written for each record.
 """
 TRANSACTION_EMITS = 10_000
-"""How many records one transaction emits, about.
+"""The approximate number of records that one transaction emits at most.
 
 More in one make none of them cheaper, and all are held until it is committed.
 """
 TRANSACTION_ROWS = 100_000
-"""How many rows one transaction changes, about.
+"""The approximate number of rows that one transaction changes at most.
 
-Where it changes more, hardly one is changed twice; and all are held until it is committed.
+Beyond it, hardly a row is changed twice; and all are held until it is committed.
 """
 NOT_YET = "records before it are not committed yet"
 T = TypeVar("T")
@@ -59,9 +59,9 @@ T = TypeVar("T")
 class Runner:
     """Commits one partition, one transaction at a time, until nothing is pending.
 
-    What arrives while a transaction is in flight becomes the next one: batches are as small as the commit is
-    quick and grow with the backlog, whatever sizes the feed delivers; one that is folded for long takes in
-    what arrives meanwhile. Commits of one partition overlap folds of the others.
+    Records that arrive while a transaction is in flight become the next one: batches are as small as the
+    commit is quick and grow with the backlog, whatever sizes the feed delivers; one that is folded for long
+    also takes the records that arrive in the meantime. Commits of one partition overlap folds of the others.
     """
 
     def __init__(
@@ -87,8 +87,8 @@ class Runner:
         """Records that an operator lets be refused, where others stop the partition."""
 
     def hand(self, event: FoldEvent) -> None:
-        """Take over one fetched event; it is acked when its records are durable, or dropped when the
-        partition is lost.
+        """Enqueue one fetched event; it is acked when its records are durable, or dropped when the partition
+        is lost.
         """
         if self._failed:
             self._host.void(event)
@@ -118,7 +118,8 @@ class Runner:
 
     async def append(self, records: list[Emit], what: str, epoch: int) -> str | None:
         """Write *records* of the quarantine in a transaction that changes neither rows nor position; return
-        why not, None when they are durable. *what* describes them for the limit of quarantined records.
+        why that failed, None once they are durable. *what* describes them for the limit of quarantined
+        records.
 
         Raises UndeliverableError when a topic refuses one. A partition has one transaction at a time, so
         nothing is written while records are pending.
@@ -212,14 +213,14 @@ class Runner:
             self._host.crash(error)
 
     async def _transact(self, epoch: int) -> None:
-        """Fold what was drawn, commit it, then acknowledge or drop it; the errors are those of `Commit`."""
+        """Fold the drawn events, commit them, then ack or drop them; the errors are those of `Commit`."""
         part, intake = self.part, self._intake
         if self._poisoned:
             while await self._stall.wait(f"is stalled: {self._poisoned}", epoch):
                 pass
             intake.let_go()
             return
-        folder = part.owner.folder  # to the end: a partition that is lost meanwhile has none
+        folder = part.owner.folder  # kept to the end: a partition that is lost by then has none
         folder.allowed = self._allowed if part.processor.on_error == "stop" else None
         began_s, is_durable = self._clock.monotonic_s(), True
         try:
@@ -240,7 +241,7 @@ class Runner:
         except StoppedError as stopped:
             intake.again()
             await self._stop(stopped, epoch)
-        except RottenStoreError:  # what is durable in Kafka is read from there again
+        except RottenStoreError:  # the durable state is read again from Kafka
             intake.let_go()
             raise
         else:

@@ -16,16 +16,15 @@ from holdfast.tables.partition import Partition
 logger = logging.getLogger(__name__)
 
 RETRY_S, LOOK_S = 5.0, 0.1
-"""How long a stalled partition waits before its transaction is tried again, and how soon it notices that it
-was revoked.
+"""The time after which a stalled partition retries its transaction, and within which it notices a revocation.
 """
 
 
 class Stall:
     """Keeps one partition from being folded for a cause that a restart would not cure.
 
-    A stalled partition fetches nothing, since its records would take the room of others, and makes the worker
-    unready. Its committed rows are still served.
+    A stalled partition fetches nothing, since its records would take the room of other partitions, and makes
+    the worker unready. Its committed rows are still served.
     """
 
     def __init__(
@@ -50,7 +49,7 @@ class Stall:
         return True
 
     async def wait_for(self, later: Later, topic: str, offset: int, epoch: int) -> None:
-        """Wait before a fold that needs something is tried again, each time longer.
+        """Wait before a fold is retried that lacks data, each time for longer.
 
         Raises StillWaitingError after `later_timeout_s`: another worker may reach what this one cannot.
         """

@@ -1,4 +1,4 @@
-"""The span of a transaction: what its records carry of traces, told when it is durable."""
+"""The span of a transaction, linked to the traces of its records; it is reported once that is durable."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from holdfast.tables.partition import Partition
 from holdfast.tracing.spans import MetTraces, Told, is_on, tell
 
 LIMIT_MET = 1_000
-"""How many records with a trace are remembered of one transaction; a span links to fewer."""
+"""The most records with a trace that are remembered of one transaction; a span links to fewer."""
 
 
 class TracedBatches:
-    """What of the transactions of one partition is told as spans.
+    """Reports the transactions of one partition as spans.
 
-    A span links to the traces of those records that the transaction holds, of processors that read their
-    records' headers, as those made by `traced` do. Without OpenTelemetry nothing is looked at.
+    A span links to the traces of the transaction's records, for processors that read their records' headers,
+    as those made by `traced` do. Without OpenTelemetry no record is looked at.
     """
 
     def __init__(self, part: Partition, clock: Clock) -> None:
@@ -36,7 +36,7 @@ class TracedBatches:
         self._began_ms = 0
 
     def watched(self, given: Iterator[Any]) -> Iterator[Any]:
-        """Return what a folder is *given*; what it takes of that is looked through for traces."""
+        """Return *given*, with the traces collected from the items that a folder takes."""
         self._met.clear()
         if not self._reads_headers or not is_on():
             return given
@@ -65,7 +65,7 @@ class TracedBatches:
         if not self._met:
             return
         applied = changes.marker.applied if isinstance(changes, MergedChanges) else (changes.marker.applied,)
-        # Of what was given, the transaction may have left the last records to the next one.
+        # The transaction may have left the last of the given records to the next one.
         met = MetTraces().take(headers for source, offset, headers in self._met if offset <= applied[source])
         self._met.clear()
         part, refused = self._part, len(changes.refused)

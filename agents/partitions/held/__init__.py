@@ -1,1 +1,1 @@
-"""What a worker holds, and what it tells the others of that."""
+"""The partitions that a worker holds, and its announcements of them to the others."""

@@ -1,4 +1,4 @@
-"""What this worker announces on the application's workers topic: its URL, and what it holds."""
+"""Announces this worker on the application's workers topic: its URL, and the partitions that it holds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FLUSH_S = 10.0
 class Announcer:
     """Announces a worker under its URL, and takes that back at the end.
 
-    `producer` is also for what is written outside of any partition's transactions.
+    `producer` is also for records that are written outside of any partition's transactions.
     """
 
     def __init__(self, settings: Settings, thread: RunInThread, *, clock: Clock = system_clock) -> None:
@@ -36,8 +36,8 @@ class Announcer:
         )
 
     async def announce(self, generation: int, tables: Mapping[str, Mapping[str, Any]]) -> None:
-        """Announce what this worker holds now, by table (`announcement_of`), so that any client can find
-        it.
+        """Announce the partitions that this worker holds now, by table (`announcement_of`), so that any
+        client can find them.
         """
         self._announced = True
         announcement = {
@@ -52,13 +52,13 @@ class Announcer:
     async def switch(self, switch: Switch) -> None:
         """Make a version of a table the current one."""
         logger.info(
-            "version %(version)d of %(table)s is current from here on, in place of %(before)d",
+            "version %(version)d of %(table)s is current from here on; it replaces version %(before)d",
             {"version": switch.version, "table": switch.table, "before": switch.before},
         )
         await self._send(encode_switch(switch), switch_key(switch.table))
 
     async def withdraw(self) -> None:
-        """Take back what was announced."""
+        """Withdraw the announcement."""
         if self._announced:
             await self._send(None)
 
@@ -79,7 +79,7 @@ def announcement_of(
     standby: Iterable[int],
     partial: Iterable[int] = (),
 ) -> dict[str, Any]:
-    """Return what is announced of one table; *partial* partitions began behind a hole in a source."""
+    """Return the announcement of one table; *partial* partitions began after a gap in a source."""
     holed = sorted(partial)
     return {
         "version": processor.version,

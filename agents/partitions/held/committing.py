@@ -1,5 +1,5 @@
-"""What is committed beside the offsets of a worker's sources: up to where each table has folded and sent, so
-that a table that has to be folded a second time sends nothing twice.
+"""Notes that are committed with the offsets of a worker's sources: the position up to which each table has
+folded and sent, so that a table that has to be folded a second time sends nothing twice.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ logger = logging.getLogger(__name__)
 
 
 class CommitNotes:
-    """The notes of what a worker holds, and those that it found. Lives on the event loop."""
+    """The notes of this worker's partitions, and those that the group had committed. Lives on the event
+    loop.
+    """
 
     def __init__(self, group: GroupClient, holdings: Holdings) -> None:
         self._group, self._holdings = group, holdings
@@ -29,7 +31,7 @@ class CommitNotes:
         self._told = False
 
     async def read(self, places: Collection[Place]) -> Mapping[Place, CommitNote]:
-        """Return what the group has noted of *places*, as far as it is holdfast's."""
+        """Return the notes that the group has committed for *places*; other metadata is left out."""
         if not places:
             return {}
         texts = await self._group.committed_notes(places)
@@ -40,9 +42,9 @@ class CommitNotes:
         return found
 
     def of(self, place: Place) -> str:
-        """Return what is to be committed beside the offset of *place*: nothing where no table folds it.
+        """Return the note to commit with the offset of *place*; empty where no table folds it.
 
-        Tables that others fold from it, in other versions, keep what was noted of them.
+        Tables that other workers fold from it, in other versions, keep their notes.
         """
         owned = [each.part for each in self._holdings.owners(place) if each.part.owner.sources is not None]
         if not owned:

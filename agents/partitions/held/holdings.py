@@ -1,4 +1,4 @@
-"""What a worker holds: partitions that it owns, stands by for, or is opening."""
+"""A worker's partitions: those that it owns, keeps as standbys, or is opening."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Holdings:
         return out
 
     def owners(self, place: Place) -> list[Owned]:
-        """Return what this worker owns of the tables that fold a source partition."""
+        """Return the owned partitions of the tables that fold a source partition."""
         topic, number = place
         return [
             owned
@@ -43,7 +43,7 @@ class Holdings:
         ]
 
     def merged(self) -> list[Owned]:
-        """Return what this worker owns of tables of several sources."""
+        """Return the owned partitions of tables of several sources."""
         return [owned for owned in self.owned.values() if owned.part.processor.on is not None]
 
     def lookup(self, table: str, partition: int) -> Partition | None:
@@ -56,21 +56,23 @@ class Holdings:
         return [*(owned.part for owned in self.owned.values()), *self.standby.values()]
 
     def partial(self) -> list[Partition]:
-        """Return what is held and began behind a hole in a source."""
+        """Return the partitions held that began after a gap in a source."""
         return [part for part in self.served() if part.partial]
 
     def unserved(self) -> list[Held]:
-        """Return what is owned and answers nothing: a newer owner has written, or its store is rotten."""
+        """Return the owned partitions that answer no query: a newer owner has written, or the store is
+        rotten.
+        """
         return [held for held, owned in self.owned.items() if not owned.part.serving]
 
     def restored_records(self) -> int:
-        """Return how many changelog records were read for partitions that are not yet ready: a restore
-        that moves is not stuck.
+        """Return how many changelog records were read for partitions that are not yet ready: a restore whose
+        count grows is not stuck.
         """
         return sum(part.replay.restored_records for part in self.opening.values())
 
     def announced(self, counts: Mapping[str, int]) -> dict[str, dict[str, Any]]:
-        """Return what is announced of each table; *counts* are the tables' partitions."""
+        """Return the announcement of each table; *counts* are the tables' numbers of partitions."""
         return {
             name: announcement_of(
                 processor,
@@ -83,7 +85,7 @@ class Holdings:
         }
 
     def give_up(self) -> list[Partition]:
-        """Hold nothing any more; return what was held."""
+        """Give up all partitions, and return them."""
         parts = [*self.served(), *self.opening.values()]
         self.owned, self.standby, self.opening = {}, {}, {}
         return parts

@@ -1,1 +1,1 @@
-"""How partitions change hands: between workers, and between versions of a table."""
+"""Changes of a partition's owner: between workers, and between versions of a table."""

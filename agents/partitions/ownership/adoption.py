@@ -1,4 +1,4 @@
-"""How a worker takes up an assignment: what it keeps, gives up, opens, fences and restores."""
+"""Carries out an assignment: keeps, gives up, opens, fences and restores partitions."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from holdfast.tables.restore import RestoreInterrupted, StandbyFollower, restore
 logger = logging.getLogger(__name__)
 
 Opened: TypeAlias = dict[Held, Partition]
-"""Partitions that are neither owned nor standing by yet."""
+"""Partitions that are neither owned nor standbys yet."""
 
 
 class PartitionOpener(Protocol):
-    """Who makes what an adoption puts into service."""
+    """Makes the parts that an adoption puts into service."""
 
     def open_partition(self, held: Held) -> Partition:
         """Open the store of a partition. Blocks."""
@@ -52,7 +52,7 @@ class PartitionOpener(Protocol):
 
 
 class Adoption:
-    """Makes what this worker holds match the group's assignments, one at a time.
+    """Makes this worker's partitions match the group's assignments, one at a time.
 
     `generation` is that of the assignment that was carried out last.
     """
@@ -87,12 +87,12 @@ class Adoption:
 
     @property
     def standby_failure(self) -> Exception | None:
-        """Return what ended the following of changelogs, None while nothing has."""
+        """Return the error that ended the following of changelogs, None without one."""
         return self._follower.failure
 
     async def adopt(self, plan: AssignmentPlan) -> None:
-        """Make what this worker holds match *plan*; returns when every active partition is fenced,
-        restored and ready to fold.
+        """Make this worker's partitions match *plan*; returns when every active one is fenced, restored and
+        ready to fold.
         """
         if self._task is not None:  # its threads must end before the same stores are opened again
             await asyncio.wait([self._task])
@@ -125,7 +125,7 @@ class Adoption:
             await asyncio.wait(jobs)
 
     async def close(self) -> None:
-        """Hold nothing any more: close every writer and every store."""
+        """Give up all partitions: close every writer and every store."""
         await self._thread(self._follower.close)
         parts = self._holdings.give_up()
         await all_of(part.owner.close_writer() for part in parts)
@@ -140,7 +140,7 @@ class Adoption:
         holdings = self._holdings
         for held, owned in holdings.owned.items():
             owned.part.serving = held in plan.active and owned.part.serving
-        self._membership.adopt(plan.term)  # what is not in the plan does not answer any more
+        self._membership.adopt(plan.term)  # partitions that are not in the plan answer no more
         await self.quiet()
         kept = self._kept(plan)
         kept_names = sorted(kept)
@@ -154,8 +154,8 @@ class Adoption:
         self._report(kept_names, fresh, records, self._clock.monotonic_s() - started_s)
 
     def _kept(self, plan: AssignmentPlan) -> dict[Held, Owned]:
-        """Return what stays open as it is: owned in the generation just before this one, and nothing
-        unsettled.
+        """Return the partitions that stay open as they are: owned in the generation just before this one, and
+        with nothing unsettled.
 
         A generation that jumped by more means this worker was out of the group for a while; another may have
         written since, so it fences and restores again, though it may find the same partitions in its hands.
@@ -187,9 +187,9 @@ class Adoption:
         return opened
 
     async def _match(self, opened: Opened, plan: AssignmentPlan, kept: Collection[Held]) -> None:
-        """Close what of *opened* is not in *plan*, and open what is missing."""
+        """Close those of *opened* that are not in *plan*, and open those that are missing."""
         for held in [held for held in opened if held not in plan.active and held not in plan.standby]:
-            # Gone from view first: a closed store cannot be asked anything.
+            # Taken out of view first: a closed store cannot be queried.
             await self._thread(opened.pop(held).close)
         wanted = sorted((plan.active | plan.standby) - set(kept) - set(opened))
         parts = await asyncio.gather(*(self._thread(self._opener.open_partition, held) for held in wanted))
@@ -218,7 +218,7 @@ class Adoption:
         return records
 
     async def _group_notes(self, fresh: list[Partition]) -> Mapping[Place, CommitNote]:
-        """Return what the group has noted of the sources of *fresh*."""
+        """Return the notes that the group has committed for the sources of *fresh*."""
         return await self._notes.read({place for part in fresh for place in part.places})
 
     async def _read(self, parts: list[Partition]) -> int:
@@ -250,7 +250,7 @@ class Adoption:
             counts.restored(records=part.replay.restored_records, seconds=restore_s)
         logger.info(
             "generation %(generation)d: kept %(kept)s, restored %(restored)s (%(records)d records "
-            "in %(restore_s).2f s), standing by for %(standbys)s",
+            "in %(restore_s).2f s), standbys %(standbys)s",
             {
                 "generation": self.generation,
                 "kept": kept,

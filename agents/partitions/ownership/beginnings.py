@@ -1,6 +1,6 @@
-"""The first worker of a version that goes on emitting where the one before stood: a bootstrap may be writing
-the same changelog, beside workers of the version before, by an id of its own. One of the two begins a
-partition, and the other finds that.
+"""Begins a version that emits from where the version before ended. A bootstrap with an id of its own may be
+writing the same changelog, while workers of the version before still run. One of the two begins a partition,
+and the other notices that.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from holdfast.tables.partition import Partition
 logger = logging.getLogger(__name__)
 
 TRIES = 5
-"""As often may a bootstrap come in between: each that does is shut out by the next try, and has to be started
-again by somebody.
+"""The number of tries: each shuts out the bootstrap that came before it, which an operator has to start
+again.
 """
 
 
@@ -25,8 +25,8 @@ async def begin(
     parts: Iterable[Partition], read: Callable[[list[Partition]], Awaitable[int]], timeout_s: float
 ) -> int:
     """Begin those of *parts* that are empty, which are fenced and restored, unless a bootstrap was quicker;
-    *read* restores. Returns how many records that took. Raises FencedError when bootstraps come again and
-    again.
+    *read* restores. Return the number of records read. Raises FencedError when bootstraps interrupted TRIES
+    tries.
     """
     records, tried = 0, 0
     while waiting := [part for part in parts if part.owner.is_to_begin]:
@@ -56,22 +56,24 @@ async def _begin(
 
 
 def _tell(begun: Iterable[Partition]) -> None:
-    """Warn that versions stand still: who rolled out without a bootstrap may not know that there is one."""
+    """Warn that the versions before are not updated: a bootstrap, which operators may not know, avoids
+    that.
+    """
     by_table: dict[tuple[str, str], list[int]] = {}
     for part in begun:
         by_table.setdefault((part.processor.table, part.processor.name), []).append(part.partition)
     for (table, name), numbers in sorted(by_table.items()):
         logger.warning(
-            "%(table)s partitions %(partitions)s begin empty: the version before, which is served meanwhile,"
-            " stands still until they have caught up; `holdfast bootstrap %(name)s` before its workers builds"
-            " a version while the one before goes on",
+            "%(table)s partitions %(partitions)s begin empty: the version before is still served, but not"
+            " updated until they have caught up; `holdfast bootstrap %(name)s` before its workers builds"
+            " a version while the one before is still updated",
             {"table": table, "partitions": sorted(numbers), "name": name},
         )
 
 
 async def all_of(works: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Run *works* beside each other until the last has ended; raises the first failure only then: none
-    goes on unseen.
+    """Run *works* at the same time until the last has ended; raise the first failure only then, so that no
+    work is left running unseen.
     """
     failures = [found for found in await asyncio.gather(*works, return_exceptions=True) if found is not None]
     if failures:

@@ -1,5 +1,5 @@
-"""Where earlier versions of a table stood when this one took a partition over: up to there it emits nothing,
-if it is declared so.
+"""Handovers from earlier versions of a table: their positions when this one took a partition over, up to
+which it emits nothing, if it is declared so.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from holdfast.tables.partition import Partition
 
 
 def learn_handovers(settings: Settings, parts: Iterable[Partition]) -> None:
-    """Tell each of *parts* that is declared with `emits_from="handover"` where the versions before it stand.
+    """Give each of *parts* that is declared with `emits_from="handover"` the position of the versions before
+    it.
 
     Call it when the parts are fenced and restored, and their choices read: the fence is that of all versions,
     so none of them moves any more. Blocks; raises TopicError when there is no changelog of an earlier

@@ -1,6 +1,4 @@
-"""What follows when a partition is not to be served any more though no rebalance took it: its writer was
-fenced, or its store is rotten.
-"""
+"""Losses of partitions that no rebalance took: their writer was fenced, or their store is rotten."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ LIMIT_LOSSES, LOSSES_WITHIN_S = 5, 60.0
 
 
 class Losses:
-    """Takes partitions out of service, and asks the group for a new generation, which takes them up anew."""
+    """Takes partitions out of service, and asks the group for a new generation, which assigns them again."""
 
     def __init__(
         self,
@@ -44,11 +42,11 @@ class Losses:
         self._at_s: dict[Held, list[float]] = {}
 
     def fenced(self, part: Partition, epoch: int, error: FencedError) -> None:
-        """Stop answering for *part*, whose write the broker refused, and ask the group whose it is now.
+        """Stop answering for *part*, whose write the broker refused, and ask the group for its owner.
 
-        It may be ours still, when the broker was away for longer than it keeps a transaction. The next
-        assignment tells; without one within a session this worker leaves, as it does when a partition is
-        taken from it again and again though the group confirms it.
+        This worker may still own it, if the broker was away for longer than it keeps a transaction. The next
+        assignment decides that; without one within a session this worker leaves, as it does when a partition
+        is taken from it again and again though the group confirms it.
         """
         logger.warning("partition lost: %(error)s", {"error": error})
         part.lose()
@@ -60,7 +58,7 @@ class Losses:
         losses = [at_s for at_s in self._at_s.get(held, []) if now_s - at_s < LOSSES_WITHIN_S]
         if (
             self._membership.owns()
-        ):  # else the group has given it away, as it does when this worker was frozen: no wonder
+        ):  # else the group has given it away, as it does when this worker was frozen
             losses.append(now_s)
         self._at_s[held] = losses
         if len(losses) > LIMIT_LOSSES:
@@ -74,10 +72,10 @@ class Losses:
             self._supervisor.watch(self._ask_group(epoch, error))
 
     def rotten(self, part: Partition, cause: str) -> None:
-        """Stop folding and answering *part*, whose store is not to be believed, and take it up anew: that
-        sets the store aside and restores it.
+        """Stop folding and answering *part*, whose store is rotten, and take it up again: that sets the store
+        aside and restores it.
 
-        All other partitions go on. It is as if this one had been lost, but nobody else has it.
+        All other partitions continue. This one is treated as lost, but no other worker has it.
         """
         held = (part.processor.name, part.partition)
         logger.error(

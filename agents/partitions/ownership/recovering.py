@@ -1,6 +1,6 @@
-"""A changelog that has lost its records while its sources have theirs: the table is folded a second time, and
-what it sent the first time is not sent again. Where that would be another table, or nobody knows what was
-sent, the worker does not begin.
+"""Recovers a table whose changelog has lost its records while its sources have theirs: the table is folded a
+second time, and the results that it sent the first time are not sent again. Where that would give another
+table, or it is unknown which results were sent, the worker does not begin.
 
 A changelog loses records when its topic is deleted and made again, by DeleteRecords, and by a retention that
 was not meant for it.
@@ -30,8 +30,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentResults:
-    """Up to where a table sent its results, by its group: the last offset of each source, the number of the
-    next choice, and the topics that still have them. *is_current* tells that its changelog was this one.
+    """The results that a table has sent, by its group: the last offset of each source, the number of the next
+    choice, and the topics that still have them. *is_current* is true if its changelog was this one.
     """
 
     applied: tuple[int, ...]
@@ -42,8 +42,8 @@ class SentResults:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begin:
-    """How a table begins again: with *recovery*; *emptied*, from the beginning of its sources; *lost* are the
-    sources of which its state may lack what lies before these offsets.
+    """The way a table begins again: with *recovery*; if *emptied*, from the beginning of its sources; *lost*
+    are the sources of which its state may lack the records before these offsets.
     """
 
     recovery: Recovery
@@ -59,10 +59,10 @@ async def recover(
     settings: Settings,
 ) -> int:
     """Begin again those of *parts* whose changelogs have lost records; they are fenced and restored, and know
-    the ids of their sources. *notes* are those of the group's commits, *read* restores. Return how many
-    records that took.
+    the ids of their sources. *notes* are those of the group's commits, *read* restores. Return the number of
+    records read.
 
-    Raises ChangelogError for a table that cannot be had whole, or of which nobody knows what it sent.
+    Raises ChangelogError for a table that cannot be restored whole, or whose sent results are unknown.
     """
     asked = [part for part in parts if needs_a_look(part, notes)]
     if not asked:
@@ -93,7 +93,7 @@ async def recover(
 
 
 def needs_a_look(part: Partition, notes: Mapping[Place, CommitNote]) -> bool:
-    """Return whether *part* may have lost what it was: its changelog says so, or its group."""
+    """Return whether *part* may have lost state, by its changelog or by the notes of its group."""
     if part.is_blank or part.cut_at:
         return True
     sent = sent_before(part, notes)
@@ -109,8 +109,8 @@ def _is_behind(part: Partition, sent: SentResults) -> bool:
 
 
 def sent_before(part: Partition, notes: Mapping[Place, CommitNote]) -> SentResults | None:
-    """Return what the group knows of *part*; None where it knows nothing of it, or of other logs of the same
-    names.
+    """Return the results that *part* has sent, by the notes of its group; None without notes, or if they are
+    of other logs of the same names.
     """
     ids = {} if part.owner.sources is None else part.owner.sources.topics
     told: list[TableSent | None] = []
@@ -140,7 +140,7 @@ def how_to_begin(
 ) -> Begin | None:
     """Return how *part* begins again, None where nothing is missing. *firsts* is where its sources begin.
 
-    Raises ChangelogError where that is not to be decided here, unless it may begin *partly*.
+    Raises ChangelogError where an operator has to decide that, unless it may begin *partly*.
     """
     if part.processor.migrate and part.is_blank:
         return None  # it says itself that it begins with a bootstrap
@@ -198,7 +198,7 @@ def _begin_cut(
         return Begin(recovery=_recovery(part, here), emptied=True)
     if not partly:
         raise _cut_refusal(part, lost)
-    # What is left of the rows is kept, and told to be a part.
+    # The remaining rows are kept, and reported as a part.
     heads = {
         topic: offset + 1
         for topic, offset in zip(part.processor.topics, offsets_of(position), strict=True)
@@ -208,8 +208,8 @@ def _begin_cut(
 
 
 def _lost_to(part: Partition, sent: SentResults, firsts: Mapping[Place, int]) -> dict[str, int]:
-    """Return the sources that do not have all that the table was folded from, with their first offsets. A
-    step has no rows: it needs no more than what it has not sent.
+    """Return the sources that lack records that the table was folded from, with their first offsets. A step
+    has no rows: it only needs the records whose results it has not sent.
     """
     stateless = part.processor.stateless
     return {
@@ -272,7 +272,9 @@ def _tell(part: Partition, how: Begin) -> None:
             "partition": part.partition,
             "changelog": part.changelog,
             "first": how.recovery.log_start,
-            "what": "its sources are folded again" if how.emptied else "the table goes on with what is left",
+            "what": "its sources are folded again"
+            if how.emptied
+            else "the table keeps the rows that are left",
             "offsets": dict(zip(part.processor.topics, how.recovery.applied, strict=True)),
         },
     )

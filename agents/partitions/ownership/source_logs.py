@@ -1,5 +1,5 @@
-"""Which logs a worker is about to fold: a topic that was deleted and made again has another id under the same
-name.
+"""The ids of the logs that a worker is about to fold: a topic that was deleted and made again has another id
+under the same name.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from holdfast.tables.partition import Partition
 
 
 def learn_sources(settings: Settings, parts: Sequence[Partition]) -> None:
-    """Tell each of *parts* the ids that the topics have now which it is a function of; its `activate` holds
-    them against those that it has folded. So with the topics that it sends to.
+    """Give each of *parts* the current ids of the topics that it is a function of, which its `activate`
+    compares with those that it has folded; and the ids of the topics that it sends to.
 
     Blocks; raises BrokerError without an answer, TopicError for a source that is not there.
     """

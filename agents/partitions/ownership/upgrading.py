@@ -1,9 +1,9 @@
-"""A table on its way from one version to the next: keeps the earlier version readable while the one that runs
-here is built, tells when that has caught up, and then makes it the current one. The rules are in
+"""Takes a table from one version to the next: keeps the earlier version readable while the one that runs here
+is built, notices when that has caught up, and then makes it the current one. The rules are in
 `core/engine/upgrades.py`.
 
 While workers that run the earlier version have the partition, they fold it and answer. Afterwards it does not
-move any more: who owns the partition in the next version fences it, restores it from its changelog as an
+move any more: the owner of the partition in the next version fences it, restores it from its changelog as an
 owner would, and answers as of the last record that it folded.
 """
 
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 STEP_S = 0.5
 REFRESH_S, REFRESH_SETTLED_S = 1.0, 10.0
-"""How often the workers topic is read while a table is on its way, and while none is."""
+"""The time between reads of the workers topic while a table is on its way, and while no table is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +58,8 @@ class _EarlierPartition:
 
 
 class Upgrading:
-    """Knows of each table which version is current. *open_earlier* opens a partition in another version;
-    *ends* tells where sources end; *announce* tells the other workers what is held here.
+    """Knows the current version of each table. *open_earlier* opens a partition in another version; *ends*
+    returns the ends of sources; *announce* announces this worker's partitions to the others.
     """
 
     def __init__(
@@ -86,8 +86,8 @@ class Upgrading:
         self._kept: dict[Held, _EarlierPartition] = {}
         self._caught_up: dict[Held, Owned] = {}
         self._held_up: dict[Held, Owned] = {}
-        """What has folded all that there is of its version, and waits for partitions that no worker of this
-        version has.
+        """Partitions that have folded all records of their version, and wait for partitions that no worker of
+        this version has.
         """
         self._began_s: dict[str, float] = {}
         self._interrupted, self._wanted = threading.Event(), asyncio.Event()
@@ -124,7 +124,7 @@ class Upgrading:
         )
 
     def earlier(self, table: str, partition: int) -> Partition | None:
-        """Return what is kept of a partition in the earlier version, as long as nobody else may fold it."""
+        """Return a partition in the earlier version, if it is kept here and no other worker may fold it."""
         held = (table, partition)
         kept, owned = self._kept.get(held), self._holdings.owned.get(held)
         if kept is None or owned is not kept.owned or not owned.part.serving:
@@ -148,15 +148,15 @@ class Upgrading:
         )
 
     def waiting(self, table: str, partition: int) -> bool:
-        """Tell whether a partition that is being built waits for partitions of its writers that no worker has
-        in this version.
+        """Return whether a partition that is being built waits for partitions of its writers that no worker
+        has in this version.
         """
         held = (table, partition)
         owned = self._holdings.owned.get(held)
         return owned is not None and self._held_up.get(held) is owned and self._is_building(table, partition)
 
     def _is_building(self, table: str, partition: int) -> bool:
-        """Tell whether a partition, owned or stood by for, is built while an earlier version is current."""
+        """Return whether a partition, owned or standby, is built while an earlier version is current."""
         if self.current(table) >= self._processors[table].version or self._is_overdue(table):
             return False
         held = (table, partition)
@@ -177,9 +177,8 @@ class Upgrading:
         )
 
     def causes(self) -> list[str]:
-        """Return why this worker is not ready on account of tables that are being built, and on which it has
-        still to do something: what waits for partitions that old workers have must not keep those from being
-        replaced.
+        """Return why this worker is not ready on account of tables that are being built. Partitions that wait
+        for those of old workers are no reason, since they must not keep old workers from being replaced.
         """
         return [
             f"{self.building(table, built[0])}: partitions {', '.join(map(str, built))}"
@@ -188,7 +187,7 @@ class Upgrading:
         ]
 
     def announced(self, table: str) -> dict[str, Any]:
-        """Return what is announced of a table on its way; nothing of others."""
+        """Return the announcement of a table on its way; empty for other tables."""
         told: dict[str, Any] = {}
         if built := self.built(table):
             told["building"] = built
@@ -217,7 +216,7 @@ class Upgrading:
         self._interrupted.set()
 
     async def run(self) -> None:
-        """Carry tables on, until cancelled."""
+        """Build, keep and switch versions until cancelled."""
         if not self._several:
             return
         while True:
@@ -264,7 +263,7 @@ class Upgrading:
         }
 
     async def _drop(self) -> None:
-        """Close what is not to be kept any more, and what somebody else may have written to meanwhile."""
+        """Close the partitions that are no longer to be kept, or that another worker may have written to."""
         wanted = self._to_keep()
         for held, kept in [*self._kept.items()]:
             owned, version = wanted.get(held, (None, 0))
@@ -275,7 +274,7 @@ class Upgrading:
                     await self._thread(kept.part.close)
 
     async def _keep(self) -> None:
-        """Open and restore what is to be kept."""
+        """Open and restore the partitions that are to be kept."""
         self._interrupted.clear()
         if not self._gate.open:
             return
@@ -299,8 +298,8 @@ class Upgrading:
             self._kept[held] = _EarlierPartition(owned, version, part)
 
     async def _restored(self, held: Held, version: int) -> Partition | None:
-        """Return a partition in an earlier version, abreast of its changelog; None when that cannot be read,
-        BrokerError when it cannot be read now.
+        """Return a partition in an earlier version, restored to the end of its changelog; None when that
+        cannot be read, BrokerError when it cannot be read now.
         """
         part: Partition | None = None
         try:
@@ -333,7 +332,7 @@ class Upgrading:
 
     def _look(self) -> None:
         """Note which partitions have caught up."""
-        # Where records come all the time, nobody is ever at the end of now.
+        # Where records come all the time, no partition reaches the present end, only that of the last look.
         ends, self._ends_before = self._ends_before, self._ends()
         before, self._held_up = self._held_up, {}
         for held, owned in self._holdings.owned.items():
@@ -364,7 +363,7 @@ class Upgrading:
         return all_writers_of(self._processors[table], self._processors.values())
 
     def _is_left_to_others(self, table: str) -> bool:
-        """Tell whether there are partitions of a table that no worker has in this version."""
+        """Return whether a table has partitions that no worker has in this version."""
         workers, version = self._directory.workers, self._processors[table].version
         count = workers.partitions(table, version)
         return not count or any(workers.owning(table, version, number) is None for number in range(count))
@@ -385,7 +384,7 @@ class Upgrading:
         )
 
     async def _record_first(self) -> None:
-        """Record which version is current where nothing tells."""
+        """Record which version of a table is current where no switch says so."""
         workers = self._directory.workers
         for table, processor in self._processors.items():
             known, served = self._known.get(table, ()), workers.versions(table)

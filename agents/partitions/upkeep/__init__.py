@@ -1,1 +1,1 @@
-"""What goes on beside the batches: checks, ticks, trimming, and what is skipped."""
+"""Work in the background of the batches: checks, ticks, trimming, and skips."""

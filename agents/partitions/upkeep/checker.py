@@ -27,7 +27,7 @@ POLL_S = 0.5
 
 
 class CheckerHost(Protocol):
-    """What the check asks of the manager."""
+    """The check's calls to the manager."""
 
     @property
     def settings(self) -> Settings: ...
@@ -46,7 +46,7 @@ class CheckerHost(Protocol):
 
 
 class StoreChecker:
-    """Checks what a worker holds, active and standby, in turn, on a thread of its own.
+    """Checks a worker's partitions, active and standby, in turn, on a thread of its own.
 
     A rotten store is condemned: its partition answers nothing more and is rebuilt.
     """

@@ -1,5 +1,5 @@
-"""Which source partitions stay at the ends of their logs, of steps and of windows and joins that feed others:
-readers of those are told, so that nothing waits for them.
+"""Finds source partitions that stay at the ends of their logs, for steps, windows and joins that feed others:
+readers of these get marks, so that they do not wait.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from holdfast.kafka.fetching.source_fetcher import SourceFetcher
 
 LOOK_EVERY_S = 0.1
 FROZEN_S = 1.0
-"""After a longer pause between two looks the process was frozen: it has yet to read what came meanwhile."""
+"""After a longer pause between two looks the process was frozen: it has yet to read the records since
+then.
+"""
 
 
 class IdleOrigins:
@@ -43,20 +45,22 @@ class IdleOrigins:
             for name, each in processors.items()
             if each.told_topics
         }
-        """Of what tells of origins, how long each source is at its end before it lets go."""
+        """For each processor whose records carry origins, how long each source is at its end before it lets
+        go, in s.
+        """
         self._spoken = spoken_topics(processors.values())
         self._since: dict[tuple[Held, int], tuple[int, float]] = {}
         """Of each source of a partition the next offset at which it is at its end, and since when."""
         self._looked_s = 0.0
 
     async def run(self) -> None:
-        """Look now and then until cancelled; return at once where no step tells of origins."""
+        """Look now and then until cancelled; return at once where no records carry origins."""
         while self._idle_of:
             await asyncio.sleep(LOOK_EVERY_S)
             self.look()
 
     def look(self) -> None:
-        """Tell of those that have been at their ends for long enough."""
+        """Mark the origins that have been at their ends for long enough."""
         now_s, gate = self._clock.monotonic_s(), self._gate
         if now_s - self._looked_s > FROZEN_S or not gate.open or self._feed.broker_down:
             self._since.clear()
@@ -77,7 +81,7 @@ class IdleOrigins:
                 since[key] = was if was is not None and was[0] == following else (following, now_s)
                 if now_s - since[key][1] >= self._idle_of[held[0]][number]:
                     quiet.append(number)
-            if quiet:  # what is behind a step waits for its word: that it is quiet may be for a slow worker
+            if quiet:  # a topic that a step writes waits for its marks: its worker may just be slow
                 at_end = frozenset(each for each in quiet if part.places[each][0] not in self._spoken)
                 owned.runner.mark_idle(at_end, gate.epoch)
         self._since = since

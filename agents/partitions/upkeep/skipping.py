@@ -1,7 +1,7 @@
-"""Past a batch that cannot be read: who may say so, and how it is written down before anything behind it is
+"""Skips batches that cannot be read, where that is allowed; a skip is recorded before any record after it is
 folded.
 
-A partition that stands goes on when the setting `unreadable` says so, or when an operator asked for it
+A stalled partition resumes when the setting `unreadable` says so, or when an operator asked for it
 (holdfast/core/engine/fold/skips.py). The skip is a record of `{app}-skips`, written together with its traces
 in the quarantine in one transaction of a table of that partition: so only the owner makes one, and the next
 owner finds it. It changes no table. Replays read the same record.
@@ -37,14 +37,14 @@ from holdfast.kafka.transactions.transactional_producer import UndeliverableErro
 logger = logging.getLogger(__name__)
 
 ASK_EVERY_S = 2.0
-"""How often what operators ask for is read while a partition stands."""
+"""The time between reads of the operators' requests while a partition is stalled."""
 AGAIN_S = 0.05
-"""How soon to look again whether the records before it are committed."""
+"""The time until the next check whether the records before the batch are committed."""
 STAGE = "fetch"
 
 
 class Skipping:
-    """What of the sources is skipped, as far as this worker has read, and the task that makes skips.
+    """The skipped offsets of the sources, as far as this worker has read, and the task that makes skips.
 
     Skips of topics that no table folds are written by *producer*.
     """
@@ -66,17 +66,17 @@ class Skipping:
         self._skips = Skips()
         self._allowed_read_s = float("-inf")
         self.why: dict[Place, str] = {}
-        """Why a partition stands though it was to go on."""
+        """Why a partition is still stalled though it was to resume."""
 
     async def refresh(self) -> None:
-        """Read what is skipped.
+        """Read the skipped offsets.
 
-        At an adoption after the fence: from then on nobody else adds to it for these partitions.
+        Called at an adoption after the fence: from then on no other worker adds to them for these partitions.
         """
         self._skips = await self._thread(read_skips, self._settings)
 
     async def may_refuse(self, topic: str, partition: int, offset: int) -> bool:
-        """Return whether an operator allows that a record is refused; what is asked for is read anew every
+        """Return whether an operator allows refusing a record; the operators' requests are read again every
         ASK_EVERY_S.
         """
         if self._skips.allows(topic, partition, offset):
@@ -92,11 +92,11 @@ class Skipping:
         return self._skips.allows(topic, partition, offset)
 
     def ranges(self, topic: str, partition: int) -> OffsetRanges:
-        """Return what is skipped of a partition."""
+        """Return the skipped offsets of a partition."""
         return self._skips.made(topic, partition)
 
     async def run(self) -> None:
-        """Get partitions past what they stand before, until cancelled."""
+        """Get stalled partitions past unreadable batches, until cancelled."""
         feed, monotonic_s, asked_s = self._feed, self._clock.monotonic_s, float("-inf")
         while True:
             with suppress(TimeoutError):
@@ -112,9 +112,9 @@ class Skipping:
                     asked_s = monotonic_s()
                 for place, found in list(feed.unreadable.items()):
                     await self._consider(place, found)
-            except Exception as error:  # noqa: BLE001  a broker that is away: the partition stands, and the next turn tries again
+            except Exception as error:  # noqa: BLE001  a broker that is away: the partition stays stalled, and the next turn tries again
                 logger.warning(
-                    "a partition that stands before an unreadable batch could not go on: %(error)s",
+                    "a partition that an unreadable batch has stalled could not resume: %(error)s",
                     {"error": error},
                 )
 
@@ -150,7 +150,7 @@ class Skipping:
             self._skipped(place, skip)
 
     def _skipped(self, place: Place, skip: Skip) -> None:
-        """Go on behind what was just written down as skipped."""
+        """Resume after the offsets that were just recorded as skipped."""
         self._skips.add(skip)
         self.why.pop(place, None)
         self._metrics.skipped[place] += 1
@@ -168,7 +168,7 @@ class Skipping:
         self._feed.skip(place, skip.last)
 
     def _objection(self, found: Unreadable, owned: list[Owned], ids: ClusterIds) -> str | None:
-        """Return why nothing may be skipped: nowhere to write it down, a table that has folded a part of it,
+        """Return why nothing may be skipped: no topic to record it in, a table that has folded a part of it,
         unlike a later replay, or another topic of the name.
         """
         if not self._skips.has_topic:
@@ -193,7 +193,7 @@ class Skipping:
         return None
 
     async def _write(self, skip: Skip, found: Unreadable, owned: list[Owned], epoch: int) -> str | None:
-        """Write the skip and its traces; return why not, None when all of it is durable."""
+        """Write the skip and its traces; return why that failed, None once all of it is durable."""
         names = [each.part.processor.name for each in owned] or [self._settings.app]
         records = [Emit(self._settings.skips_topic, skip.key, encode_skip(skip), partition=PARTITION)]
         records += [trace(self._settings.quarantine_topic, name, found) for name in names]
@@ -204,7 +204,7 @@ class Skipping:
                     " see who produces them"
                 )
                 return await owned[0].runner.append(records, what, epoch)
-            # Agents that keep no state: there is nobody who must be kept from writing it too.
+            # Agents that keep no state: no other worker has to be kept from writing it too.
             failure: str | None = await self._thread(_produce, self._producer, records)
             return failure
         except UndeliverableError as error:
@@ -226,9 +226,10 @@ class Skipping:
 
 
 def trace(topic: str, processor: str, found: Unreadable) -> Emit:
-    """Return what the quarantine keeps of a batch that was skipped: where it was, and what its header tells.
+    """Return the record that the quarantine keeps of a skipped batch: its position, and the contents of its
+    header.
 
-    Nobody has its records.
+    The batch's own records cannot be read.
     """
     headers: dict[str, str] = {
         "processor": processor,

@@ -1,5 +1,5 @@
-"""Where sources end that hold others back, and when it is time for ticks: asked and looked at for all
-partitions of tables with several sources at once.
+"""Looks up the ends of sources that hold others back, and checks whether ticks are due, for all partitions of
+tables with several sources at once.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from holdfast.tables.ends import ASK_TIMEOUT_S, EndsClient
 logger = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.05
-"""How soon is seen that a tick is due, or that a log was read on without records."""
+"""The time within which a due tick, or a log that was read on without records, is noticed."""
 ASK_EVERY_S = 0.005
 REST_S = 0.2
-"""How soon is seen that this worker folds several sources, while it does not."""
+"""The time within which this worker notices that it has begun to fold several sources."""
 
 
 class SourceEnds:
@@ -44,7 +44,7 @@ class SourceEnds:
         """Set by an intake that waits for ends."""
 
     async def run(self) -> None:
-        """Go on until cancelled; returns at once where no processor has several sources."""
+        """Run until cancelled; returns at once where no processor has several sources."""
         gate, settings = self._gate, self._settings
         if all(processor.on is None for processor in self._processors.values()):
             return

@@ -1,7 +1,7 @@
 """Topics that change below a running worker: one that gets more partitions, or is deleted and made again.
 
 Tables do not fit it any more, and every answer of the worker is of a part of the keys, or of a log that is
-gone. A topic of results that is made again ends nothing: what is sent to it from then on is noted as sent to
+gone. A topic of results that is made again ends nothing: results sent to it from then on are noted as sent to
 the new one.
 """
 
@@ -76,7 +76,7 @@ def learn_outs(part: Partition, now: ClusterIds, settings: Settings) -> None:
 def made_again(
     started: ClusterIds, now: ClusterIds, processors: Mapping[str, Processor[Any, Any]], app: str
 ) -> Iterator[str]:
-    """Yield what is wrong with each topic that has another id than it had."""
+    """Yield the error for each topic that has another id than before."""
     if started.cluster_id != now.cluster_id:
         return
     for topic in sorted(now.topics):
@@ -95,7 +95,7 @@ def made_again(
 def grown_below(
     started: ClusterIds, now: ClusterIds, processors: Mapping[str, Processor[Any, Any]]
 ) -> Iterator[str]:
-    """Yield what is wrong with each source that has more partitions than it had."""
+    """Yield the error for each source that has more partitions than before."""
     for topic, count in sorted(now.partitions.items()):
         readers = [each for each in processors.values() if topic in each.topics]
         before = started.partitions.get(topic, count)
@@ -104,7 +104,7 @@ def grown_below(
 
 
 def more_partitions(topic: str, before: int, count: int, processor: Processor[Any, Any]) -> str:
-    """Return what an operator has to know of a source that has got partitions, and the cure."""
+    """Return the error for a source that has got partitions, with the cure."""
     return (
         f"topic {topic} had {before} partitions when this worker started, and has {count} now: table"
         f" {processor.table} covers {before} of them, and producers put keys elsewhere than before. Write its"

@@ -1,6 +1,4 @@
-"""Internal topics are trimmed behind the state of all that read them, where the setting `trim_internal` says
-so.
-"""
+"""Trims internal topics up to the state of all their readers, where the setting `trim_internal` says so."""
 
 from __future__ import annotations
 
@@ -25,10 +23,10 @@ TRIM_EVERY_S = 5.0
 
 
 class Trimming:
-    """Deletes the records of internal topics that every processor behind them has in its state.
+    """Deletes the records of internal topics that are in the state of every processor that reads them.
 
-    What is in a state is in a changelog, in the transaction of its position: so nobody needs those records
-    again, except a processor that is raised without their writer, and that one is refused.
+    A state is in a changelog, in the transaction of its position: so no processor needs those records again,
+    except one that is raised without their writer, and that one is refused.
     """
 
     def __init__(
@@ -46,7 +44,7 @@ class Trimming:
         self._admin: Admin | None = None
 
     async def run(self) -> None:
-        """Go on until cancelled; returns at once where nothing is to be trimmed."""
+        """Run until cancelled; returns at once where nothing is to be trimmed."""
         if not self._settings.trim_internal or not any(each.internal for each in self._processors.values()):
             return
         while True:
@@ -60,8 +58,8 @@ class Trimming:
                     self._trimmed |= due
 
     def due(self) -> dict[Place, int]:
-        """Return the offsets before which internal topics are in the state of all behind them, where that has
-        moved.
+        """Return the offsets before which internal topics are in the state of all their readers, where these
+        have moved.
         """
         readers = readers_of(self._processors.values())
         out: dict[Place, int] = {}
@@ -72,7 +70,7 @@ class Trimming:
             here = {
                 each.part.processor.name for each in self._holdings.owners(place) if each.part.owner.fenced_in
             }
-            if behind <= here:  # else another has the position of one of them
+            if behind <= here:  # else another worker has the position of one of them
                 out[place] = next_offset
         return out
 

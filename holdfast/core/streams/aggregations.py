@@ -46,7 +46,7 @@ class Ranked(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Aggregated(TypedDict, total=False):
-    """What every short form of `aggregate` takes besides name, source, decode and key."""
+    """Parameters that every short form of `aggregate` takes, besides name, source, decode and key."""
 
     version: int
     inputs: tuple[DecoderInput, ...]
@@ -57,7 +57,7 @@ class Aggregated(TypedDict, total=False):
 
 
 class _Results(NamedTuple):
-    """Where an aggregation's results go, and what makes their values."""
+    """The topic of an aggregation's results, and the function that encodes them."""
 
     topic: str
     encode: Callable[[Any], bytes | None]
@@ -78,8 +78,8 @@ def aggregate(
     on_error: OnError = "quarantine",
     emits_from: EmitsFrom = "beginning",
 ) -> Processor[E, A]:
-    """Return a processor that keeps one aggregate of the records of each *key*: the general one; the others
-    below are short forms.
+    """Return a processor that keeps one aggregate of the records of each *key*. The functions below are its
+    short forms.
 
     *source* is a `Source`, a step or a `Stream`, or the name of a topic with *decode*, which makes an event
     of the *inputs* of a record. *fold* gets the aggregate so far, None at first, and the event, and
@@ -87,7 +87,7 @@ def aggregate(
     or `updates(topic, encode=...)`: each change of a row is sent there with its key, and a removal as a
     tombstone; a record that leaves the aggregate equal sends nothing.
 
-    ConfigError for what cannot be, when the declaration is made.
+    Raises ConfigError, at the declaration, for parameters that do not fit together.
 
     >>> longest = aggregate(
     ...     name="longest", source="words", decode=bytes.decode, key=lambda word: word[0], row=str,
@@ -127,7 +127,7 @@ def _keeping(key: Callable[[E], str], fold: Callable[[A | None, E], A]) -> Calla
 def _telling(
     key: Callable[[E], str], fold: Callable[[A | None, E], A], results: _Results
 ) -> Callable[[Rows[A], E, int], Emits]:
-    """Return the fold that sends each change of an aggregate to where *results* go."""
+    """Return the fold that sends each change of an aggregate to the topic of *results*."""
 
     def keep_and_tell(rows: Rows[A], event: E, at_ms: int) -> Emits:
         of = key(event)
@@ -321,8 +321,9 @@ def top(
     """Return a processor that keeps, for each key, the *k* items with the highest scores; its rows are tuples
     of `Ranked`.
 
-    Each item stands with the highest *score* it has had, so a score that falls later changes nothing; counts
-    and totals only grow. The highest comes first, and of equal ones the item that is first in the alphabet.
+    Each item is listed with the highest *score* it has had, so a score that falls later changes nothing;
+    counts and totals only grow. The highest comes first; of equal ones, the item that is first in the
+    alphabet.
 
     >>> from holdfast.testing import Topology
     >>> best = top(2, name="best", source="scores", decode=msgspec.json.decode, key=lambda e: "all",
@@ -366,7 +367,7 @@ class _Arrived(NamedTuple):
 
 
 def _time_of_arrived(time: Callable[[Any], int]) -> TimeWithin:
-    """Return what reads the event time of an arrived record, with the limit that *time* has."""
+    """Return a function that reads the event time of an arrived record, with the limit that *time* has."""
     read: Callable[[Any], int] = getattr(time, "read", time)
     limit_ms, holds = limit_of(time)
 
@@ -412,18 +413,18 @@ def dedupe(
 ) -> Processor[Any, int]:
     """Return a processor that passes the first record of each id on to the topic *to*, and drops its repeats.
 
-    *key* gives an event's id. The record goes on as it came: key, value and headers. Ids are forgotten *ttl*
-    (a duration such as "1h", or ms) after the append time of the record passed on, by timers; a repeat does
-    not prolong that. Rows are those append times.
+    *key* returns an event's id. The record is sent unchanged: key, value and headers. An id is forgotten
+    *ttl* (a duration such as "1h", or ms) after the append time of the record that was sent, by a timer; a
+    repeat does not prolong that. Rows are those append times.
 
-    With *clock* "event" it is the event time that counts, which the source's `time=` tells: a repeat is one
-    whose time is less than *ttl* from that of the record passed on, whenever it is read. An id is forgotten
-    once event time has come *ttl* past it: behind a step, that of all origins. So a backlog behind a step
-    gives what was given live, as long as the records of one id are of one origin and in order there. Rows are
-    event times then, so a table that has begun needs a higher version. A record without a value tells no
-    time, and is refused.
+    With *clock* "event", event time counts, as the source's `time=` reads it. A record is a repeat if its
+    time is less than *ttl* from that of the record that was sent, whenever it is read. An id is forgotten
+    once event time has passed it by *ttl*; downstream of a step, once that of all origins has. So a backlog
+    downstream of a step gives the results that live records gave, provided that the records of one id have
+    one origin and are in order there. Rows are event times then, so a table that already has rows needs a
+    higher version. A record without a value has no event time, and is refused.
 
-    Repeats are found within a partition: records of one id must be in one.
+    Repeats are found within a partition: all records of an id must be in one.
     """
     whose = f"processor {name}"
     topic, reads, inputs, read = reading(whose, source, decode, inputs)
@@ -474,9 +475,7 @@ def dedupe(
 def _short(
     what: str, declared: Aggregated, *, name: str, source: str | Readable[Any], **given: Any
 ) -> Processor[Any, Any]:
-    """Return the aggregate of which *what* is a short form; ConfigError for parameters that it does not have
-    or lacks.
-    """
+    """Return the aggregate of which *what* is a short form; ConfigError for unknown or missing parameters."""
     if wrong := sorted(set(declared) - set(Aggregated.__annotations__)):
         more = ", ".join(Aggregated.__annotations__)
         raise ConfigError(

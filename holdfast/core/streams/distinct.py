@@ -1,6 +1,6 @@
-"""How many different items a key has had, about: a HyperLogLog sketch of Apache DataSketches in each row.
+"""Approximate counts of distinct items per key: each row is a HyperLogLog sketch of Apache DataSketches.
 
-It is not among what holdfast always needs: `pip install 'holdfast[sketches]'`, on Spark's executors too.
+The library is optional: install it with `pip install 'holdfast[sketches]'`, on Spark's executors too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ E = TypeVar("E")
 
 PRECISION = 12
 LEAST_PRECISION, MOST_PRECISION = 4, 18
-"""A row of the most takes 130 KB, and each new item writes it anew."""
+"""A row of the highest precision takes 130 KB, and each new item rewrites it."""
 
 
 @cache
@@ -41,7 +41,7 @@ def _sketches() -> ModuleType:
 
 
 class Distinct(msgspec.Struct, frozen=True, array_like=True):
-    """A sketch of the items seen: `estimate` tells how many different ones there were.
+    """A sketch of the items seen; `estimate` is the approximate number of distinct ones.
 
     *sketch* is in the compact form of DataSketches (HLL_4), which its libraries for Java, C++ and others
     read. It is read and written for each item, so the same items in the same order give the same bytes,
@@ -77,7 +77,7 @@ class Distinct(msgspec.Struct, frozen=True, array_like=True):
         return type(self)(read.serialize_compact())
 
     def merged(self, other: Distinct) -> Self:
-        """Return the sketch of what either has seen: what `Session` windows merge with."""
+        """Return the sketch of the items that either has seen: the merge function for `Session` windows."""
         library, read = _sketches(), [_read(self.sketch), _read(other.sketch)]
         union = library.hll_union(max(each.lg_config_k for each in read))
         for each in read:
@@ -86,11 +86,11 @@ class Distinct(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def estimate(self) -> float:
-        """About how many different items there were; of a few hundred, as good as exactly."""
+        """The approximate number of distinct items; up to a few hundred, practically exact."""
         return float(_read(self.sketch).get_estimate())
 
     def bounds(self, deviations: int = 2) -> tuple[float, float]:
-        """Return between what the true number lies, for 1, 2 or 3 standard deviations (68, 95, 99.7 %)."""
+        """Return the bounds of the true number for 1, 2 or 3 standard deviations (68, 95, 99.7 %)."""
         if deviations not in (1, 2, 3):
             raise ValueError(f"deviations {deviations!r:.80}: 1, 2 or 3")
         read = _read(self.sketch)
@@ -150,10 +150,10 @@ def distinct(
     decode: Callable[..., E] | None = None,
     **declared: Any,
 ) -> Processor[E, Distinct]:
-    """Return a processor that tells about how many different *item*s each key's events have had; its rows are
+    """Return a processor that estimates how many distinct *item*s each key's events have had; its rows are
     `Distinct`. For *precision* see `distinct_fold`.
 
-    To a topic in *emits* goes the estimate, rounded, whenever the sketch changes; `updates(topic,
+    The topic in *emits* gets the rounded estimate whenever the sketch changes; the encoder of `updates(topic,
     encode=...)` gets the `Distinct`. The other parameters are those of `aggregate`, without fold and row.
 
     >>> from holdfast.testing import Topology

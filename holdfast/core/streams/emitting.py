@@ -1,4 +1,4 @@
-"""When results are sent on, where, and as what."""
+"""Declarations of the results that a processor sends: when, to which topic, and how they are encoded."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Final:
 def updates(
     topic: str, *, encode: Callable[[Any], bytes | None] | None = None, every: str | int | None = None
 ) -> Updates:
-    """Send a result to *topic* at each change, with the row's key as its key.
+    """Return a declaration that sends a result to *topic* at each change, with the row's key as its key.
 
     *encode* makes its value: of a `WindowResult` for windows, of the row for other aggregations. Without it,
     the serde of a `Stream` does, or JSON. With *every*, of windows only, a window's results are at least so
@@ -49,7 +49,8 @@ def updates(
 
 
 def final(topic: str, *, encode: Callable[[Any], bytes | None] | None = None) -> Final:
-    """Send exactly one result of each window to *topic*, when it is closed, with the row's key as its key.
+    """Return a declaration that sends exactly one result of each window to *topic*, when it is closed, with
+    the row's key as its key.
 
     *encode* makes its value of a `WindowResult`; without it, the serde of a `Stream` does, or JSON. It is
     called at each change too: a record is refused if it makes a result that cannot be sent. A window is
@@ -60,7 +61,7 @@ def final(topic: str, *, encode: Callable[[Any], bytes | None] | None = None) ->
 
 
 def _encoder(topic: str, encode: Callable[[Any], bytes | None] | None) -> Callable[[Any], bytes | None]:
-    """Return what makes the values of results to *topic*."""
+    """Return the function that encodes the values of results to *topic*."""
     if not isinstance(topic, str):
         raise ConfigError(f"results to {topic!r:.100}: give the name of a topic, or a Stream")
     if isinstance(topic, Stream) and not isinstance(topic.key, Text):
@@ -75,8 +76,8 @@ def _encoder(topic: str, encode: Callable[[Any], bytes | None] | None) -> Callab
 
 
 def check_topics(whose: str, sources: Collection[str], *topics: str | None) -> None:
-    """Raise ConfigError where a topic that is emitted to is also read, or stands for two things; None is
-    none.
+    """Raise ConfigError where a topic that is emitted to is also read, or has two uses; None stands for no
+    topic.
     """
     named = [str(topic) for topic in topics if topic is not None]
     for at, topic in enumerate(named):
@@ -92,9 +93,9 @@ def check_topics(whose: str, sources: Collection[str], *topics: str | None) -> N
 
 
 def require_sendable(key: str, value: object) -> None:
-    """Raise FoldError unless a result may be sent when its time comes.
+    """Raise FoldError unless a result can be sent when it is due.
 
-    So the record is refused that makes it so, and not the one that is met then.
+    So the record that makes it unsendable is refused, not the record that is folded when it is due.
     """
     if not isinstance(value, bytes | None):
         raise FoldError(f"result {key!r:.200}: encode gives {value!r:.200}; it must give bytes")

@@ -1,4 +1,4 @@
-"""What a declaration of one source reads: a topic, what decodes its records, and their event times."""
+"""The input that a declaration of one source reads: its topic, its decoder, and its event times."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from holdfast.errors import AppendTimeWarning, ConfigError
 def reading(
     whose: str, source: Any, decode: Callable[..., Any] | None, inputs: Sequence[DecoderInput]
 ) -> tuple[str, Callable[..., Any], tuple[DecoderInput, ...], Source[Any] | None]:
-    """Return the topic, the decoder, what it takes, and the source unless a topic's name was given.
+    """Return the topic, the decoder, the decoder's inputs, and the source (None for the name of a topic).
 
     A `Source`, `Stream` or step brings its serde; a topic's name needs *decode*. ConfigError where both are
     given, or neither.
@@ -39,14 +39,14 @@ def reading(
 
 
 def warn_of_append_time(whose: str, *sources: Source[Any]) -> None:
-    """Warn of those of *sources* whose records are taken by append time without `time=` having said so."""
+    """Warn of each of *sources* whose event times are append times only because it has no `time=`."""
     unsaid = [each for each in sources if each.reads_time is None and not each.by_append]
     if unsaid:
         warn_of_unsaid_time(whose, *(str(each.topic) for each in unsaid))
 
 
 def warn_of_unsaid_time(whose: str, *topics: str) -> None:
-    """Warn that records of *topics* are taken by append time, since no `time=` was given."""
+    """Warn that the event times of *topics* are append times, since no `time=` was given."""
     warn(
         f"{whose} takes the records of {' and '.join(map(repr, topics))} by append time, since no time= was"
         ' given: write time=<a function of the event>, or time="append" if that is meant',
@@ -56,7 +56,7 @@ def warn_of_unsaid_time(whose: str, *topics: str) -> None:
 
 
 def _levels() -> int:
-    """Return how many frames up the declaration is: the first that is not in holdfast's own streams."""
+    """Return the number of frames up to the declaration: the first outside holdfast's own streams."""
     frame, levels = sys._getframe(1), 1
     while frame is not None and frame.f_globals.get("__name__", "").startswith("holdfast.core.streams."):
         frame, levels = frame.f_back, levels + 1  # type: ignore[assignment]

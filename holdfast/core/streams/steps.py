@@ -43,11 +43,12 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 Record = tuple[Any, bytes | None, bytes | None, Headers, int | None]
-"""What a step gets of a record: the event, and value, key, headers and partition as they are in the topic."""
+"""The record as a step gets it: the event, then value, key, headers and partition as they are in the topic.
+"""
 
 
 class NoRow(msgspec.Struct, frozen=True):
-    """The row type of what keeps no rows."""
+    """The row type of processors that keep no rows."""
 
 
 _INPUTS: tuple[Input, ...] = ("value", "key", "headers", "partition")
@@ -71,12 +72,12 @@ class Step(Processor[Any, NoRow], Generic[T]):
 
     @property
     def serde(self) -> Serde[T]:
-        """Return what reads and writes the values that it sends."""
+        """Return the serde of the values that it sends."""
         return self.to.serde
 
     @property
     def stateless(self) -> bool:
-        """Return True: there is no table to ask or to restore."""
+        """Return True: it has no table to query or to restore."""
         return True
 
     @property
@@ -86,9 +87,7 @@ class Step(Processor[Any, NoRow], Generic[T]):
 
     @property
     def _tells(self) -> bool:
-        """Return whether its records tell of their origins: the topics that it sends to have them, and event
-        time is known.
-        """
+        """Return whether its records carry their origins: its topics have them, and event time is known."""
         if not all(map(tells_origins, self.emits)):
             return False
         return any(time is not None for time in self._times) or any(map(tells_origins, self._sources))
@@ -106,11 +105,11 @@ class Step(Processor[Any, NoRow], Generic[T]):
         return tuple(None if (read := each.reads_time) is None else _of_read(read) for each in self.on or ())
 
     def origin_clock(self, stored: bytes | None = None) -> StepClock | None:
-        """Return what follows the sources' watermarks; None where no event time is known."""
+        """Return the clock that follows the sources' watermarks; None where no event time is known."""
         return StepClock(self._times, stored) if self._tells else None
 
     def told_by(self, clock: StepClock, append_ms: int, *columns: Any) -> Any:
-        """Return a record, with the header of its origin; SKIPPED for a mark."""
+        """Return a record with the header of its origin; SKIPPED for a mark."""
         value, key, headers, partition = columns
         if is_mark(headers):
             clock.mark(0, mark_of(headers))
@@ -124,11 +123,11 @@ class Step(Processor[Any, NoRow], Generic[T]):
         clock: StepClock | None = None,
         append_times: Sequence[int] = (),
     ) -> list[Emit]:
-        """Return what the step sends for records in columns; with a *clock* they have *append_times*."""
+        """Return the records that the step sends for records in columns; *clock* needs *append_times*."""
         if isinstance(self.fold, _By) and (clock is None or not self.meets_marks):
             return self.fold.send_all(columns, clock, append_times)
         fold, none = self.fold, cast("Rows[NoRow]", None)  # there are none, and it looks at none
-        # Held against the columns: a decoder that raises StopIteration would end the rest without a word.
+        # Zipped with a column: a decoder that raises StopIteration would otherwise silently drop the rest.
         if clock is None:
             read = zip(map(self.decode, *columns), columns[0], strict=True)
             return [emit for record, _ in read for emit in fold(none, record, -1) or ()]
@@ -156,7 +155,7 @@ class Map(Step[T], Generic[S, T]):
 
     Key and headers stay, and so does the partition if the topic is internal: without *to*, the records go to
     the internal topic `<name>.v<version>`, which `holdfast topics create` makes with as many partitions as
-    the source. What *each* raises for is quarantined.
+    the source. A record for which *each* raises is quarantined.
 
     >>> from holdfast import Json, Source
     >>> from holdfast.testing import Topology
@@ -252,11 +251,12 @@ class Filter(Step[T]):
 
 
 class Branch(Step[T]):
-    """Each record of *source* to the first of the branches *into* whose test is true of its event, as it is.
+    """Each record of *source*, unchanged, in the first of the branches *into* whose test is true of its
+    event.
 
     *into* names branches: `into={"paid": is_paid, "open": lambda order: True}` sends to the internal topics
-    `<name>-paid.v<version>` and so on, which `branch["paid"]` gives. A `Stream` in place of a name is a topic
-    of yours. A record of which no test is true goes nowhere.
+    `<name>-paid.v<version>` and so on, which `branch["paid"]` returns. A `Stream` instead of a name is
+    a topic of your own. A record of which no test is true is not sent.
 
     >>> from holdfast import Json, Source
     >>> from holdfast.testing import Topology
@@ -323,10 +323,11 @@ class Branch(Step[T]):
 
 
 class Merge(Step[T]):
-    """The records of several co-partitioned *sources* in one topic, as they are.
+    """The records of several co-partitioned *sources* in one topic, unchanged.
 
-    Their order is that of any processor of several sources: by append time, and recorded where a worker took
-    another. Without *to*, they go to the internal topic `<name>.v<version>`, into the partition they came by.
+    They are in the order of any processor of several sources: by append time; where a worker chose another
+    order, that is recorded. Without *to*, they go to the internal topic `<name>.v<version>`, into the
+    partition they came by.
 
     >>> from holdfast import Json, Source
     >>> from holdfast.testing import Topology
@@ -388,11 +389,11 @@ class Merge(Step[T]):
 
 
 class Rekey(Step[T], Generic[S, T]):
-    """The records of *source* under other keys, so that those of one key lie in one partition of `to`.
+    """The records of *source* under other keys, so that all records of a key are in one partition of `to`.
 
-    With *by* each record goes on as it is under the key that *by* gives; for None it goes nowhere. With
-    *pairs* each gives any number of records: pairs of a key and a value, which *serde* or *to* writes and of
-    which *time* reads the event time. Headers go on.
+    With *by*, each record is sent unchanged under the key that *by* returns; for None it is not sent. With
+    *pairs*, each record becomes any number of pairs of a key and a value; *serde* or *to* writes the values,
+    and *time* reads their event times. Headers are kept.
 
     Without *to*, they go to the internal topic `<name>.v<version>`; `holdfast topics create` makes it with as
     many partitions as the source, or as those it is joined with.
@@ -539,14 +540,14 @@ def _pairs(out: Stream[Any], pairs: Callable[[Any], Iterable[tuple[Any, Any]]]) 
 
 
 class _Read(NamedTuple):
-    """A value as it lies in the topic, and what its serde reads."""
+    """A value as it is in the topic, and the event that its serde reads from it."""
 
     value: bytes | None
     event: Any
 
 
 class _AsIs:
-    """Hands values on as they are, and refuses those that are none of *serde*."""
+    """Sends values unchanged, and refuses those that *serde* cannot read."""
 
     def __init__(self, serde: Serde[Any]) -> None:
         self.serde = serde  # where its schema is looked for
@@ -563,13 +564,13 @@ class _AsIs:
 
 
 def _both(frames: Framing, value: bytes | None, headers: Headers) -> tuple[bytes | None, bytes | None]:
-    """Return a value as it lies in the topic, and as its serde reads it."""
+    """Return a value as it is in the topic, and the value that its serde reads."""
     return value, frames(value, headers)
 
 
 @dataclass(frozen=True, slots=True)
 class _OfRead:
-    """Tells the time of what `_AsIs` reads."""
+    """Reads the event time of the event that `_AsIs` has decoded."""
 
     time: Callable[[Any], int]
 
@@ -587,7 +588,7 @@ def _as_is(serde: Serde[Any]) -> Any:
 
 
 def _one(source: Source[Any], out: Stream[Any], stays: bool) -> dict[str, Any]:
-    """Return what a step of one source declares besides its fold."""
+    """Return the declaration of a step of one source, without its fold."""
     return {
         "source": source.declared,
         "decode": _record_of(source),
@@ -598,7 +599,7 @@ def _one(source: Source[Any], out: Stream[Any], stays: bool) -> dict[str, Any]:
 
 
 def _record_of(source: Source[Any]) -> Callable[..., Record]:
-    """Return what makes a step's record of the columns of a source."""
+    """Return the decoder that makes a step's record from the columns of a source."""
     read, frames = source.serde.decode, framing(source.serde)
 
     def decode(value: bytes | None, key: bytes | None, headers: Headers, partition: int) -> Record:
@@ -610,7 +611,9 @@ def _record_of(source: Source[Any]) -> Callable[..., Record]:
 
 
 def _checked(name: str, source: object, **calls: object) -> tuple[str, Source[Any]]:
-    """Return the step's name in errors, and its source; ConfigError unless they may be declared so."""
+    """Return the step's name in errors, and its source; ConfigError for a source or function that does not
+    fit.
+    """
     whose = f"processor {name}"
     found = require_source(whose, "source", source)
     for what, call in calls.items():
@@ -637,8 +640,8 @@ def _same(
     mixed: bool = False,
     tells: bool | None = None,
 ) -> Stream[T]:
-    """Return where records go on as they are, with the source's event time; ConfigError when other values
-    are declared to lie there. *tells* is that of the step, None for one that has this source alone.
+    """Return the topic to which records are sent unchanged, with the source's event time; ConfigError when it
+    is declared with other values. *tells* is that of the step, None for a step of this source alone.
     """
     if to is None:
         sent_key = source.key if key is None else key
@@ -646,7 +649,7 @@ def _same(
     else:
         out = _stream(whose, to)
         _check_alike(whose, source, out.serde, repr(str(to)))
-    # The step holds event times against its source's limit: behind it there is none.
+    # The step checks event times against its source's limit: downstream of it there is none.
     time: Any = "append" if source.by_append else unlimited(source.reads_time)
     return out.written_by(
         name,
@@ -657,8 +660,8 @@ def _same(
 
 
 def _tells(*sources: Source[Any]) -> bool:
-    """Return whether a step of *sources* says how far they have come: of one at least an event time is known,
-    or the step before does.
+    """Return whether a step of *sources* reports how far they have come: it knows the event time of at least
+    one, or the step before it reports that.
     """
     return any(
         each.reads_time is not None or (isinstance(each.topic, Stream) and each.topic.tells)
@@ -667,7 +670,7 @@ def _tells(*sources: Source[Any]) -> bool:
 
 
 def _check_alike(whose: str, source: Source[Any], serde: Serde[Any], where: str) -> None:
-    """Raise ConfigError when *serde* is of other values than *source* has."""
+    """Raise ConfigError when *serde* has other values than *source*."""
     if not alike(source.serde, serde):
         raise ConfigError(
             f"{whose}: records go on as they are, but {str(source.topic)!r} holds {source.serde!r} and"

@@ -14,7 +14,7 @@ from holdfast.core.engine.state.rows import Rows
 
 
 class Counted(msgspec.Struct, frozen=True):
-    """How often a word was there."""
+    """The number of times that a word was there."""
 
     seen: int = 0
 

@@ -1,4 +1,4 @@
-"""How partitions are shared out among workers of which some run another version of a table."""
+"""The assignment of partitions to workers of which some run another version of a table."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PARTITIONS = 6
 
 
 class Cluster:
-    """What the assignor asks of the cluster."""
+    """The assignor's calls to the cluster."""
 
     def partitions_for_topic(self, topic: str) -> set[int]:
         return set(range(PARTITIONS))
@@ -103,18 +103,18 @@ def group_of(app: App) -> FaustGroup:
 
 
 def told(app: App) -> dict[str, dict[str, list[int]]]:
-    """Return what the last assignment told of the others' tables."""
+    """Return the parts of the last assignment about other workers' tables."""
     return dict(assignor_of(app).tables_metadata())
 
 
 @pytest.fixture
 def little(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the broker's record of a group be too small for all to be told of all."""
+    """Let the broker's record of a group be too small to send all members everything."""
     monkeypatch.setattr(telling, "LIMIT_TOLD_BYTES", 100)
 
 
 @pytest.mark.usefixtures("little")
-def test_members_of_a_large_group_are_told_of_the_partitions_that_they_have(tmp_path: Path) -> None:
+def test_members_of_a_large_group_learn_of_the_partitions_that_they_have(tmp_path: Path) -> None:
     workers = [worker(tmp_path, number, 2, emits=False) for number in range(3)]
     shared_out(workers[0], workers)
     assert sorted(at for app in workers for at in owned(app)) == [*range(PARTITIONS)]
@@ -150,14 +150,14 @@ def test_members_of_a_large_group_know_who_folds_an_earlier_version_of_what_they
 
 
 def metadata_of(app: App, url: str) -> Any:
-    """Return what a member like *app* at *url* tells the leader."""
+    """Return the metadata that a member like *app* at *url* sends to the leader."""
     found = assignor_of(app).metadata(topics_of(app))
     return type(found)(
         found.version, found.subscription, json.dumps({**json.loads(found.user_data), "url": url}).encode()
     )
 
 
-def test_what_a_large_group_is_told_grows_with_its_partitions_alone(
+def test_the_metadata_of_a_large_group_grows_with_its_partitions_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app, sizes = worker(tmp_path, 0, 1), dict[tuple[int, int], int]()

@@ -1,11 +1,11 @@
-"""What we rely on inside faust-streaming 0.15.3, mode 0.7.1 and aiokafka 0.14.0, where no public interface
-promises it.
+"""The internals of faust-streaming 0.15.3, mode 0.7.1 and aiokafka 0.14.0 that we rely on, where no public
+interface promises them.
 
 `agents/faust/transport/transport.py`, `holdfast/kafka/fetching/fetcher.py`,
 `agents/faust/transport/group_watch.py`, `agents/faust/transport/first_brokers.py`,
 `agents/faust/rebalancing/assignor.py`, `agents/faust/process/leaving.py` and
 `agents/faust/rebalancing/recovery.py` override and touch private names;
-`holdfast/kafka/requests/raw_request.py` stands in for aiokafka's requests. Here every function that they
+`holdfast/kafka/requests/raw_request.py` replaces aiokafka's requests. Here every function that they
 replace, call or count on is pinned by its source: when one of these tests fails after an upgrade, read that
 function again, then the override, and only then renew the fingerprint (the failure prints it). The other
 tests pin the behaviour of traps that have bitten.
@@ -324,7 +324,7 @@ PRIVATE: dict[str, set[str]] = {
     "agents/faust/transport/declared_topics.py": {"_ensure_producer", "_topic_config"},
     "holdfast/kafka/fetching/fetcher.py": {"_conns", "_limit", "_reader"},
 }
-"""The private names of others that each module mentions."""
+"""The private names of other packages that each module mentions."""
 
 OVERRIDDEN: dict[type, tuple[type, set[str]]] = {
     transport.GroupThread: (
@@ -416,7 +416,7 @@ def test_what_we_replace_or_count_on_is_as_it_was_read(module: str, name: str) -
 
 
 @pytest.mark.parametrize("file", PRIVATE)
-def test_every_private_name_of_others_is_listed_here(file: str) -> None:
+def test_every_private_name_of_another_package_is_listed_here(file: str) -> None:
     tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
     own = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
     own |= {target.attr for target in _assigned(tree)}
@@ -462,7 +462,7 @@ def _owner(stock: type, name: str) -> type:
 
 
 def _plain(found: Any) -> Any:
-    """Return the function behind a `Service.task`."""
+    """Return the function in a `Service.task`."""
     return getattr(found, "fun", found)
 
 
@@ -519,12 +519,12 @@ def test_aiokafka_takes_the_longest_fetch_wait_when_it_starts() -> None:
     assert "fetch_max_wait_ms" in inspect.signature(AioFetcher.__init__).parameters
 
 
-def test_aiokafka_does_not_fetch_what_is_paused() -> None:
+def test_aiokafka_does_not_fetch_paused_partitions() -> None:
     assert "paused" in inspect.getsource(AioFetcher._get_actions_per_node)
 
 
 def test_revocation_begins_with_our_tables() -> None:
-    """`ManagedTables.on_partitions_revoked` voids what was fetched; it must come before Faust waits for
+    """`ManagedTables.on_partitions_revoked` voids fetched records; it must come before Faust waits for
     anything.
     """
     revoked = inspect.getsource(function("faust.app.base", "App._on_partitions_revoked"))
@@ -551,7 +551,7 @@ def test_every_kind_of_table_passes_the_add_that_refuses_it(kind: str) -> None:
     assert "self.tables.add(" in inspect.getsource(getattr(faust.App, kind))
 
 
-def test_agents_and_streams_come_by_the_methods_that_refuse_what_is_folded() -> None:
+def test_agents_and_streams_come_by_the_methods_that_refuse_folded_topics() -> None:
     assert faust.App.actor is faust.App.agent
     assert "self.app.stream(self" in inspect.getsource(faust.Channel.stream)
 

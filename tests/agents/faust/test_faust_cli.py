@@ -1,4 +1,4 @@
-"""Faust's own command on a project of one file, and the examples as their docstrings tell to run them."""
+"""Faust's own command on a project of one file, and the examples as their docstrings say to run them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TOOLS = Path(sys.executable).parent
 
 
 def run(*command: str, cwd: Path, code: int = 0, environment: Mapping[str, str] | None = None) -> str:
-    """Return what a command of this environment printed, its errors included; fails unless it exits with
+    """Return the output of a command of this environment, with its errors; fails unless it exits with
     *code*.
     """
     plain = {

@@ -1,4 +1,4 @@
-"""A worker that starts while brokers tell of none waits until they do, as Java's clients do."""
+"""A worker that starts while brokers list no broker waits until they do, as Java's clients do."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ASKED_IN_VAIN = 3
 
 
 class Fenced:
-    """A broker that its controller takes for dead: it answers, and tells of no broker."""
+    """A broker that its controller takes for dead: it answers, and lists no broker."""
 
     def __init__(self) -> None:
         self.asked, self.over = 0, threading.Event()
@@ -47,7 +47,7 @@ def kafka(fenced: Fenced) -> Iterator[EmbeddedKafka]:
 
 
 async def _asked_in_vain(consumer: AIOKafkaConsumer, fenced: Fenced) -> None:
-    """Return when brokers were asked a few times more, while the coordinator goes on."""
+    """Return when brokers were asked a few times more, while the coordinator keeps running."""
     enough = fenced.asked + ASKED_IN_VAIN
     while fenced.asked < enough:
         _check_on(consumer)

@@ -1,5 +1,5 @@
-"""What the group answers decides whether this worker is an owner: from when on, until when, and when the
-worker has to end.
+"""The group's answers decide whether this worker is an owner: from when on, until when, and when the worker
+has to end.
 """
 
 from __future__ import annotations
@@ -239,14 +239,14 @@ def test_a_coordinator_that_dies_ends_the_worker_and_says_why(monkeypatch: pytes
     asyncio.run(dies())
 
 
-def test_a_group_that_is_too_large_for_the_broker_is_told_with_its_cure() -> None:
+def test_the_error_of_a_group_that_is_too_large_for_the_broker_has_the_cure() -> None:
     """Kafka answers a Sync with an unknown error where its record of the group exceeds the topic's limit."""
     crashes: list[BaseException] = []
     group_watch._end(SimpleNamespace(crash_soon=crashes.append), KafkaError(repr(UnknownError())))  # type: ignore[arg-type]
     assert "max.message.bytes of __consumer_offsets" in str(crashes[0])
 
 
-def test_a_group_with_members_of_another_kind_is_told_with_who_they_are() -> None:
+def test_the_error_of_a_group_with_members_of_another_kind_names_them() -> None:
     crashes: list[BaseException] = []
     with EmbeddedKafka() as kafka:
         kafka.create_topic("orders")
@@ -306,7 +306,7 @@ class StaticGroup(Group):
 
 
 @pytest.mark.parametrize("request_", [HEARTBEAT, SYNC])
-def test_a_static_member_whose_place_another_has_ends_and_names_the_setting(
+def test_a_static_member_whose_instance_another_process_has_ends_and_names_the_setting(
     monkeypatch: pytest.MonkeyPatch, request_: object
 ) -> None:
     async def fenced() -> None:
@@ -324,9 +324,9 @@ def test_a_static_member_whose_place_another_has_ends_and_names_the_setting(
     asyncio.run(fenced())
 
 
-def test_a_static_member_asks_before_it_takes_its_place_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_static_member_asks_before_it_takes_its_instance_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """To a heartbeat without the instance's name, and to a commit, the broker says that the member is
-    unknown: its session may have run out, or another process may have its place.
+    unknown: its session may have run out, or another process may have taken its instance.
     """
 
     async def unknown() -> None:

@@ -1,4 +1,4 @@
-"""What a worker says when it leaves."""
+"""The last lines of a worker that leaves."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Unstoppable(Worker):
         raise ValueError("a bug at the end")
 
 
-def test_what_fails_as_a_worker_ends_is_told_in_its_last_line(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_while_a_worker_ends_is_in_its_last_line(caplog: pytest.LogCaptureFixture) -> None:
     loop = asyncio.new_event_loop()
     worker = Unstoppable(Shop("shop", loop=loop), loop=loop)
     with caplog.at_level(logging.ERROR, "holdfast"), pytest.raises(SystemExit) as left:
@@ -71,7 +71,7 @@ def test_the_cause_comes_once_more_where_other_lines_have_followed_it(
 
 
 @pytest.mark.long
-def test_a_worker_words_its_cause_for_whoever_started_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_worker_words_its_cause_for_the_person_who_started_it(caplog: pytest.LogCaptureFixture) -> None:
     loop = asyncio.new_event_loop()
     app = Shop("shop", loop=loop)
     app.worded = str.upper

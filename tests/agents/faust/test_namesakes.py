@@ -55,7 +55,7 @@ def test_a_table_of_other_sources_is_another_application(
     assert all(CURE in each and "raise its version" in each for each in lines)
 
 
-def test_workers_of_one_application_are_not_told_apart(
+def test_workers_of_one_application_are_not_distinguished(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     both = create_app(

@@ -36,7 +36,7 @@ class Log:
         return self.told()
 
     def told(self) -> list[str]:
-        """Return what was written since this was last asked: by both handlers alike."""
+        """Return the lines written since the last call: by both handlers alike."""
         lines, self.lines = self.lines, []
         assert lines[::2] == lines[1::2]
         return lines[::2]
@@ -53,7 +53,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
 client = logging.getLogger("aiokafka")
 
 
-def test_what_librdkafka_tells_of_an_outage_is_part_of_it(log: Log) -> None:
+def test_the_reports_of_librdkafka_about_an_outage_are_part_of_it(log: Log) -> None:
     """Of a console that a worker serves, or of an outbox: each of their clients tries several times a
     second.
     """
@@ -90,7 +90,7 @@ def test_an_outage_is_one_line_at_its_beginning_and_one_at_its_end(log: Log) -> 
     assert len(log.told()) == 1, "the next outage is told again"
 
 
-def test_an_outage_in_which_nobody_tries_lasts_as_long_as_the_fetcher_hears_nothing(log: Log) -> None:
+def test_an_outage_without_attempts_lasts_as_long_as_the_fetcher_hears_nothing(log: Log) -> None:
     logging.getLogger("holdfast").warning("sources: no broker answers: %(why)s", {"why": "timed out"})
     assert log.told() == ["WARNING a broker cannot be reached: sources: no broker answers: timed out"]
     for _ in range(30):

@@ -1,6 +1,6 @@
 """Topics of ordinary agents that are deleted and made again: agents begin the new one at its beginning.
 
-Brokers forget what groups have committed of a topic that is deleted, but not what is committed later.
+Brokers forget the commits of groups for a topic that is deleted, but not later ones.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Shop:
         return [int(each.value() or b"") for each in read_topic(self.kafka, HEARD)[0]]  # type: ignore[arg-type]
 
     def hear(self, first: int, count: int) -> None:
-        """Have a worker run until its agent has heard these orders and committed, and stop it."""
+        """Have a worker run until its agent has received these orders and committed, and stop it."""
         self.worker.start().wait_ready()
         wanted = set(range(first, first + count))
         wait_for("all is heard", lambda: wanted <= set(self.heard()), DEADLINE_S, self.worker.tail)

@@ -1,4 +1,4 @@
-"""What of an assignment a worker takes up, also where workers of the group run other versions."""
+"""The part of an assignment that a worker takes up, also where workers of the group run other versions."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ def shared(**assigned: set[int]) -> Share:
     return share_of(BOTH, "app", tps)
 
 
-def test_partitions_that_are_assigned_together_are_owned_and_others_stood_by() -> None:
+def test_partitions_that_are_assigned_together_are_owned_and_others_are_standbys() -> None:
     share = shared(orders={0, 2}, between={0, 2}, changelog={0, 1, 2})
     assert share == Share(frozenset({0, 2}), frozenset({1}), frozenset())
 
 
-def test_of_sources_that_fall_apart_only_what_is_together_is_owned() -> None:
+def test_of_sources_that_fall_apart_only_those_that_are_together_are_owned() -> None:
     share = shared(orders={0}, between={0, 1}, changelog={0, 1})
     assert share == Share(frozenset({0}), frozenset({1}), frozenset({1}))
 
 
-def test_a_partition_is_owned_by_who_has_its_sources_whoever_has_its_changelog() -> None:
+def test_a_partition_is_owned_by_the_worker_of_its_sources_and_not_of_its_changelog() -> None:
     share = shared(orders={0, 1}, between={0, 1}, changelog={1, 2})
     assert share == Share(frozenset({0, 1}), frozenset({2}), frozenset())
 

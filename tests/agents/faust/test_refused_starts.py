@@ -76,8 +76,8 @@ QUICK = {
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """How to start a worker that is refused, and the words of its line that tell what is wrong, where, and
-    what to do.
+    """A way to start a worker that is refused, and the words of its line that say the fault, its position,
+    and the cure.
     """
 
     says: tuple[str, ...]
@@ -89,7 +89,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """What one worker has of its own: its folder, its topics' names, and the clusters."""
+    """The things that one worker has of its own: its folder, its topics' names, and the clusters."""
 
     folder: Path
     settings: Settings
@@ -100,7 +100,7 @@ class Places:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """What a worker left behind."""
+    """The things that a worker left."""
 
     code: int
     said: str
@@ -292,7 +292,7 @@ def left(
     guarded_broker: Guarded,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[dict[str, Left]]:
-    """Start all of the workers beside each other; give what each left."""
+    """Start all of the workers at the same time; return the things that each left."""
     TAKEN.bind(("127.0.0.1", 0))
     asked = [each.nodeid for each in request.session.items]
     names = [name for name in REFUSALS if any(each.endswith(f"[{name}]") for each in asked)]

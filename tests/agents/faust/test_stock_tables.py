@@ -64,7 +64,7 @@ def test_a_key_that_was_deleted_and_set_again_is_restored_whatever_its_value(tmp
     assert dict(counts.items()) == {"ada": 0}
 
 
-def test_what_is_not_written_in_time_is_not_committed() -> None:
+def test_a_row_that_is_not_written_in_time_is_not_committed() -> None:
     async def run() -> None:
         tables = StockTables(Crashes(0.01))
         tables.sending(asyncio.get_running_loop().create_future())

@@ -12,7 +12,7 @@ from holdfast.agents.app import create_app
 
 
 @pytest.mark.parametrize("part", ["key", "value"])
-def test_a_record_that_cannot_be_decoded_is_told_by_its_place(
+def test_the_error_of_a_record_that_cannot_be_decoded_names_its_position(
     part: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def decoded() -> None:

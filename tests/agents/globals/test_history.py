@@ -1,4 +1,4 @@
-"""What a partition reads again of a global is applied as it comes. No broker is asked."""
+"""A partition that reads a part of a global again applies it as it comes. No broker is asked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a partition that reads a global may go on, and what it tells while it may not. No broker is asked."""
+"""A partition that reads a global: when it may resume, and its reports before that. No broker is asked."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ PRICED: Processor[Any, str] = Processor(
 
 
 class GlobalsHost(MergingHost):
-    """What the intake and the copies ask of their host."""
+    """The calls of the intake and the copies to their host."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ def test_a_transaction_sees_the_copy_as_it_was_when_it_began() -> None:
     assert bench.choices == [(0,), bench.host.copy.vector]
 
 
-def test_no_choice_is_made_while_the_copy_stands_still() -> None:
+def test_no_choice_is_made_while_the_copy_is_stalled() -> None:
     bench = Bench()
     bench.host.globals.whole = True
     bench.rate("a", 0)
@@ -160,7 +160,7 @@ def test_a_new_owner_waits_until_its_copy_is_where_the_one_before_it_was() -> No
     assert (bench.choices, bench.host.stalled, bench.host.globals.waited_for) == ([], {}, {})
 
 
-def test_what_is_given_up_leaves_no_word_behind() -> None:
+def test_a_partition_that_is_given_up_leaves_no_reason() -> None:
     bench = Bench()
     bench.fetch("1")
     bench.turn()

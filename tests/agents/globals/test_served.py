@@ -1,5 +1,5 @@
-"""What a worker tells of its copies: whether they may be read, how far they are, and what they refused. No
-broker is asked.
+"""The reports of a worker on its copies: whether they may be read, how far they are, and what they refused.
+No broker is asked.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def test_a_copy_may_be_read_once_its_topic_was_read_to_where_it_ended_at_the_sta
     assert served.unready() == "the worker is stopping"
 
 
-def test_many_partitions_that_are_behind_are_counted() -> None:
+def test_many_partitions_that_lag_are_counted() -> None:
     made = copies()
     made._positions = {("rates", at): 0 for at in range(9)}
     made._goals = dict.fromkeys(made._positions, 1)
@@ -84,7 +84,7 @@ def test_a_worker_is_unready_while_a_global_is_not_caught_up() -> None:
     assert readiness.unready(folding=True, lost=(), standby_failure=None) is None
 
 
-def test_position_lag_and_failures_are_told_by_partition() -> None:
+def test_position_lag_and_failures_are_reported_by_partition() -> None:
     made = copies()
     made._feed = SimpleNamespace(ends=lambda: {("rates", 0): 12, ("rates", 1): 3, ("other", 0): 9})  # type: ignore[assignment]
     served = ServedGlobal(RATES, made)

@@ -43,7 +43,7 @@ def copy_of(registry: Registry, timeout_s: float, pause: ThreadPause) -> tuple[G
 NAMES = Batch([0, 1, 2], [5, 6, 7], ([b"a", b"n", b"b"],))
 
 
-def test_a_copy_waits_tells_why_and_refuses_nothing() -> None:
+def test_a_copy_waits_says_why_and_refuses_nothing() -> None:
     registry, told, moved = Registry(), list[str](), list[None]()
     registry.away = 4
     copy, refused = copy_of(registry, 60, ThreadPause(told.append, lambda: moved.append(None)))

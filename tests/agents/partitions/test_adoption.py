@@ -116,7 +116,7 @@ def test_joining_waits_for_nothing_when_no_adoption_is_under_way(tmp_path: Path)
 def test_who_loses_a_partition_again_and_again_leaves_unless_the_group_has_given_it_away(
     tmp_path: Path, confirmed: bool
 ) -> None:
-    """A worker that is frozen again and again loses its partitions each time, and nobody else uses its
+    """A worker that is frozen again and again loses its partitions each time, and no other process uses its
     transactional ids.
     """
 

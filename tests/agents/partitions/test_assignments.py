@@ -1,4 +1,4 @@
-"""What becomes of partitions when an assignment is carried out, and in which order. No broker, no store."""
+"""Carrying out an assignment: the fate of partitions, and the order. No broker, no store."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.patience import SCENARIO_S
 
 
 class Part:
-    """A partition that notes what is done with it."""
+    """A partition that records the calls to it."""
 
     fenced_in, restored_records, is_to_begin = True, 0, False
     places: tuple[tuple[str, int], ...] = ()
@@ -149,7 +149,7 @@ class Worker:
         self.followed = [part.partition for part in parts]
 
     def taken(self) -> list[tuple[str, int]]:
-        """Return what was done since the last call."""
+        """Return the steps taken since the last call."""
         steps, self.steps = self.steps, []
         return steps
 
@@ -198,7 +198,7 @@ def test_all_are_fenced_before_any_is_restored_and_serve_when_choices_and_skips_
     worker(run)
 
 
-def test_what_was_owned_in_the_generation_before_stays_open(worker: Runs) -> None:
+def test_a_partition_owned_in_the_generation_before_stays_open(worker: Runs) -> None:
     async def run(it: Worker) -> None:
         await it.adopt(1, active=(0,))
         runner = it.holdings.owned["counts", 0].runner
@@ -244,7 +244,9 @@ def test_a_standby_is_followed_and_one_that_is_taken_over_is_not_opened_again(wo
     worker(run)
 
 
-def test_what_is_assigned_to_others_is_closed_when_nobody_can_ask_it_any_more(worker: Runs) -> None:
+def test_a_partition_assigned_to_another_worker_is_closed_when_it_can_no_longer_be_queried(
+    worker: Runs,
+) -> None:
     async def run(it: Worker) -> None:
         await it.adopt(1, active=(0,), standby=(1,))
         it.taken()
@@ -256,7 +258,7 @@ def test_what_is_assigned_to_others_is_closed_when_nobody_can_ask_it_any_more(wo
     worker(run)
 
 
-def test_an_interrupted_restore_activates_nothing_and_what_was_opened_is_used_by_the_next(
+def test_an_interrupted_restore_activates_nothing_and_the_next_uses_the_stores_that_it_opened(
     worker: Runs,
 ) -> None:
     async def run(it: Worker) -> None:

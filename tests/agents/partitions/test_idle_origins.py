@@ -39,12 +39,12 @@ class World:
         self.origins = self.looking({"step": STEP})
 
     def looking(self, processors: dict[str, Any]) -> IdleOrigins:
-        """Return what looks at the partition of the processor "step"."""
+        """Return the idle origins of the processor "step"."""
         settings: Any = SimpleNamespace(origin_idle_ms=1_000)
         return IdleOrigins(settings, processors, **self._parts)
 
     def looks(self, seconds: float) -> bool:
-        """Look every 0.1 s for so long; return whether it was told to let go at the last look."""
+        """Look every 0.1 s for so long; return whether the last look marked it as having let go."""
         for _ in range(round(seconds * 10)):
             self.now_s += 0.1
             self.told.clear()
@@ -62,7 +62,7 @@ def test_one_that_stays_at_its_end_for_long_enough_lets_go(world: World) -> None
     assert world.looks(0.3)
 
 
-def test_a_record_begins_the_time_anew(world: World) -> None:
+def test_a_record_restarts_the_time(world: World) -> None:
     world.looks(0.9)
     world.ends[PLACE] = 6
     assert not world.looks(2.0), "it is read and not folded"
@@ -72,7 +72,7 @@ def test_a_record_begins_the_time_anew(world: World) -> None:
 
 
 @pytest.mark.parametrize("what", ["unknown", "closed", "down", "lost", "frozen"])
-def test_nobody_lets_go_whose_end_is_not_known(world: World, what: str) -> None:
+def test_an_origin_whose_end_is_unknown_does_not_let_go(world: World, what: str) -> None:
     world.looks(0.9)
     match what:
         case "unknown":

@@ -46,7 +46,7 @@ class AtEnds(Processor[Any, str]):
 
 
 class MergingHost:
-    """What an intake needs of its host, and a feed that has read up to the offsets in `read`."""
+    """The host that an intake needs, and a feed that has read up to the offsets in `read`."""
 
     share_bytes = 10
 
@@ -114,7 +114,7 @@ class Bench:
         )
 
     def turn(self) -> str:
-        """Fold until there is nothing more that is known to come next; return what was met so far."""
+        """Fold while the next record is known; return the records met so far."""
         while self.intake.ready:
             if not self.intake.draw():
                 continue
@@ -155,7 +155,7 @@ def test_records_are_folded_as_far_as_both_reach_without_asking(clock: ManualClo
     assert bench.intake.asks()[1] == [("b", 0)]
 
 
-def test_a_source_that_is_known_to_go_on_is_waited_for(clock: ManualClock) -> None:
+def test_a_source_that_is_known_to_continue_is_waited_for(clock: ManualClock) -> None:
     bench = Bench(clock)
     bench.fetch(A, 10, "1")
     bench.turn()
@@ -177,7 +177,7 @@ def test_markers_at_the_end_of_a_log_count_as_read(clock: ManualClock) -> None:
     assert bench.turn() == "1"
 
 
-def test_what_comes_meanwhile_of_a_source_that_is_not_waited_for_is_not_folded_on_the_answer(
+def test_records_of_other_sources_that_come_while_one_is_waited_for_are_not_folded_on_the_answer(
     clock: ManualClock,
 ) -> None:
     bench = Bench(clock)
@@ -204,7 +204,7 @@ def test_an_answer_to_an_earlier_question_is_not_taken(clock: ManualClock) -> No
     assert bench.turn() == "12"
 
 
-def test_an_end_that_nobody_tells_is_waited_for_until_the_deadline_and_then_a_barrier_is_right(
+def test_an_unknown_end_is_waited_for_until_the_deadline_and_then_a_barrier_is_right(
     clock: ManualClock,
 ) -> None:
     bench = Bench(clock)
@@ -217,7 +217,7 @@ def test_an_end_that_nobody_tells_is_waited_for_until_the_deadline_and_then_a_ba
     assert bench.turn() == "1"
     bench.fetch(A, 12, "2")
     bench.turn()
-    bench.answer()  # it has not been heard of since
+    bench.answer()  # it has sent nothing since
     assert bench.turn() == "12"
     bench.fetch(B, 5, "0")
     assert (bench.turn(), bench.choices) == ("120", 1)
@@ -249,7 +249,7 @@ def test_a_tick_is_recorded_when_the_clock_passes_a_timer(clock: ManualClock) ->
     assert (bench.turn(), bench.choices) == ("t!", 1)
 
 
-def test_a_tick_waits_for_what_was_appended_while_the_worker_was_away(clock: ManualClock) -> None:
+def test_a_tick_waits_for_the_records_appended_while_the_worker_was_away(clock: ManualClock) -> None:
     bench = Bench(clock)
     bench.fetch(A, 1_000, "t")
     bench.turn()
@@ -273,7 +273,7 @@ def test_a_tick_waits_for_what_was_appended_while_the_worker_was_away(clock: Man
     assert bench.folder.marker.tick_ms == 61_000, "when the ends were asked for"
 
 
-def test_while_records_come_their_append_times_tell_how_late_it_is(clock: ManualClock) -> None:
+def test_while_records_come_their_append_times_bound_the_ticks(clock: ManualClock) -> None:
     bench = Bench(clock)
     clock.advance_ms(60_000)
     bench.fetch(A, 1_000, "t")
@@ -287,7 +287,7 @@ def test_while_records_come_their_append_times_tell_how_late_it_is(clock: Manual
     assert bench.folder.marker.tick_ms == 1_105
 
 
-def test_a_tick_that_says_that_a_source_is_silent_comes_behind_all_that_it_has(clock: ManualClock) -> None:
+def test_a_tick_that_says_that_a_source_is_silent_comes_after_all_its_records(clock: ManualClock) -> None:
     bench = Bench(clock)
     bench.intake._part.processor = AtEnds(
         name="joined", on={Source(topic, Text()): meet for topic in TOPICS}, row=str, on_tick=ring
@@ -306,7 +306,7 @@ def test_a_tick_that_says_that_a_source_is_silent_comes_behind_all_that_it_has(c
     assert bench.turn() == "txxxxxxxxy!"
 
 
-def test_a_tick_waits_for_an_end_that_nobody_tells_no_longer_than_records_do(clock: ManualClock) -> None:
+def test_a_tick_waits_for_an_unknown_end_no_longer_than_records_do(clock: ManualClock) -> None:
     bench = Bench(clock)
     bench.fetch(A, 1_000, "t")
     bench.turn()
@@ -347,7 +347,7 @@ def test_a_timer_set_in_the_past_at_a_tick_has_the_next_one(clock: ManualClock) 
 
 
 @pytest.mark.parametrize("stage", ["tick", "close"])
-def test_what_fails_at_a_tick_is_told_by_its_choice(clock: ManualClock, stage: Stage) -> None:
+def test_a_failure_at_a_tick_is_reported_by_its_choice(clock: ManualClock, stage: Stage) -> None:
     bench = Bench(clock)
     bench.fetch(A, 1_000, "t")
     bench.turn()

@@ -1,4 +1,4 @@
-"""What a partition knows of a changelog that has lost its records, and what it makes of that."""
+"""A partition whose changelog has lost its records: how it notices, and how it begins again."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_what_a_group_knows_counts_for_the_same_log_and_table_alone(tmp_path: Pa
     part.close()
 
 
-def test_a_blank_table_begins_again_up_to_what_was_sent(tmp_path: Path) -> None:
+def test_a_blank_table_begins_again_and_is_silent_up_to_its_sent_results(tmp_path: Path) -> None:
     part = part_of(tmp_path)
     begin = how_to_begin(part, sent_before(part, noted(7)), {("in", 0): 0}, partly=False)
     assert begin is not None
@@ -88,12 +88,12 @@ def test_a_log_that_was_emptied_without_a_committed_position_is_refused(tmp_path
     with pytest.raises(ChangelogError, match=r"begins at offset 40, and its group has no committed position"):
         how_to_begin(part, None, {("in", 0): 0}, partly=False)
     part.close()
-    again = part_of(tmp_path)  # what was found out outlasts the refusal
+    again = part_of(tmp_path)  # the finding outlasts the refusal
     assert again.cut_at == 40
     again.close()
 
 
-def test_a_log_without_its_beginning_is_written_anew_and_known_from_then_on(tmp_path: Path) -> None:
+def test_a_log_without_its_beginning_is_written_again_and_known_from_then_on(tmp_path: Path) -> None:
     part = part_of(tmp_path)
     part.reads_from(40)
     part.owner.keep(changes(9), 44)
@@ -116,7 +116,7 @@ def test_a_log_without_its_beginning_is_written_anew_and_known_from_then_on(tmp_
     part.close()
 
 
-def test_a_state_that_went_back_is_silent_up_to_what_was_sent(tmp_path: Path) -> None:
+def test_a_state_that_went_back_is_silent_up_to_its_sent_results(tmp_path: Path) -> None:
     part = part_of(tmp_path, applied=5)
     begin = how_to_begin(part, sent_before(part, noted(8)), {}, partly=False)
     assert begin is not None

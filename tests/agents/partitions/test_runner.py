@@ -62,7 +62,7 @@ def taking(clock: ManualClock, ms: int, name: str = "slow") -> Processor[bytes, 
 
 
 class Part:
-    """A partition whose broker answers a commit while `answering` is set; what is written is noted in
+    """A partition whose broker answers a commit while `answering` is set; transactions are noted in
     `transactions`, and in `kept` once it is here.
     """
 
@@ -118,7 +118,7 @@ class Counts:
 
 
 class Host:
-    """What a runner and its intake need of their manager. Time is the test's."""
+    """The manager that a runner and its intake need. Time is the test's."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()
@@ -344,7 +344,7 @@ def test_a_partition_that_waits_for_a_long_fold_has_its_long_turn_before_that_ha
     assert folded_side_by_side(13) == [("a", 1), ("b", 1), *rest, *rest, *rest]
 
 
-def test_a_wait_for_the_long_folds_of_others_does_not_end_a_transaction() -> None:
+def test_a_wait_for_the_long_folds_of_other_partitions_does_not_end_a_transaction() -> None:
     records = int(TRANSACTION_S * 1000 / STEP_MS) - 3
     folded_side_by_side(records)  # together longer than TRANSACTION_S, and each is one transaction
 
@@ -379,7 +379,7 @@ def test_a_long_fold_whose_partition_is_lost_ends_and_the_next_has_its_turn() ->
     asyncio.run(run())
 
 
-def test_a_transaction_that_is_folded_for_long_ends_and_what_is_left_is_the_next() -> None:
+def test_a_transaction_that_is_folded_for_long_ends_and_the_rest_is_the_next() -> None:
     host, each_ms = Host(), 10
     part = Part(taking(host.clock, each_ms))
 
@@ -435,7 +435,7 @@ LONG, SHORT = 200, 50
 """Records of 1 ms: so many take longer than BACKLOG_S, and so many do not."""
 
 
-def test_a_transaction_that_is_folded_for_long_takes_in_what_arrives_meanwhile() -> None:
+def test_a_transaction_that_is_folded_for_long_takes_the_records_that_arrive_in_that_time() -> None:
     assert transactions_of(LONG, room_bytes=10 * LONG) == [3 * LONG]
 
 
@@ -467,7 +467,7 @@ def transacted(processor: Processor[bytes, int], records: int) -> Part:
     return part
 
 
-def test_a_transaction_that_emits_much_ends_and_what_is_left_is_the_next(
+def test_a_transaction_that_emits_much_ends_and_the_rest_is_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("holdfast.agents.partitions.batches.runner.TRANSACTION_EMITS", 100)
@@ -478,7 +478,7 @@ def test_a_transaction_that_emits_much_ends_and_what_is_left_is_the_next(
     ]
 
 
-def test_a_transaction_that_changes_many_rows_ends_and_what_is_left_is_the_next(
+def test_a_transaction_that_changes_many_rows_ends_and_the_rest_is_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("holdfast.agents.partitions.batches.runner.TRANSACTION_ROWS", 100)
@@ -486,7 +486,7 @@ def test_a_transaction_that_changes_many_rows_ends_and_what_is_left_is_the_next(
     assert transacted(COUNT, 5_000).transactions == [5_000], "one row, changed often, is one row"
 
 
-# -- partitions that stand still
+# -- partitions that are stalled
 
 TOO_LARGE = UndeliverableError("echoes", "MSG_SIZE_TOO_LARGE: too large")
 
@@ -501,7 +501,7 @@ POISON = Processor(name="poison", source="events", decode=bytes, fold=fail, row=
 
 @pytest.fixture
 def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have a partition that stands still look in each turn of the event loop."""
+    """Have a stalled partition look in each turn of the event loop."""
     monkeypatch.setattr("holdfast.agents.partitions.batches.stall.LOOK_S", 0.0)
 
 
@@ -512,18 +512,18 @@ async def until(condition: Callable[[], Any]) -> None:
 
 
 async def looked(host: Host, times: int) -> None:
-    """Wait until a partition that stands still has looked so often whether its time has come."""
+    """Wait until a stalled partition has looked so often whether its time has come."""
     wanted = host.progress + times
     await until(lambda: host.progress >= wanted)
 
 
 async def refused(host: Host, part: Part, left: int) -> None:
-    """Wait until a partition stands still and its topic will refuse *left* more transactions."""
+    """Wait until a partition is stalled and its topic will refuse *left* more transactions."""
     await until(lambda: len(part.refusals) == left and host.resting)
 
 
 @pytest.mark.usefixtures("quick_looks")
-def test_a_partition_whose_record_a_topic_refuses_stands_still_says_why_and_goes_on() -> None:
+def test_a_partition_whose_record_a_topic_refuses_is_stalled_says_why_and_resumes() -> None:
     async def run() -> None:
         part, host = Part(ECHO), Host()
         part.refusals = [TOO_LARGE] * 3
@@ -551,7 +551,7 @@ def test_a_partition_whose_record_a_topic_refuses_stands_still_says_why_and_goes
 
 
 @pytest.mark.usefixtures("quick_looks")
-def test_a_partition_that_stands_still_is_given_up_when_it_is_revoked_and_may_come_back() -> None:
+def test_a_stalled_partition_is_given_up_when_it_is_revoked_and_may_come_back() -> None:
     async def run() -> None:
         part, host = Part(ECHO), Host()
         part.refusals = [TOO_LARGE]
@@ -599,7 +599,7 @@ def test_a_changelog_that_is_gone_ends_the_worker() -> None:
 
 
 @pytest.mark.usefixtures("quick_looks")
-def test_a_partition_that_quarantines_without_end_stands_still_after_what_it_committed() -> None:
+def test_a_partition_that_quarantines_without_end_stalls_after_its_committed_records() -> None:
     async def run(limit: int) -> tuple[Part, Host]:
         part, host = Part(POISON), Host()
         host.quarantine_limit = limit
@@ -627,7 +627,7 @@ def test_a_partition_that_quarantines_without_end_stands_still_after_what_it_com
     assert (part.transactions, host.stalled) == ([10] * 4, {})
 
 
-def test_one_record_that_is_accepted_begins_the_count_of_refused_ones_anew() -> None:
+def test_an_accepted_record_resets_the_count_of_refused_ones() -> None:
     async def run() -> None:
         part, host = Part(POISON), Host()
         host.quarantine_limit = 15
@@ -666,7 +666,7 @@ def test_a_result_that_fails_at_each_record_stops_no_partition() -> None:
 
 
 class Registry:
-    """What a fold needs: it answers while it is `there`."""
+    """A service that a fold needs: it answers while it is `there`."""
 
     def __init__(self) -> None:
         self.there, self.asked = False, 0

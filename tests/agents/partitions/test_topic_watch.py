@@ -1,4 +1,4 @@
-"""What a worker makes of topics that change below it."""
+"""Topics that change below a running worker."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_every_log_that_a_table_depends_on_is_known_by_its_id() -> None:
     assert [*made_again(STARTED, copied, PROCESSORS, "app")] == [], "a copied cluster has ids of its own"
 
 
-def test_sources_with_more_partitions_are_told_with_the_cure() -> None:
+def test_the_error_of_sources_with_more_partitions_has_the_cure() -> None:
     grown = replace(STARTED, partitions={**STARTED.partitions, "customers": 6, "rates": 9})
     (text,) = grown_below(STARTED, grown, PROCESSORS)
     assert text.startswith("topic customers had 4 partitions when this worker started, and has 6 now")

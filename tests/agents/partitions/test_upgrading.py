@@ -1,4 +1,4 @@
-"""What a worker says of a table that is on its way to another version; without a broker."""
+"""The reports of a worker on a table that is on its way to another version; without a broker."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class Chained(Way):
         return self.upgrading.causes()
 
 
-def test_a_worker_is_ready_when_only_partitions_that_old_workers_have_are_missing_behind_its_own(
+def test_a_worker_is_ready_when_its_own_wait_only_for_partitions_that_old_workers_have(
     tmp_path: Path,
 ) -> None:
     way = Chained(tmp_path)
@@ -173,7 +173,7 @@ def test_the_first_worker_of_another_version_records_which_was_current(tmp_path:
     assert len(written) == 1, "once"
 
 
-def test_where_records_come_all_the_time_it_is_enough_to_have_what_was_there_a_moment_ago(
+def test_where_records_come_all_the_time_it_is_enough_to_have_reached_the_end_of_a_moment_ago(
     tmp_path: Path,
 ) -> None:
     way = Way(tmp_path)
@@ -204,7 +204,7 @@ def test_after_its_limit_a_version_answers_though_it_has_not_caught_up(tmp_path:
     assert way.upgrading.building(*HELD) is None
 
 
-def test_an_earlier_version_is_told_of_only_while_nobody_else_may_fold_it(tmp_path: Path) -> None:
+def test_an_earlier_version_is_announced_only_while_no_other_worker_may_fold_it(tmp_path: Path) -> None:
     way = Way(tmp_path)
     owned = way.own_partition()
     way.keep(applied=9)
@@ -218,7 +218,7 @@ def test_an_earlier_version_is_told_of_only_while_nobody_else_may_fold_it(tmp_pa
     assert way.upgrading.earlier(*HELD) is None, "it was somebody else's meanwhile"
 
 
-def test_what_is_not_to_be_kept_any_more_is_closed(tmp_path: Path) -> None:
+def test_a_store_that_is_no_longer_to_be_kept_is_closed(tmp_path: Path) -> None:
     async def drop(way: Way) -> bool:
         await way.upgrading._drop()
         return HELD not in way.upgrading._kept

@@ -186,7 +186,7 @@ def test_books_and_clean_topics_are_exact_through_sigkill(fleet: Bookkeeping, br
     assert len(kept) + sum(not each.kept for each in told) == len(load)
 
 
-def test_a_named_producer_numbers_its_records_and_goes_on_after_a_restart(
+def test_a_named_producer_numbers_its_records_and_continues_after_a_restart(
     fleet: Bookkeeping, broker: SessionBroker
 ) -> None:
     name = f"billing-{uuid.uuid4().hex[:6]}"
@@ -232,7 +232,7 @@ def test_a_named_producer_numbers_its_records_and_goes_on_after_a_restart(
 
 
 @pytest.mark.variant
-def test_a_producer_whose_name_was_taken_over_is_told_and_what_it_still_sends_is_a_zombies(
+def test_a_producer_whose_name_was_taken_over_is_fenced_and_its_later_records_are_a_zombies(
     fleet: Bookkeeping, broker: SessionBroker
 ) -> None:
     name = f"twin-{uuid.uuid4().hex[:6]}"
@@ -299,7 +299,7 @@ def test_a_record_whose_acknowledgement_was_lost_is_sent_again_and_is_in_the_cle
         assert (book.faults.duplicates, book.records) == (2, 20)
 
 
-def test_numbers_of_the_callers_own_find_what_is_sent_again_after_a_restart(
+def test_numbers_of_the_callers_own_find_records_that_are_sent_again_after_a_restart(
     fleet: Bookkeeping, broker: SessionBroker
 ) -> None:
     name = f"importer-{uuid.uuid4().hex[:6]}"
@@ -316,7 +316,7 @@ def test_numbers_of_the_callers_own_find_what_is_sent_again_after_a_restart(
     assert mine == [b"line %d" % line for line in range(10)]
 
 
-def test_a_registry_that_nobody_keeps_is_told_in_time_and_so_are_slips(
+def test_a_registry_without_a_keeper_is_reported_in_time_and_so_are_slips(
     broker: SessionBroker, fleet: Bookkeeping
 ) -> None:
     kafka = {key: str(value) for key, value in broker.config.items()}

@@ -42,7 +42,7 @@ from tests.support.places import TESTDATA
 
 PARTITIONS = 4
 KILL_AT = 150
-"""How many records are in when a worker is killed."""
+"""The number of records that are in when a worker is killed."""
 CREATE_TIME = {
     "message.timestamp.type": "CreateTime",
     "message.timestamp.after.max.ms": "9223372036854775807",
@@ -53,7 +53,7 @@ CREATE_TIME = {
 
 
 class Told:
-    """What the tables said of each claim in the course of the recording."""
+    """The tables' states of each claim in the course of the recording."""
 
     def __init__(self) -> None:
         self.compat: dict[str, list[tuple[int, CompatClaim | None]]] = defaultdict(lambda: [(0, None)])

@@ -20,7 +20,7 @@ PAUSE = Command(id="p", verb=Verb.PAUSE, at_ms=0)
 
 
 class Notes:
-    """Stands in for the service and its harvester."""
+    """A replacement of the service and its harvester."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.harvester, self.heard, self._error = self, list[Command](), error
@@ -40,7 +40,7 @@ def harvesting_app(notes: Notes) -> App:
 
 
 async def tell(app: App, *, send: bool = False, rebalance: bool = False) -> bool:
-    """Start the agent alone and tell it to pause; return whether it heard within a while.
+    """Start the agent alone and have it pause; return whether it got that within a while.
 
     No partition is ever assigned.
     """
@@ -74,7 +74,7 @@ def test_a_channel_of_faust_would_let_it_wait_for_a_rebalance_and_then_forget() 
     assert notes.heard == []
 
 
-def test_whoever_waits_hears_of_an_error() -> None:
+def test_a_caller_that_waits_gets_the_error() -> None:
     with pytest.raises(RuntimeError, match="broken"):
         asyncio.run(tell(harvesting_app(Notes(RuntimeError("broken")))))
 
@@ -86,7 +86,7 @@ def test_only_workers_that_harvest_have_the_agent() -> None:
     assert AGENT in app.agents
 
 
-def test_a_stop_in_the_middle_of_a_command_keeps_nobody_waiting() -> None:
+def test_a_stop_in_the_middle_of_a_command_keeps_no_caller_waiting() -> None:
     begun, release = threading.Event(), threading.Event()
 
     class Slow(Notes):

@@ -1,5 +1,5 @@
-"""A fleet with another heartbeat interval: the rationalizer's fold and what is asked of it use that
-fleet's threshold.
+"""A fleet with another heartbeat interval: the rationalizer's fold and the queries of it use that fleet's
+threshold.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from holdfast.errors import ConfigError
 
 
 def owner_after(settings: Settings, gap_s: int) -> str:
-    """Return who owns a claim that a made, and b asked for *gap_s* later."""
+    """Return the owner of a claim that a made, and b asked for *gap_s* later."""
     (guarded,) = processors(settings)
     rows: dict[str, Claim] = {}
     for client, at_s in (("a", 100), ("b", 100 + gap_s)):
@@ -38,7 +38,7 @@ def test_the_fold_of_another_interval_can_be_sent_to_other_processes() -> None:
     assert pickle.loads(pickle.dumps(guarded.fold)).keywords == {"stale_after_s": 6}
 
 
-def test_status_is_told_by_the_interval_set() -> None:
+def test_status_depends_on_the_interval_set() -> None:
     claim = Claim("c", "i", 1, 100, None, 0, None, 100)
     assert [status(claim, 100 + age_s, 6).value for age_s in (2, 3, 5, 6)] == [
         "fresh",
@@ -48,7 +48,7 @@ def test_status_is_told_by_the_interval_set() -> None:
     ]
 
 
-def test_an_interval_that_whole_seconds_cannot_tell_is_refused() -> None:
+def test_an_interval_that_whole_seconds_cannot_express_is_refused() -> None:
     assert Settings(claim_interval_s=1.5).claim_stale_after_s == 3
     with pytest.raises(ConfigError, match="claim_interval_s"):
         Settings(claim_interval_s=1.3)

@@ -1,4 +1,4 @@
-"""Who is let in: tokens, mutual TLS with real certificates, and pages in a browser on the same machine."""
+"""Access: tokens, mutual TLS with real certificates, and pages in a browser on the same machine."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ async def sent(url: str, method: str, headers: dict[str, str], tls: ssl.SSLConte
 @pytest.mark.parametrize("changes", [{}, {"web_tls_ca": TLS / "ca.pem"}], ids=["open", "certificates"])
 @scenario
 async def test_a_page_of_another_site_has_nothing_asked(changes: dict[str, Any]) -> None:
-    """A browser on this machine reaches the port, and shows the certificate of whoever sits there."""
+    """A browser on this machine reaches the port, and shows the certificate of the person at it."""
     chosen: Settings = settings()
     tls: ssl.SSLContext | bool = True
     if changes:
@@ -225,7 +225,7 @@ async def test_a_page_of_another_site_has_nothing_asked(changes: dict[str, Any])
 
 
 @scenario
-async def test_what_is_open_beside_a_token_is_so_to_no_page_of_another_site() -> None:
+async def test_routes_that_are_open_without_a_token_are_closed_to_pages_of_another_site() -> None:
     chosen = settings(web_token=TOKEN)
     async with worker_of(chosen):
         for path in ("/health/live", "/health/ready", "/metrics"):

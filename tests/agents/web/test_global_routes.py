@@ -1,4 +1,4 @@
-"""Global tables over HTTP: rows for people, and what is refused."""
+"""Global tables over HTTP: rows for people, and refusals."""
 
 from __future__ import annotations
 

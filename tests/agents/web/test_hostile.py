@@ -1,4 +1,4 @@
-"""What a stranger who reaches the web port can do to it: over raw sockets, against the real server."""
+"""A stranger who reaches the web port can do it no harm: over raw sockets, against the real server."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ async def test_a_compressed_body_is_refused_unread_on_every_path_with_and_withou
 
 @pytest.mark.long
 @scenario
-async def test_nobody_inflates_what_is_sent_compressed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_compressed_body_is_not_inflated(monkeypatch: pytest.MonkeyPatch) -> None:
     """The work is counted and not timed: nothing in this process makes a decompressor."""
     made: list[object] = []
     original = compression_utils.ZLibDecompressor.__init__
@@ -288,7 +288,9 @@ async def test_a_connection_that_sends_no_whole_request_is_closed(monkeypatch: p
 
 
 @scenario
-async def test_whoever_takes_nothing_of_its_answer_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_reads_nothing_of_its_answer_is_disconnected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(port, "WRITE_S", 0.5)
     async with worker_of() as worker:
         for at in range(7):

@@ -47,7 +47,7 @@ async def asked_until_read(asking: Asking, path: str, request: bytes) -> tuple[i
 
 
 @scenario
-async def test_the_digest_is_that_of_a_replay_and_rows_behind_it_are_of_the_same_moment() -> None:
+async def test_the_digest_is_that_of_a_replay_and_the_rows_after_it_are_of_the_same_moment() -> None:
     worker = worker_with(1_200)
     async with worker, Asking(worker) as asking:
         status, found = await asked_until_read(asking, "/tables/totals/0/digest", body(inspection="one"))
@@ -97,7 +97,7 @@ async def test_a_partition_has_one_inspection_at_a_time_and_it_does_not_hold_up_
 
 
 @scenario
-async def test_digests_are_refused_to_who_may_not_query_and_malformed_ones_to_all() -> None:
+async def test_digests_are_refused_without_the_right_to_query_and_malformed_ones_to_all() -> None:
     worker = worker_with(1, web_token="secret")
     async with worker, Asking(worker) as asking:
         for verb in ("digest", "stored"):
@@ -147,7 +147,7 @@ async def _inspect() -> None:
         assert (told == computed, rows) == (True, 12_000)
 
 
-def test_a_reading_that_nobody_waits_for_any_more_ends() -> None:
+def test_a_reading_without_a_reader_ends() -> None:
     worker = worker_with(5_000)
     stop = threading.Event()
     stop.set()

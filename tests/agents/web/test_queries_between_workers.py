@@ -1,5 +1,5 @@
 """Tables asked across processes: an agent of one application asks the workers of another, whatever happens to
-those meanwhile.
+those in that time.
 
 The workers of the claims application are shared by the tests; each test first brings them to the state it
 speaks of.
@@ -49,7 +49,7 @@ PARTITIONS = 4
 TOKEN = "a-shared-secret"
 TOPICS = [f"orders{number}" for number in range(12)]
 PATIENT = {f"HOLDFAST_{name.upper()}": str(value) for name, value in {**TIMES, **UNDISTURBED}.items()}
-"""None takes over from a worker before the group is told that it is gone."""
+"""No worker takes over from another before the group knows that it is gone."""
 LEAST_CHANGED = 5
 
 T = TypeVar("T")
@@ -150,10 +150,10 @@ class Stage:
         self.desk, self.writer = Desk(self.fleet, folder), Writer(broker)
         self._numbers = itertools.count(1)
         self.held = folder / "held"
-        """While this file is there, a worker that was told of it restores nothing."""
+        """While this file is there, a worker that knows of it restores nothing."""
 
     def expel(self, worker: Worker) -> None:
-        """Tell the group that a worker which was killed is gone, as it would find out after a session."""
+        """Have the group know that a killed worker is gone, as it would find out after a session."""
         group, client = self.fleet.settings.app, AdminClient(self.fleet.broker.client_config())
         described = client.describe_consumer_groups([group], request_timeout=DEADLINE_S)[group]
         members = described.result(DEADLINE_S).members
@@ -172,7 +172,7 @@ class Stage:
         self.fleet.wait_spread(self.first, self.second)
 
     def beat(self, topic: str, group: str = "g") -> Request:
-        """Have the desk write a heartbeat no one has written before, and read it back."""
+        """Have the desk write a heartbeat that was not written before, and read it back."""
         number = next(self._numbers)
         key = claim_key(group, topic, 0)
         return self.desk.send(
@@ -280,7 +280,7 @@ def test_an_agent_reads_its_own_writes_from_another_application_while_a_worker_j
     print(f"{len(requests)} writes read back while a worker joined")
 
 
-def test_each_partition_is_answered_by_its_owner_and_by_nobody_else(stage: Stage) -> None:
+def test_each_partition_is_answered_by_its_owner_alone(stage: Stage) -> None:
     stage.both()
     stage.check([stage.beat(topic) for topic in TOPICS])
 
@@ -339,7 +339,7 @@ def test_a_scan_over_both_workers_gives_every_key_once(stage: Stage) -> None:
     assert sorted(run(scenario())) == [key for key in wanted if key.startswith("scanned/topic1")]
 
 
-def test_what_cannot_be_answered_is_told_by_type(stage: Stage) -> None:
+def test_a_query_without_an_answer_gets_an_error_of_its_type(stage: Stage) -> None:
     stage.both()
     key = claim_key("g", TOPICS[0], 0)
     partition, end = stage.desk.ask(
@@ -394,7 +394,7 @@ def test_what_cannot_be_answered_is_told_by_type(stage: Stage) -> None:
         ("/metrics", None, 200),
     ],
 )
-def test_tables_are_told_to_nobody_without_the_token(
+def test_tables_are_not_listed_without_the_token(
     stage: Stage, path: str, token: str | None, status: int
 ) -> None:
     stage.both()
@@ -403,7 +403,7 @@ def test_tables_are_told_to_nobody_without_the_token(
     assert status == 200 or "of-orders" not in body
 
 
-def test_reads_stay_right_while_an_owner_is_killed_and_a_standby_stands_in(stage: Stage) -> None:
+def test_reads_stay_right_while_an_owner_is_killed_and_a_standby_answers(stage: Stage) -> None:
     stage.both()
     key = claim_key("g", "kept", 0)
     partition = route(key, PARTITIONS) or 0
@@ -439,7 +439,7 @@ def test_reads_stay_right_while_an_owner_is_killed_and_a_standby_stands_in(stage
             assert (stale.role, stale.as_of_offset, stale.value.client_id) == ("standby", end, "before")
             with deadline_after(), pytest.raises(NotReadyError, match=owner.url):
                 await tables.get(stage.claims, key, timeout_s=DEADLINE_S)
-            # What nobody folds yet makes a standby stale by as many records, once it has heard of them.
+            # Records that are not folded yet make a standby stale by as many, once it knows of them.
             topic, beat = (
                 stage.fleet.settings.coordination_topic,
                 Heartbeat(int(time.time()), "i1", "before", "g", "kept", 0, 6),

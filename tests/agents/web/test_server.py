@@ -106,7 +106,7 @@ async def test_a_row_is_answered_with_its_partition_and_how_far_it_is_true() -> 
 
 
 @scenario
-async def test_a_named_table_is_asked_for_behind_its_processor_and_what_is_none_is_refused() -> None:
+async def test_a_named_table_is_asked_for_after_its_processor_and_other_names_are_refused() -> None:
     shop = visits()
     async with MemoryWorker(settings(), [shop], partitions=1) as worker, Asking(worker) as asking:
         worker.put(shop, 0, "ann", Visit("home", 5), offset=3, table="open")
@@ -321,7 +321,7 @@ async def test_one_row_larger_than_a_reply_is_still_answered(monkeypatch: pytest
     ],
 )
 @scenario
-async def test_a_request_that_makes_no_sense_is_told_what_would(
+async def test_a_request_that_makes_no_sense_is_refused_with_one_that_would(
     path: str, body: bytes | None, status: int, message: str
 ) -> None:
     async with MemoryWorker(settings(), [TOTALS], partitions=2) as worker, Asking(worker) as asking:
@@ -371,7 +371,7 @@ async def test_a_query_for_an_offset_waits_until_it_is_reflected() -> None:
 
 
 @scenario
-async def test_an_offset_that_is_not_reached_in_time_is_told_with_the_numbers() -> None:
+async def test_an_offset_that_is_not_reached_in_time_is_refused_with_the_numbers() -> None:
     async with MemoryWorker(settings(), [TOTALS], partitions=1) as worker, Asking(worker) as asking:
         await worker.replica(TOTALS, 0).advance(3)
         status, refusal, _ = await asking.ask("/tables/totals/0/rows/ada?at-offset=7&timeout-ms=20")
@@ -423,9 +423,7 @@ async def test_a_restoring_partition_is_refused_with_the_cause_though_it_has_the
     ids=["one row", "many rows", "a scan"],
 )
 @scenario
-async def test_what_was_read_while_the_partition_was_lost_is_not_answered(
-    path: str, body: bytes | None
-) -> None:
+async def test_rows_read_while_the_partition_was_lost_are_not_answered(path: str, body: bytes | None) -> None:
     async with MemoryWorker(settings(), [TOTALS], partitions=1) as worker, Asking(worker) as asking:
         worker.put(TOTALS, 0, "ada", Total(1), offset=1)
         replica = worker.replica(TOTALS, 0)
@@ -450,10 +448,10 @@ async def test_what_was_read_while_the_partition_was_lost_is_not_answered(
         ("0", 9, 10, 0, 0, 200),
         ("0", 8, 10, 1_000_000, 0, 421),
         ("1", 8, 10, 0, 0, 200),
-        ("5", 8, -1, 1_000_000, 0, 421),  # how far it is behind is not known
+        ("5", 8, -1, 1_000_000, 0, 421),  # its lag is not known
         ("100ms", 8, 10, 999_900, -1, 200),
         ("100ms", 8, 10, 999_899, -1, 421),
-        ("100ms", 8, -1, -1, 999_950, 200),  # what was appended before its last record, it has
+        ("100ms", 8, -1, -1, 999_950, 200),  # it has all records appended before its last one
         ("100ms", 8, 10, -1, -1, 421),  # its age is not known
         ("1,100ms", 8, 10, 999_950, 0, 200),
         ("0,100ms", 8, 10, 999_950, 0, 421),  # both bounds hold
@@ -492,7 +490,7 @@ async def test_a_standby_answers_within_the_stated_staleness_only(
 
 
 @scenario
-async def test_health_tells_alive_at_once_and_ready_only_when_serving() -> None:
+async def test_health_says_alive_at_once_and_ready_only_when_serving() -> None:
     async with MemoryWorker(settings(), [TOTALS], partitions=1) as worker, Asking(worker) as asking:
         worker.cause = "restoring totals/0"
         assert (await asking.ask("/health/live"))[:2] == (200, {"status": "live"})
@@ -505,7 +503,7 @@ async def test_health_tells_alive_at_once_and_ready_only_when_serving() -> None:
 
 
 @scenario
-async def test_tables_lists_what_is_held_and_how_far_it_is() -> None:
+async def test_tables_lists_the_held_partitions_and_their_positions() -> None:
     async with (
         MemoryWorker(settings(), [TOTALS], partitions=3, active=[0], standby=[2]) as worker,
         Asking(worker) as asking,
@@ -521,7 +519,7 @@ async def test_tables_lists_what_is_held_and_how_far_it_is() -> None:
 
 
 @scenario
-async def test_a_failure_inside_is_told_and_logged_and_ends_only_its_request(
+async def test_a_failure_inside_is_answered_and_logged_and_ends_only_its_request(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with MemoryWorker(settings(), [TOTALS], partitions=1) as worker, Asking(worker) as asking:

@@ -1,4 +1,4 @@
-"""Pages of windows: none is lost or told twice, and no page looks at more rows than a page may."""
+"""Pages of windows: each window is on one page, and no page looks at more rows than a page may."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The broker's own two logs: every version of their records, and what is kept of them."""
+"""The broker's own two logs: every version of their records, and the state kept of them."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_bytes_that_are_cut_anywhere_are_an_error_and_never_a_guess() -> None:
         (ID, transaction(9, version=0), "status 9"),
     ],
 )
-def test_what_is_not_known_is_said(key: bytes | None, value: bytes | None, said: str) -> None:
+def test_an_unknown_record_is_reported(key: bytes | None, value: bytes | None, said: str) -> None:
     with pytest.raises(WireError, match=said):
         decode_transaction(key, value)
 
@@ -222,7 +222,7 @@ def test_a_generation_is_read_in_each_version(version: int) -> None:
     assert decode_group(struct.pack(">h", 2) + text("g"), value) == GroupNote(group="g", noted=expected)
 
 
-def test_records_of_other_kinds_of_groups_are_told_apart() -> None:
+def test_records_of_other_kinds_of_groups_are_distinguished() -> None:
     assert decode_group(struct.pack(">h", 5) + text("g") + text("m"), b"...") == OtherNote(kind=5)
 
 
@@ -241,7 +241,7 @@ def folded(processor: Processor, log: list[tuple[bytes, bytes | None]]) -> dict[
     return {key[1:].decode(): codec.decode(value) for key, value in store.everything() if key[:1] == ROW}
 
 
-def test_transactions_are_counted_by_how_they_ended_and_by_who_was_fenced() -> None:
+def test_transactions_are_counted_by_how_they_ended_and_by_the_fenced_producer() -> None:
     empty, ongoing, committing, aborting, committed, aborted = range(6)
     steps = [
         (empty, 0),
@@ -270,7 +270,7 @@ def test_transactions_are_counted_by_how_they_ended_and_by_who_was_fenced() -> N
     assert (cut.committed, cut.jumps) == (1, 1)
 
 
-def test_what_was_decided_stays_known_for_each_partition() -> None:
+def test_a_decision_stays_known_for_each_partition() -> None:
     _, ongoing, committing, _, committed, _ = range(6)
     log: list[tuple[bytes, bytes | None]] = [
         (ID, transaction(status, version=1)) for status in (ongoing, committing, committed)
@@ -282,7 +282,7 @@ def test_what_was_decided_stays_known_for_each_partition() -> None:
     }
 
 
-def test_what_is_forgotten_is_gone() -> None:
+def test_a_forgotten_group_is_gone() -> None:
     for last in (None, transaction(6, version=1)):
         assert folded(transactions_log(), [(ID, transaction(0, version=1)), (ID, last)]) == {}
     offset, group = (

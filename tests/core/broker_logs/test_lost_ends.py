@@ -1,4 +1,4 @@
-"""Which open transactions have lost their ends, by what the logs say."""
+"""The open transactions that have lost their ends, by the logs alone."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def marker(offset: int, producer_id: int, kind: ControlType = ControlType.COMMIT
     )
 
 
-def test_what_is_open_is_what_has_no_marker_behind_it() -> None:
+def test_a_transaction_is_open_when_no_marker_follows_it() -> None:
     open_ones = OpenTransactions("orders", 0)
     batches = [
         data(0, 1),
@@ -101,7 +101,7 @@ def test_a_complete_transaction_without_its_marker_is_to_end_as_was_decided(
 
 
 @pytest.mark.parametrize("state", [ONGOING, COMMITTING, ABORTING])
-def test_what_is_under_way_has_not_lost_anything(state: TransactionState) -> None:
+def test_a_transaction_under_way_has_not_lost_anything(state: TransactionState) -> None:
     before = [("a", noted(COMMITTING, ORDERS_0)), ("a", noted(COMMITTED))]
     assert decided(*before, ("a", noted(state, ORDERS_0))) == []
 
@@ -137,11 +137,13 @@ def test_a_fence_decides_for_the_epoch_before_it() -> None:
     ],
     ids=["nothing told", "compacted away", "of an older epoch", "of another producer"],
 )
-def test_what_the_log_does_not_tell_is_not_guessed(notes: list[tuple[str, Transaction | None]]) -> None:
+def test_facts_that_the_log_does_not_have_are_not_guessed(
+    notes: list[tuple[str, Transaction | None]],
+) -> None:
     assert decided(*notes) == [None]
 
 
-def test_what_was_open_only_once_may_have_ended_or_begun_meanwhile() -> None:
+def test_a_transaction_that_was_open_only_once_may_have_ended_or_begun_since() -> None:
     rows, next_one = folded(("a", noted(COMMITTED))), UnendedTransaction("orders", 0, 120, 7, 3)
     assert lost_ends([HANGS], rows, [next_one]) == []
     assert lost_ends([], rows, [HANGS]) == []

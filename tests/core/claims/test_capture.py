@@ -2,8 +2,8 @@
 the two views compared.
 
 tests/testdata/marshal-a.ndjson is a whole coordination topic (4 partitions, LogAppendTime, 510 s: claims,
-kills, takeovers, releases, restarts); marshal-a.truth.ndjson.gz is what observers of the library answered
-meanwhile, marshal-a.arrival.ndjson when each record reached a consumer beside them.
+kills, takeovers, releases, restarts); marshal-a.truth.ndjson.gz has the answers of observers of the library
+in that time, marshal-a.arrival.ndjson when each record reached a consumer next to them.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def wiping(rows: Rows[CompatClaim], frame: Frame, at_ms: int) -> None:
 
 
 def deaf(rows: Rows[CompatClaim], frame: Frame, at_ms: int) -> None:
-    """Planted fault: releases are not heard."""
+    """Planted fault: releases are ignored."""
     if not isinstance(frame, ReleasingPartition):
         fold_compat(rows, frame, at_ms)
 
@@ -179,7 +179,7 @@ class Difference(NamedTuple):
 
 
 def parted(claim: Claim | None, go: CompatClaim | None) -> list[str]:
-    """Return what the views hold differently, in words; times of "never" and 0 are the same, offsets are
+    """Return the differences of the views, in words; times of "never" and 0 are the same, offsets are
     not.
     """
     if claim is None or go is None:
@@ -270,7 +270,7 @@ def trouble() -> list[Record]:
 
 @pytest.mark.parametrize(("name", "records"), [("marshal-a", CAPTURE), ("claims-trouble", trouble())])
 def test_every_difference_between_the_views_is_listed_and_explained(name: str, records: list[Record]) -> None:
-    """The list is tests/testdata/NAME.differences.txt; run with HOLDFAST_REWRITE=1 to write it anew, then
+    """The list is tests/testdata/NAME.differences.txt; run with HOLDFAST_REWRITE=1 to write it again, then
     read what changed.
     """
     found = list(differences(records))
@@ -293,7 +293,7 @@ def test_every_difference_between_the_views_is_listed_and_explained(name: str, r
     )
 
 
-def test_in_a_healthy_fleet_the_views_differ_only_in_offsets_not_told_yet() -> None:
+def test_in_a_healthy_fleet_the_views_differ_only_in_offsets_not_announced_yet() -> None:
     assert Counter(each.why for each in differences(CAPTURE)) == {"D16: no offset yet": 13}
     rows: dict[str, GuardedRow] = {}
     for record in CAPTURE:
@@ -353,7 +353,7 @@ COMPAT = Processor(
 
 
 def stored(processor: Processor[Any, Any], records: list[Record], cuts: list[int]) -> dict[bytes, bytes]:
-    """Return what lies in the store after *records*, one transaction for each stretch between *cuts*."""
+    """Return the contents of the store after *records*, one transaction for each stretch between *cuts*."""
     store = DictStore()
     folder = Folder(processor, store)
     edges = sorted({0, len(records), *(cut % (len(records) + 1) for cut in cuts)})

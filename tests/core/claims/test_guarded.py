@@ -252,7 +252,7 @@ def test_d1_a_claim_refused_live_stays_refused_in_every_replay() -> None:
     live, replayed = World(), World()
     for frame, at_s in log:
         live.put(frame, at_s)
-    for frame, at_s in log:  # a year later: nothing but the log enters, so there is nothing that could differ
+    for frame, at_s in log:  # a year later: only the log enters, so the result cannot differ
         replayed.put(frame, at_s)
     assert live.guarded == replayed.guarded
     assert live.owner == "a/i1"
@@ -305,7 +305,7 @@ def test_d3_a_clock_that_runs_ahead_neither_loses_nor_prolongs_a_claim() -> None
     assert world.owner == "b/j1", "120 s after it was appended, whatever its own time says"
 
 
-def test_d3_a_clock_that_runs_behind_keeps_its_claim_as_long_as_its_heartbeats_arrive() -> None:
+def test_d3_a_clock_that_lags_keeps_its_claim_as_long_as_its_heartbeats_arrive() -> None:
     world = World()
     world.heartbeat("a/i1", 1000, 50, clock_s=800)
     world.claiming("b/j1", 1001)
@@ -336,7 +336,7 @@ def test_d8_far_apart_partitions_cost_a_row_each_and_negative_ones_are_refused()
         decode(b"Heartbeat/1/10/i1/a/g/t/-1/5")
 
 
-def test_d8_frames_about_a_claim_nobody_holds_leave_no_row_unless_they_take_it() -> None:
+def test_d8_frames_about_a_free_claim_leave_no_row_unless_they_take_it() -> None:
     world = World()
     world.release("a/i1", 10, 5)
     world.announce("a/i1", 10, 5)
@@ -436,7 +436,7 @@ def test_d23_a_claim_outlives_the_frames_that_made_it() -> None:
     assert headless.claim.current_offset is None, "a fold of what retention left knows no offset, and says so"
 
 
-def test_an_owner_that_was_stale_for_a_while_goes_on_in_the_same_epoch() -> None:
+def test_an_owner_that_was_stale_for_a_while_continues_in_the_same_epoch() -> None:
     world = World()
     world.heartbeat("a/i1", 10, 50)
     world.heartbeat("a/i1", 400, 51)

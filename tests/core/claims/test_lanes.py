@@ -109,7 +109,7 @@ def test_names_without_lanes_are_the_topics_own() -> None:
     assert split.sources(split.all(["a", "b"])) == ("a", "b")
 
 
-def test_a_partition_stands_where_the_last_of_its_lanes_stands() -> None:
+def test_the_position_of_a_partition_is_that_of_the_last_of_its_lanes() -> None:
     assert lowest([5, 3, 9]) == 3
     assert lowest([0, 3]) == 0
     assert lowest([5, None]) is None

@@ -137,7 +137,7 @@ def at_most_one_owner_is_live(log: Log, fold: Fold) -> None:
             owner, held_until_s = shown, now_s + 120
         elif isinstance(frame, Heartbeat) and (frame.client_id, frame.instance_id) == owner:
             held_until_s = now_s + 120
-        if after.heartbeat_at_s is None:  # over, though append times may begin behind the release
+        if after.heartbeat_at_s is None:  # over, though append times may begin after the release
             held_until_s = 0
 
 
@@ -200,7 +200,7 @@ class Fact(NamedTuple):
     The oracle remembers facts and derives everything else by looking back at them.
     """
 
-    verb: str  # took, renewed, released, told, announced, odd
+    verb: str  # "took", "renewed", "released", "told", "announced", "odd"
     at_s: int
     frame: Heartbeat | ClaimingPartition | ReleasingPartition | ClaimingMessages
     kind: str = ""
@@ -264,8 +264,8 @@ def judged(facts: list[Fact], frame: Frame, now_s: int) -> list[tuple[str, str]]
 
 
 def told_by(facts: list[Fact], frame: Heartbeat | ReleasingPartition) -> tuple[str, str]:
-    """Return what the offset of a frame that counts comes to: it never goes back, but for what a release
-    gives back of the last batch.
+    """Return the offset after a frame that counts: it never goes back, but for the part of the last batch
+    that a release gives back.
     """
     known, begin = offset_of(latest(facts, "told")), batch_begin_by(facts)
     if frame.current_offset < 0:
@@ -361,7 +361,7 @@ def test_of_every_random_log_it_holds_that(check: Check, log: Log) -> None:
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_a_release_counts_though_append_times_begin_behind_it(check: Check) -> None:
+def test_a_release_counts_though_append_times_begin_after_it(check: Check) -> None:
     """A log that random search found: the first append time sets log time back."""
     log: Log = [
         (Heartbeat(10_000, "a1", "a", "g", "t", 0, 0), -1),

@@ -92,7 +92,7 @@ def test_every_constant_of_the_page_is_that_of_the_code_and_the_page_has_all_of_
     assert set(told) == public
 
 
-def test_every_frame_of_the_page_has_the_fields_told_and_survives_a_round_trip() -> None:
+def test_every_frame_of_the_page_has_the_named_fields_and_survives_a_round_trip() -> None:
     rows = table("Type", "Fields", "Last field", "Sample")
     assert [plain(row["Type"]) for row in rows] == list(frames.FRAME_TYPES)
     for row in rows:
@@ -228,7 +228,7 @@ def number_in(frame: Frame) -> int:
 
 
 def guarded_after(effects: str, before: Claim | None, frame: Frame) -> Claim | None:
-    """Return what the page's words make of *before*; it knows the meaning of a cell and nothing of the
+    """Return the page's result for *before*; it knows the meaning of a cell and nothing of the
     rules.
     """
     meaning = {row["Effect"]: row for row in table("Effect", *EFFECT_FIELDS)}
@@ -294,7 +294,7 @@ def test_each_transition_of_the_guarded_view_does_what_the_page_says(row: Row) -
             check_guarded(before, frame_of(row["Frame"], sender, offset), row["Effect"], row["Anomaly"])
 
 
-def test_the_page_tells_one_transition_for_every_claim_frame_and_sender() -> None:
+def test_the_page_has_one_transition_for_every_claim_frame_and_sender() -> None:
     told = [
         (row["Claim"], row["Frame"], sender)
         for row in table("Claim", "Frame", "Sender", "Effect", "Anomaly")
@@ -345,7 +345,7 @@ def test_offsets_of_another_topic_do_what_the_page_says() -> None:
             assert after.former_marks == ((*before.former_marks, mark) if moved else before.former_marks)
 
 
-def test_what_is_given_back_at_most_once_is_as_far_as_the_page_says() -> None:
+def test_a_release_sets_the_offset_that_the_page_says() -> None:
     for row in table("Release of", "Names", "Version", "Offset after", "Anomaly"):
         for sender in senders(row["Release of"]):
             before = held(heartbeat_at_s=NOW_S - 5, current_offset=30, proposed_offset=40)
@@ -426,7 +426,7 @@ def compat_after(effect: str, before: CompatClaim | None, frame: Frame) -> Compa
     return msgspec.structs.replace(start, **changes)
 
 
-def test_each_transition_of_the_compat_view_does_what_the_page_says_and_none_is_missing() -> None:
+def test_each_transition_of_the_compat_view_does_as_the_page_says_and_the_page_has_all() -> None:
     told = []
     for row in table("Claim", "Frame", "Sender", "Effect"):
         for claim in COMPAT_CLAIMS if row["Claim"] == "any" else (row["Claim"],):
@@ -491,7 +491,7 @@ def every_guarded_transition() -> None:
     [
         every_guarded_transition,
         test_every_status_of_the_page_is_the_codes,
-        test_each_transition_of_the_compat_view_does_what_the_page_says_and_none_is_missing,
+        test_each_transition_of_the_compat_view_does_as_the_page_says_and_the_page_has_all,
         test_every_constant_of_the_page_is_that_of_the_code_and_the_page_has_all_of_them,
     ],
 )

@@ -132,7 +132,7 @@ def test_what_a_reset_gave_back_is_taken_by_claiming_alone() -> None:
 
 
 class Log(ResetLog):
-    """Decisions in memory; *late* is what somebody else writes just before the next."""
+    """Decisions in memory; *late* is a record that another client writes just before the next."""
 
     def __init__(self, *written: Decision, late: Decision | None = None) -> None:
         self.written, self._late = [*written], late

@@ -1,4 +1,4 @@
-"""Resets, purely: what the fold lets nobody do to a partition that a reset holds, and which decision
+"""Resets, purely: the acts on a partition that the fold refuses while a reset holds it, and which decision
 counts.
 """
 
@@ -88,7 +88,9 @@ def held() -> World:
         Heartbeat(1, RESET_INSTANCE + "other", "admin", *KEY, 9),
     ],
 )
-def test_what_a_reset_holds_is_nobody_elses_however_old_it_is(held: World, frame: Frame, at_s: int) -> None:
+def test_a_partition_that_a_reset_holds_cannot_be_claimed_however_old_it_is(
+    held: World, frame: Frame, at_s: int
+) -> None:
     before = held.rows["g/orders/0"]
     after = held.fold(at_s, frame)
     assert (after.client_id, after.instance_id, after.epoch) == (
@@ -171,7 +173,7 @@ def test_of_several_decisions_about_one_reset_the_first_counts(log: list[Decisio
         b" " * (LIMIT_DECISION_BYTES + 1),
     ],
 )
-def test_what_is_no_decision_is_refused_with_a_typed_error(value: bytes | None) -> None:
+def test_a_value_that_is_no_decision_is_refused_with_a_typed_error(value: bytes | None) -> None:
     with pytest.raises(DecodeError):
         decode_decision(value)
 
@@ -188,7 +190,7 @@ def test_the_offset_a_partition_is_freed_with_follows_from_the_decision_alone(he
     claim = held.rows["g/orders/0"]
     assert final_offset(COMMIT, KEY, claim) == 0
     assert final_offset(ABORT, KEY, claim) == 40
-    # Not part of what was decided, or of another group: as it was.
+    # Not part of the decision, or of another group: unchanged.
     assert final_offset(COMMIT, ClaimKey("g", "orders", 2), claim) == 40
     assert final_offset(COMMIT, ClaimKey("h", "orders", 0), claim) == 40
 
@@ -212,13 +214,13 @@ def test_no_new_offset_lies_outside_the_log(
 
 
 @pytest.mark.parametrize("text", ["", "10", "m", "10x", "-5m", "P", "PT", "1h 5m", "P5"])
-def test_what_is_no_duration_is_refused(text: str) -> None:
+def test_a_text_that_is_no_duration_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="is not a duration"):
         parse_duration_ms(text)
 
 
 @pytest.mark.parametrize("text", ["", "yesterday", "2026-13-01", "1969-12-31T23:59:59Z"])
-def test_what_is_no_time_is_refused(text: str) -> None:
+def test_a_text_that_is_no_time_is_refused(text: str) -> None:
     with pytest.raises(ConfigError):
         parse_datetime_ms(text)
 

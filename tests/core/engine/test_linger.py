@@ -1,4 +1,4 @@
-"""How long a trickle gathers, so that it stays cheap."""
+"""The time for which a trickle gathers, so that it stays cheap."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_dear_rounds_wait_no_longer_than_allowed() -> None:
     assert settled(0.006, most_s=0.0)[0] == 0.0
 
 
-def test_a_pause_tells_nothing() -> None:
+def test_a_pause_changes_nothing() -> None:
     trickle = AdaptiveLinger(0.02)
     before_s = trickle.wait_s(10.0, 1.0)
     assert trickle.wait_s(70.0, 60.0) == before_s

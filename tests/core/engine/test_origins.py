@@ -1,4 +1,4 @@
-"""Watermarks of origins: what is remembered between records is what a look at all of them gives."""
+"""Watermarks of origins: the values remembered between records are those that a look at all of them gives."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def afresh(marks: dict[int, int], ended: set[int], told_origins: bool) -> int:
 
 @given(st.lists(st.one_of(HEARD, MARKED), max_size=60))
 def test_the_least_watermark_is_that_of_a_look_at_all_origins(said: Sequence[Any]) -> None:
-    """One origin speaks many times in a row: the others are not looked at again meanwhile."""
+    """One origin speaks many times in a row: the others are not looked at again in that time."""
     watermarks, marks, ended, told = OriginWatermarks(), dict[int, int](), set[int](), False
     for each in said:
         if isinstance(each, Mark):
@@ -74,10 +74,10 @@ EVENTS: st.SearchStrategy[Any] = st.one_of(
 
 
 @given(st.lists(st.tuples(EVENTS, st.sampled_from([(), (("a", b"1"),)])), max_size=30), st.integers(0, 30))
-def test_records_in_columns_tell_what_they_tell_one_by_one(
+def test_records_in_columns_carry_the_same_as_one_by_one(
     given_: Sequence[tuple[Any, Headers]], cut: int
 ) -> None:
-    """Records that move no watermark share a header, and none is told another than its own."""
+    """Records that move no watermark share a header, and each still carries its own."""
     one_by_one, columns = clock(), clock()
     wanted = [one_by_one.told(0, event, headers, 4, 0) for event, headers in given_]
     found: list[Headers] = []
@@ -101,7 +101,7 @@ def test_records_in_columns_tell_what_they_tell_one_by_one(
         mark_headers(Mark(1, 2, False, 3)),
     ],
 )
-def test_what_is_no_header_of_a_step_alone_is_left_to_the_careful_look(headers: Headers) -> None:
+def test_headers_other_than_of_a_step_alone_are_left_to_the_careful_look(headers: Headers) -> None:
     assert quickly_told_of(headers) is None
     told = record_header(1, UNHEARD, 3)
     assert quickly_told_of((told,)) == told_of((told,)) == (1, UNHEARD, 3)

@@ -1,4 +1,4 @@
-"""Which version of a table is current, when a later one has caught up, and which records are taken for
+"""The current version of a table, when a later one has caught up, and the records that are taken for
 switches.
 """
 
@@ -158,7 +158,7 @@ def test_who_is_in_a_circle_does_not_wait_for_itself_nor_for_the_others_of_it() 
     assert sorted(all_writers_of(behind, every)) == ["here", "there"]
 
 
-def test_what_stands_in_for_another_version_has_its_names() -> None:
+def test_a_processor_in_another_version_has_its_names() -> None:
     own = processor(version=2)
     earlier = in_version(own, 1)
     assert (earlier.table, earlier.changelog("shop"), own.table) == (

@@ -1,4 +1,4 @@
-"""What members of balanced groups say, as bytes: read back as written, limits kept, noise refused."""
+"""Announcements of members of balanced groups, as bytes: read back as written, limits kept, noise refused."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_what_breaks_a_limit_is_refused_at_writing_and_at_reading(
         (b"\x01" + bytes(900_000), AnnouncementReason.SIZE),
     ],
 )
-def test_what_is_no_announcement_is_refused_with_its_reason(
+def test_bytes_that_are_no_announcement_are_refused_with_the_reason(
     value: bytes | None, reason: AnnouncementReason
 ) -> None:
     with pytest.raises(AnnouncementError) as refused:

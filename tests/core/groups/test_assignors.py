@@ -197,7 +197,7 @@ def groups(draw: st.DrawFn, *, equal: bool) -> tuple[dict[str, int], list[Subscr
 def problems(
     counts: Mapping[str, int], members: Sequence[Subscriber], parts: Assignment, *, balanced: bool
 ) -> list[str]:
-    """Return what is wrong with *parts*: each partition with a subscriber belongs to exactly one, who
+    """Return the faults of *parts*: each partition with a subscriber belongs to exactly one, who
     subscribes; spread at most 1.
     """
     found = []
@@ -389,7 +389,7 @@ def test_hash_maps_are_walked_as_java_walks_them() -> None:
     assert hash_order([*collided, "x", "y"]) == java_orders()[1]
 
 
-def test_what_was_removed_leaves_the_table_as_large_as_it_was() -> None:
+def test_removed_members_leave_the_table_as_large_as_it_was() -> None:
     order: HashOrder[str] = HashOrder((str(number), number) for number in range(13))
     order.add("17", 17)
     for number in range(13):

@@ -24,7 +24,7 @@ def settled(world: World, names: set[str]) -> None:
 
 
 def test_three_then_four_then_two_members_settle_and_what_stays_never_pauses() -> None:
-    """Joining and leaving pause nothing that stays: a partition is released by its owner only when the
+    """Joining and leaving pause no partition that stays: a partition is released by its owner only when the
     target gave it to another.
     """
     world = World(t=12)
@@ -81,7 +81,7 @@ def test_a_fleet_at_once_leaves_its_summary_to_the_first_of_it() -> None:
     assert sum(isinstance(decode(value), Summary) for value, _ in world.log.records) <= 60
 
 
-def test_what_moves_is_nobody_s_only_for_as_long_as_the_others_need_to_read_it() -> None:
+def test_a_partition_that_moves_is_unowned_only_for_as_long_as_the_others_need_to_read_it() -> None:
     world = World(t=12)
     for name in ("a", "b", "c"):
         world.start(name)
@@ -121,7 +121,7 @@ def test_a_killed_member_s_part_is_shared_out_after_its_session() -> None:
 
 
 @pytest.mark.parametrize("apart_s", [0.0, 0.3, 0.6, 0.9])
-def test_a_killed_member_s_part_is_aimed_for_as_soon_as_its_session_is_over_though_nobody_was_about_to_speak(
+def test_a_killed_member_s_part_is_aimed_for_as_soon_as_its_session_is_over_though_all_were_silent(
     apart_s: float,
 ) -> None:
     world = World(t=6)
@@ -188,7 +188,7 @@ def test_a_thawed_member_that_was_taken_for_gone_gives_up_its_part_and_joins_aga
     settled(world, {"a", "b"})
 
 
-def test_the_older_of_two_processes_under_one_client_id_hears_that_it_lost_its_place() -> None:
+def test_the_older_of_two_processes_under_one_client_id_hears_that_it_was_replaced() -> None:
     world = World(t=4)
     old = world.start("a")
     world.run(2)
@@ -201,7 +201,7 @@ def test_the_older_of_two_processes_under_one_client_id_hears_that_it_lost_its_p
     assert world.processes["a"].balancer.failure is None
 
 
-def test_a_group_whose_log_was_cut_begins_anew_and_its_numbers_go_on() -> None:
+def test_a_group_whose_log_was_cut_begins_again_and_its_numbers_continue() -> None:
     """All members stopped, and their announcements are beyond the look back: the first to return announces
     what there is.
     """

@@ -61,7 +61,7 @@ def test_a_static_member_that_returns_within_its_session_changes_nothing(away_ms
         assert again is GroupCode.FENCED_INSTANCE_ID, "two processes must not take turns"
 
 
-def test_a_new_process_of_a_client_takes_its_place_without_waiting_for_the_session() -> None:
+def test_a_new_process_of_a_client_replaces_it_without_waiting_for_the_session() -> None:
     reader = reader_of((0, announce("a1", client="a")), (0, announce("b")))
     before, generation = reader.target(), reader.group.generation
     reader.read(2, announce("a2", client="a"), 10)
@@ -98,8 +98,8 @@ def test_what_a_member_holds_is_noted_and_moves_nothing() -> None:
     assert cast(LastSeen, reader.rows["g/a"]).owned == (("t", (0, 1)),)
 
 
-def test_what_a_newcomer_holds_and_nobody_has_taken_yet_stays_with_it() -> None:
-    """When a group begins anew, the first to return gets everything for a moment; what the others hold is
+def test_a_partition_that_a_newcomer_holds_and_no_member_has_taken_yet_stays_with_it() -> None:
+    """When a group begins again, the first to return gets everything for a moment; what the others hold is
     theirs all the same.
     """
     reader = reader_of((0, announce("a", owned=(("t", (3,)),))), (0, announce("b", owned=(("t", (1, 2)),))))
@@ -122,7 +122,7 @@ def test_members_agree_on_an_assignor_and_one_that_supports_none_of_theirs_is_re
     assert reader.group.assignor == "sticky"
 
 
-def test_a_full_group_takes_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_group_takes_no_member(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(membership, "LIMIT_GROUP_MEMBERS", 2)
     reader = reader_of((0, announce("a")), (0, announce("b")))
     assert reader.read(2, announce("c"), 1) is GroupCode.GROUP_MAX_SIZE_REACHED

@@ -18,7 +18,7 @@ from tests.core.groups.balancing import Reader, announce, reader_of
 from tests.support.scale import scaled
 
 
-def test_a_reader_from_a_summary_on_has_the_rows_of_one_who_read_everything() -> None:
+def test_a_reader_from_a_summary_on_has_the_rows_of_a_reader_of_everything() -> None:
     full = reader_of((0, announce("a")), (0, announce("b")))
     late = Reader()
     late.read(2, announce("c"), 10)
@@ -84,7 +84,7 @@ def replayed(
 ) -> tuple[Reader, list[int]]:
     """Return a reader from *start* on, and where it learned what the group is.
 
-    Summaries are written by one who reads everything.
+    Summaries are written by a member that reads everything.
     """
     author, reader, learned = Reader(), Reader(), []
     for offset, ((kind, name, count), at_ms) in enumerate(history):
@@ -109,7 +109,7 @@ def replayed(
 
 
 def whole_and_sound(group: Group) -> list[str]:
-    """Return what is wrong with a group's target."""
+    """Return the faults of a group's target."""
     parts = [
         {(topic, number) for topic, numbers in each.target for number in numbers} for each in group.members
     ]
@@ -127,7 +127,7 @@ def whole_and_sound(group: Group) -> list[str]:
 @pytest.mark.long
 @given(histories(), st.integers(0, 20))
 @settings(max_examples=scaled(150))
-def test_whoever_starts_anywhere_agrees_with_everybody_once_a_summary_has_counted(
+def test_readers_that_start_anywhere_agree_with_all_others_once_a_summary_has_counted(
     history: list[tuple[Step, int]], start: int
 ) -> None:
     full, _ = replayed(history, 0)

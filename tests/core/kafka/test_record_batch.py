@@ -1,4 +1,4 @@
-"""Record batches against captured bytes, against aiokafka's own builder, and against bytes that nobody
+"""Record batches against captured bytes, against aiokafka's own builder, and against bytes that no client
 should send.
 """
 
@@ -134,7 +134,7 @@ def test_a_checksum_that_covers_nothing_would_be_noticed(monkeypatch: pytest.Mon
         test_any_flipped_byte_of_a_batch_fails_its_checksum(len(BATCH) - 2)
 
 
-def test_a_frame_of_another_api_version_is_refused_with_its_place() -> None:
+def test_a_frame_of_another_api_version_is_refused_with_its_position() -> None:
     raw = bytearray(FRAMES["produce_request_v5"][0])
     raw[7] = 9
     with pytest.raises(WireError, match=r"at byte 4: api 0 version 9") as caught:
@@ -210,7 +210,7 @@ def test_every_batch_is_read_as_it_was_written_under_every_compression(batch: Re
 def test_spoiled_bytes_give_a_typed_error_or_a_batch_and_nothing_else(
     batch: RecordBatch, place: int, spoil: bytes
 ) -> None:
-    """The checksum is made to fit again, so that what stands behind it is met too."""
+    """The checksum is made to fit again, so that the bytes after it are met too."""
     raw = bytearray(encode_batch(batch))
     at = place % len(raw)
     raw[at : at + len(spoil)] = spoil[: len(raw) - at]
@@ -310,7 +310,7 @@ def test_batches_are_read_one_after_the_other_and_a_cut_last_one_is_left_out() -
     assert list(batches(b"")) == []
 
 
-def test_an_older_format_is_named_with_its_place() -> None:
+def test_an_older_format_is_named_with_its_position() -> None:
     with pytest.raises(WireError, match="at byte 16: format 1 of a message set") as caught:
         decode_batch(bytes(16) + b"\x01" + bytes(60))
     assert (caught.value.reason, caught.value.offset) == (WireReason.MAGIC, 16)
@@ -458,7 +458,7 @@ def test_a_block_that_promises_gigabytes_costs_nothing() -> None:
 
 
 @given(st.binary(max_size=5_000), st.sampled_from(Compression))
-def test_what_was_packed_is_unpacked(data: bytes, kind: Compression) -> None:
+def test_packed_bytes_are_unpacked(data: bytes, kind: Compression) -> None:
     assert decompress(kind, compress(kind, data), limit_bytes=5_000) == data
 
 
@@ -469,7 +469,7 @@ def test_snappy_is_read_with_and_without_xerials_frames_and_gzip_in_several_memb
     assert decompress(Compression.GZIP, compress(Compression.GZIP, data) * 2) == data * 2
 
 
-def test_what_lies_behind_a_gzip_member_is_not_copied_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bytes_after_a_gzip_member_are_not_copied_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the time would grow with the square of how many there are."""
     copied, members = 0, 2_000
 
@@ -555,7 +555,7 @@ def test_a_batch_that_no_reader_would_read_back_is_not_written(batch: RecordBatc
     assert caught.value.reason == WireReason.RANGE
 
 
-def test_every_primitive_tells_what_it_needed() -> None:
+def test_every_primitive_says_how_many_bytes_it_needed() -> None:
     for take in ("int8", "int16", "int32", "int64"):
         with pytest.raises(WireError, match=r"at byte 0: price needs \d bytes, 0 are left"):
             getattr(WireReader(b""), take)("price")

@@ -1,4 +1,4 @@
-"""A tail of a log that holds no record anybody is given: markers, and what was aborted."""
+"""A tail of a log that holds no record for readers: markers, and aborted records."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def marker(offset: int, producer: int = ONE) -> bytes:
 @pytest.mark.parametrize(
     ("log", "aborted", "first", "end", "empty"),
     [
-        (b"", (), 5, 6, True),  # compaction has taken what was there
+        (b"", (), 5, 6, True),  # compaction has taken the records of it
         (marker(5), (), 5, 6, True),
         (data(3, ONE) + marker(5), (), 5, 6, True),
         (data(3, ONE) + marker(5), (), 4, 6, False),
@@ -70,7 +70,7 @@ def marker(offset: int, producer: int = ONE) -> bytes:
         (marker(5) + data(6)[:40], (), 5, 8, False),
     ],
 )
-def test_a_tail_is_empty_when_nobody_is_given_anything_of_it(
+def test_a_tail_is_empty_when_readers_get_nothing_of_it(
     log: bytes, aborted: tuple[tuple[int, int], ...], first: int, end: int, empty: bool
 ) -> None:
     assert only_markers(log, first, end, aborted) is empty

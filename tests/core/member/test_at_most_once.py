@@ -64,13 +64,13 @@ def test_a_commit_that_is_seen_while_draining_does_not_make_the_drain_endless() 
     world.run(1)
     assert [each.offset_end for each in node.all(Deliver)] == [100]
     assert node.member.may_deliver("orders", 0, world.now_s)
-    world.run(10)  # nobody takes it
+    world.run(10)  # no member takes it
     assert world.owner("orders", 0) is None
     assert node.member.terminated
 
 
 def test_a_batch_whose_commit_did_not_reach_the_log_is_the_next_owners() -> None:
-    """It was announced, the heartbeat that commits it was lost, and then the claim is given back: nobody
+    """It was announced, the heartbeat that commits it was lost, and then the claim is given back: no user
     was handed any of it.
     """
     world, node = working(drain_s=2.0)
@@ -95,7 +95,7 @@ def test_a_batch_whose_commit_did_not_reach_the_log_is_the_next_owners() -> None
     assert [start.offset for start in other.all(Start)] == [0]
 
 
-def test_what_is_committed_too_late_to_be_handed_out_is_the_next_owners() -> None:
+def test_messages_committed_too_late_to_be_handed_out_are_the_next_owners() -> None:
     world, node = working(drain_s=2.0)
     announce(world, node, 100)
     while not [frame for frame in node.frames(Heartbeat) if frame.current_offset == 100]:

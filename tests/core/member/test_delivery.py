@@ -41,7 +41,7 @@ def test_a_batch_is_handed_out_only_after_the_log_has_committed_it() -> None:
 @pytest.mark.parametrize("cut_s", [0.0, 0.001, 0.003, 0.005, 0.007, 0.009, 0.02])
 def test_a_crash_at_any_moment_delivers_a_batch_once_or_never(cut_s: float) -> None:
     """M15: after ClaimingMessages, after the Heartbeat, after the hand-out: the next owner never repeats
-    what was handed out.
+    messages that were handed out.
     """
     world, node = working(delivery=Delivery.AT_MOST_ONCE)
     rival = world.add("b", delivery=Delivery.AT_MOST_ONCE, release_if_behind=False)
@@ -95,7 +95,7 @@ def test_a_release_at_most_once_waits_until_the_committed_batch_is_handed_out() 
 
 
 def test_at_least_once_a_crash_repeats_no_more_than_a_heartbeat_interval() -> None:
-    """M15: what was committed before the last heartbeat is not delivered again."""
+    """M15: messages committed before the last heartbeat are not delivered again."""
     world, node = working(release_if_behind=False)
     committed: list[tuple[float, int]] = []
     for offset in range(200):

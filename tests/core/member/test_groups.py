@@ -28,7 +28,7 @@ def test_partition_0_is_the_key_to_a_whole_topic() -> None:
     assert node.member.topics_held == ("orders",)
 
 
-def test_losing_one_partition_of_a_whole_topic_gives_back_the_rest_and_is_told_once() -> None:
+def test_losing_one_partition_of_a_whole_topic_gives_back_the_rest_and_is_reported_once() -> None:
     """M11: p1 lost, p0 and p2 released; exactly one notification for each change."""
     world = World({"orders": 3})
     node = world.add("a", whole_topic=True)
@@ -97,7 +97,7 @@ def test_two_processes_that_start_together_agree_on_which_works() -> None:
         assert held_by(world, works) == [{0, 1, 2, 3}]
 
 
-def test_a_late_frame_of_the_process_before_ends_nobody() -> None:
+def test_a_late_frame_of_the_process_before_ends_no_member() -> None:
     world = World()
     node = world.add("a", "i2")
     world.run(10)
@@ -163,7 +163,7 @@ def test_a_member_with_a_target_claims_what_it_names_and_hands_over_the_rest() -
     assert held_by(world, a, b) == [{0, 1, 2, 3}, set()]
 
 
-def test_a_static_member_that_returns_before_it_is_told_its_target_changes_nothing() -> None:
+def test_a_static_member_that_returns_before_it_gets_its_target_changes_nothing() -> None:
     world = World({"orders": 2})
     first = world.add("a", balanced=True)
     world.do(first, first.member.aim([("orders", 0), ("orders", 1)], world.now_s))

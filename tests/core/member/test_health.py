@@ -48,7 +48,7 @@ def test_the_verdict_is_the_go_librarys(case: dict[str, Any]) -> None:
     assert check(case) == (case["verdict"], case["cycles_after"])
 
 
-def test_three_checks_behind_release_and_two_do_not() -> None:
+def test_three_checks_with_a_lag_release_and_two_do_not() -> None:
     """M8: Current 22, Latest 32, the consumer at a velocity of 0.1, the partition at 10: ok, ok, release."""
     state = Health()
     state.current_ring, state.latest_ring = [21] * 9 + [22], [1, 11, 21, 32] + [0] * 6

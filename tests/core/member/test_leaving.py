@@ -49,7 +49,7 @@ def test_the_shell_may_withdraw_what_it_did_not_hand_out() -> None:
     assert release.current_offset == 2
 
 
-def test_a_claim_that_is_drained_stays_owned_meanwhile() -> None:
+def test_a_claim_that_is_drained_stays_owned_until_then() -> None:
     world, node = working(drain_s=100.0, release_if_behind=False)
     world.deliver(node, "orders", 0, [0])
     world.do(node, node.member.terminate(True, world.now_s))

@@ -130,7 +130,7 @@ def test_a_broker_that_refuses_frames_is_asked_again_soon() -> None:
 
 
 def test_watermarks_that_do_not_come_are_asked_for_again_and_in_the_end_the_claim_is_given_back() -> None:
-    """D12: a set-up that fails leaves nothing behind."""
+    """D12: a set-up that fails leaves no trace."""
     world = World()
     world.heartbeat("x", "orders", 0, 4)
     world.releasing("x", "orders", 0, 4)
@@ -288,7 +288,7 @@ def test_a_process_that_takes_over_from_a_running_one_does_not_set_it_back() -> 
     assert (start.offset, row.current_offset, row.instance_id) == (30, 30, "i2")
 
 
-# -- beside the Go library
+# -- with the Go library
 
 
 def test_with_interop_only_what_both_views_call_free_is_claimed() -> None:

@@ -86,7 +86,7 @@ HEALTH = (
 )
 
 
-def test_every_verdict_of_the_page_is_the_codes_and_none_is_missing() -> None:
+def test_the_verdicts_of_the_page_are_those_of_the_code_and_complete() -> None:
     rows = table(*HEALTH)
     for row in rows:
         assert verdict(row) == (row["Verdict"], int(row["Cycles after"])), row
@@ -351,7 +351,7 @@ EVENTS: dict[str, Callable[[World, Node], None]] = {
 
 
 def worded(actions: list[Action]) -> str:
-    """Return what was done in the words of the page."""
+    """Return the acts in the words of the page."""
     words = []
     for action in actions:
         match action:
@@ -413,7 +413,7 @@ def test_a_changed_line_of_life_is_noticed(row: str, column: int, wrong: str) ->
 def test_changed_constants_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(velocity, "LIMIT_CYCLES_BEHIND", 2)
     with pytest.raises(AssertionError):
-        test_every_verdict_of_the_page_is_the_codes_and_none_is_missing()
+        test_the_verdicts_of_the_page_are_those_of_the_code_and_complete()
     monkeypatch.setattr(member_settings, "DRAIN_INTERVALS", 0.3)
     with pytest.raises(AssertionError):
         test_every_constant_of_the_member_is_that_of_the_code_and_the_page_has_all_of_them()

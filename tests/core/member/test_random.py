@@ -1,4 +1,4 @@
-"""Random schedules of members on one log: processes end, freeze and thaw, stop hearing or being heard,
+"""Random schedules of members on one log: processes end, freeze and thaw, stop receiving or reaching others,
 restart, pause. The large simulation is tests/simulation; this one is small enough to run with every change of
 the member."""
 
@@ -216,7 +216,7 @@ def test_a_member_that_thinks_every_claim_is_taken_is_found_out(monkeypatch: pyt
 
 @pytest.mark.long
 def test_two_processes_under_one_client_id_overlap_only_with_fast_reclaim() -> None:
-    """PROTOCOL.md#two-processes-under-one-client-id: what is said there to be possible is."""
+    """PROTOCOL.md#two-processes-under-one-client-id: all that is said there to be possible is."""
     found: list[str] = []
     for seed in range(60):
         schedule = Schedule(seed, restarts=False)

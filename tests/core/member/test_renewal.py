@@ -105,7 +105,7 @@ def test_a_claim_lost_and_won_again_is_another_claim() -> None:
         world.commit(node, tokens[0])
 
 
-def test_a_heartbeat_repeated_late_does_not_leave_the_log_behind() -> None:
+def test_a_heartbeat_repeated_late_does_not_make_the_log_lag() -> None:
     """Offsets never go back: what a late repetition sets back is put right at once."""
     world, node = working()
     first = node.frames(Heartbeat)[0]
@@ -148,7 +148,7 @@ def test_commits_out_of_order_and_flush_write_the_first_hole_to_the_log_and_to_t
     assert len(node.frames(Heartbeat)) == 6  # the set-up's and one for each advance
 
 
-def test_a_flush_of_a_claim_that_is_lost_meanwhile_is_not_taken_for_done() -> None:
+def test_a_flush_of_a_claim_that_is_lost_in_that_time_is_not_taken_for_done() -> None:
     world, node = working(release_if_behind=False)
     tokens = world.deliver(node, "orders", 0, range(2))
     world.commit(node, *tokens)
@@ -164,9 +164,7 @@ def test_a_flush_of_a_claim_that_is_lost_meanwhile_is_not_taken_for_done() -> No
         flushed()
 
 
-def test_a_flush_waits_neither_for_what_was_released_with_its_offset_nor_for_what_nothing_was_done_of() -> (
-    None
-):
+def test_a_flush_waits_neither_for_claims_released_with_their_offsets_nor_for_untouched_ones() -> None:
     world, node = working(release_if_behind=False)
     nothing_done = node.member.messages.flushing()
     tokens = world.deliver(node, "orders", 0, range(2))
@@ -213,9 +211,9 @@ def test_lanes_and_holes_move_the_offset_on_when_nothing_is_in_flight() -> None:
 # -- health
 
 
-def test_an_owner_that_falls_behind_gives_the_claim_back_and_lets_others_go_first() -> None:
-    """M8, TestUnhealthyReclaim: three checks behind, then not claimed again inside the cooldown, and after
-    it claimed.
+def test_an_owner_that_lags_gives_the_claim_back_and_lets_others_go_first() -> None:
+    """M8, TestUnhealthyReclaim: three checks with a lag, then not claimed again inside the cooldown, and
+    after it claimed.
     """
     world, node = working()
     world.marks[ORDERS] = (0, 10_000)

@@ -15,7 +15,7 @@ OLD, NEW = 11, 12
 
 
 def world_at(offset: int, mark: int = OLD) -> World:
-    """Return a world in which somebody released ORDERS at *offset* of the old topic."""
+    """Return a world in which ORDERS was released at *offset* of the old topic."""
     world = World()
     world.marks[ORDERS], world.topic_marks["orders"] = (0, 100), mark
     former = world.add("former")
@@ -47,7 +47,7 @@ def test_who_begins_at_another_topic_begins_at_its_beginning_and_says_so() -> No
     assert {frame.version for frame in node.frames(Heartbeat)} == {NEW}
 
 
-def test_an_offset_of_who_knows_which_topic_counts() -> None:
+def test_an_offset_of_an_unknown_topic_counts() -> None:
     world = World()
     world.marks[ORDERS], world.topic_marks["orders"] = (0, 100), NEW
     world.heartbeat("old", *ORDERS, 40)
@@ -77,7 +77,7 @@ def test_with_none_the_member_ends_and_says_what_to_do() -> None:
     assert "reset-offsets g --to-earliest --topic orders:0" in str(node.error)
 
 
-def test_who_works_notices_and_claims_anew_and_what_is_done_of_the_old_topic_is_none_of_the_new() -> None:
+def test_an_owner_notices_and_claims_again_and_offsets_of_the_old_topic_do_not_count_for_the_new() -> None:
     world = world_at(40)
     node = world.add("a")
     world.run(5)
@@ -116,7 +116,7 @@ def test_a_broker_that_does_not_know_yet_that_the_topic_was_deleted_is_asked_aga
     assert starts(node) == [0]
 
 
-def test_a_late_heartbeat_of_the_old_topic_brings_it_back_to_nobody() -> None:
+def test_a_late_heartbeat_of_the_old_topic_gives_it_back_to_no_member() -> None:
     world = world_at(40)
     world.topic_marks["orders"] = NEW
     node = world.add("a")

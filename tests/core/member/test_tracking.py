@@ -76,7 +76,7 @@ def test_holes_are_skipped_once_nothing_before_them_is_outstanding() -> None:
     assert tracker.current == 20
 
 
-def test_what_was_not_handed_out_after_all_is_withdrawn() -> None:
+def test_an_offset_that_was_not_handed_out_after_all_is_withdrawn() -> None:
     tracker = Tracker(0)
     tracker.deliver(range(10))
     tracker.deliver([12, 15])
@@ -91,7 +91,7 @@ def test_what_was_not_handed_out_after_all_is_withdrawn() -> None:
     assert tracker.outstanding == 1
 
 
-def test_what_was_done_is_still_known_when_the_rest_of_its_block_is_withdrawn() -> None:
+def test_finished_offsets_are_still_known_when_the_rest_of_their_block_is_withdrawn() -> None:
     tracker = Tracker(0)
     tracker.deliver(range(4))
     tracker.deliver([4, 6, 8])

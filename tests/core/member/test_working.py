@@ -95,7 +95,7 @@ def test_no_deadline_is_a_deadline_too() -> None:
     assert not told(node)
 
 
-def test_beside_go_members_whoever_commits_nothing_is_wedged_as_ever() -> None:
+def test_next_to_go_members_an_owner_that_commits_nothing_is_wedged_as_ever() -> None:
     world, node = owner(interop=True)
     world.deliver(node, "orders", 0, range(10))
     work(world, node, 12)
@@ -117,9 +117,7 @@ def test_a_partition_that_brings_nothing_after_a_long_message_is_given_up() -> N
     assert set(reasons(node)) == {ReleaseReason.WEDGED}
 
 
-def test_what_is_fetched_and_waits_for_a_user_who_is_at_work_elsewhere_is_no_wedge_until_the_deadline() -> (
-    None
-):
+def test_messages_that_wait_for_a_user_who_is_at_work_elsewhere_are_no_wedge_until_the_deadline() -> None:
     world, node = owner(handler_timeout_s=60.0)
     for _ in range(50):
         world.do(node, node.member.messages.waiting("orders", 0, True, world.now_s))
@@ -144,7 +142,7 @@ def test_the_first_message_after_a_long_silence_has_its_time_to_be_fetched() -> 
 @pytest.mark.parametrize("batches", [1, 2])
 def test_at_most_once_a_handler_at_work_keeps_its_claim_and_has_the_same_deadline(batches: int) -> None:
     """No offset of a batch in hand is announced before all of it is handed out, and the next one waits
-    meanwhile.
+    until then.
     """
     world, node = owner(delivery=Delivery.AT_MOST_ONCE, handler_timeout_s=60.0)
     for number in range(batches):
@@ -181,8 +179,8 @@ def falling_behind() -> tuple[World, Node, list[DeliveryToken]]:
     return world, node, tokens
 
 
-def test_who_gives_up_for_being_behind_lets_its_user_finish_what_is_in_hand() -> None:
-    """Nothing is done in vain, and nobody gets it twice."""
+def test_a_member_that_gives_up_for_its_lag_lets_its_user_finish_the_messages_in_hand() -> None:
+    """Nothing is done in vain, and no message is delivered twice."""
     world, node, tokens = falling_behind()
     work(world, node, 20)
     assert not node.frames(ReleasingPartition)
@@ -191,7 +189,7 @@ def test_who_gives_up_for_being_behind_lets_its_user_finish_what_is_in_hand() ->
     assert [frame.current_offset for frame in node.frames(ReleasingPartition)] == [tokens[0].offset + 1]
 
 
-def test_a_farewell_does_not_wait_for_who_gives_up_for_being_behind() -> None:
+def test_a_farewell_does_not_wait_for_a_member_that_gives_up_for_its_lag() -> None:
     world, node, tokens = falling_behind()
     work(world, node, 20)
     world.do(node, node.member.terminate(True, world.now_s))
@@ -200,7 +198,7 @@ def test_a_farewell_does_not_wait_for_who_gives_up_for_being_behind() -> None:
     assert [frame.current_offset for frame in node.frames(ReleasingPartition)] == [tokens[0].offset]
 
 
-def test_a_process_that_died_or_stood_still_loses_its_claim_as_ever_whatever_its_handler_may_take() -> None:
+def test_a_process_that_died_or_froze_loses_its_claim_as_ever_whatever_its_handler_may_take() -> None:
     world, node = owner(handler_timeout_s=3_600.0)
     world.deliver(node, "orders", 0, range(10))
     rival = world.add("b")

@@ -46,7 +46,7 @@ from holdfast.core.member.settings import Delivery, MemberSettings
 
 ORDERS = TopicPartition("orders", 0)
 BEGAN_S = 1_700_000_000.0
-"""What the broker's clock shows when simulated time is 0."""
+"""The broker's clock when simulated time is 0."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -129,7 +129,7 @@ class World:
         row = self.row(topic, partition)
         return None if row is None or row.heartbeat_at_s is None else row.client_id
 
-    # frames of somebody who is not simulated
+    # frames of a client that is not simulated
 
     def _ids(self, client: str) -> tuple[int, str, str, str]:
         return int(BEGAN_S + self.now_s), "reset-1" if client == "admin" else f"{client}-i", client, "g"
@@ -158,7 +158,7 @@ class World:
         seed: int = 1,
         **settings: Any,
     ) -> Node:
-        """Start a process: it knows the topics, reads all logs to their end, and goes on from there."""
+        """Start a process: it knows the topics, reads all logs to their end, and continues from there."""
         settings.setdefault("topics", tuple(self.topics))
         settings.setdefault("heartbeat_interval_s", self.interval_s)
         chosen = MemberSettings(
@@ -223,7 +223,7 @@ class World:
         return arrive
 
     def look(self, node: Node, place: TopicPartition) -> None:
-        """Tell a node the watermarks of *place*."""
+        """Give a node the watermarks of *place*."""
         if node.alive and not node.blind:
             earliest, latest = self.marks.get(place, (0, 0))
             committed = self.committed.get(place)

@@ -32,7 +32,7 @@ T = 5.0
 
 
 class Log:
-    """A partition of the leader topic: what was written is heard by those who listen, in order."""
+    """A partition of the leader topic: its records reach all listeners, in order."""
 
     def __init__(self) -> None:
         self.values: list[bytes] = []
@@ -120,7 +120,7 @@ def test_a_leader_without_its_own_heartbeat_is_fenced_once_and_leads_again_under
     assert second.epoch > first.epoch
 
 
-def test_a_lease_is_over_for_whoever_reads_it_though_nobody_has_pulsed() -> None:
+def test_a_lease_is_over_for_every_reader_without_a_pulse() -> None:
     """E4: a process that was frozen asks before it acts."""
     process = leader(Log())
     assert process.leads(4.999)
@@ -232,7 +232,7 @@ def test_a_zombies_late_claim_costs_the_true_leader_a_timeout_and_no_more() -> N
     assert true.kinds() == ["Acquired", "Fenced", "Acquired"]
 
 
-def test_a_revocation_is_told_to_a_leader_once_and_never_to_one_that_was_fenced() -> None:
+def test_a_revocation_reaches_a_leader_once_and_never_one_that_was_fenced() -> None:
     """E7: Fenced, then Revoked both fired upstream."""
     process = leader(Log())
     process.events += process.role.revoked(1.0)

@@ -48,7 +48,7 @@ class Topic:
         return books
 
 
-def test_a_new_leader_knows_what_was_published_and_goes_on_numbering() -> None:
+def test_a_new_leader_knows_the_published_rows_and_continues_their_numbers() -> None:
     topic = Topic()
     first = topic.restore("o-0")
     assert topic.commit(first, [1, 2, 5], [("t", 0), ("t", 1), ("t", 0)]) == [b"0", b"0", b"1"]
@@ -101,7 +101,7 @@ def test_ids_survive_packing(ids: set[int]) -> None:
     assert unpack_ids(pack_ids(ids)) == sorted(ids)
 
 
-def test_a_leader_begins_behind_records_that_name_ids_below_0() -> None:
+def test_a_leader_begins_after_records_that_name_ids_below_0() -> None:
     """One of them kept every later leader from its term, for good."""
     topic = Topic()
     rows = RowsProgress(1, "o-0", 3, [-7, 2, 5, 1])
@@ -147,7 +147,7 @@ def test_no_crash_loses_or_repeats_a_row(data: st.DataObject) -> None:
         (b"rows/o-0", b'{"version":2,"producer":"o-0","epoch":1,"rows":[]}', "has version 2"),
     ],
 )
-def test_what_is_no_progress_is_refused(key: bytes | None, value: bytes, why: str) -> None:
+def test_a_record_that_is_no_progress_is_refused(key: bytes | None, value: bytes, why: str) -> None:
     with pytest.raises(DecodeError, match=why):
         decode_progress(key, value)
 
@@ -194,7 +194,7 @@ def test_a_tombstone_says_nothing() -> None:
 
 
 @given(st.binary(max_size=40), st.sampled_from([1, 2, 4, 8, 16, 64, 256, 3, 12, 100]))
-def test_the_bucket_tells_the_partition_where_it_can(key: bytes, count: int) -> None:
+def test_the_bucket_gives_the_partition_where_it_can(key: bytes, count: int) -> None:
     wanted = (murmur2(key) & 0x7FFFFFFF) % count
     assert Partitioning().of_key(key, count) == wanted
     assert Partitioning.of_bucket(murmur2(key) & 255, count) in (wanted, None)

@@ -1,4 +1,4 @@
-"""How long a producer rests between transactions, so that none is sent back."""
+"""The rest of a producer between transactions, so that no transaction is sent back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What outboxes say of themselves, kept beside what readers find."""
+"""The progress that outboxes report of themselves, kept with the progress that readers find."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_outboxes_stamp_with_the_same_headers() -> None:
     )
 
 
-def test_an_outboxs_own_progress_is_kept_beside_what_readers_find() -> None:
+def test_an_outboxs_own_progress_is_kept_with_the_progress_that_readers_find() -> None:
     processor = bookkeeper.outbox_progress("outbox.progress")
     said = harvest.ProducerProgress("orders-0")
     said.begin()

@@ -1,4 +1,4 @@
-"""The audit's rules: what is right is never found fault with, and every planted fault is found at its
+"""The audit's rules: a right record is never found fault with, and every planted fault is found at its
 offset.
 """
 
@@ -106,7 +106,7 @@ def test_a_planted_gap_is_found_between_its_neighbours(history: History, data: s
 
 @pytest.mark.long
 @given(histories(least=6), st.data())
-def test_two_planted_in_each_others_place_are_found_as_inversion_or_disorder(
+def test_two_planted_instead_of_each_other_are_found_as_inversion_or_disorder(
     history: History, data: st.DataObject
 ) -> None:
     same = [
@@ -142,7 +142,7 @@ def test_a_zombies_record_is_found_though_its_number_is_the_next() -> None:
     assert told(audited(history)) == [("zombie", 14, 14, 14)]
 
 
-def test_what_is_missing_at_the_end_is_found_by_what_the_leaders_say() -> None:
+def test_numbers_missing_at_the_end_are_found_by_the_leaders_reports() -> None:
     history = list(orders(10))
     assert told(audited(history, expected={"shop-0": 12})) == [("lost", 10, 10, 12)]
     assert told(audited([], expected={"shop-0": 12})) == [("lost", 0, 0, 12)]
@@ -151,7 +151,7 @@ def test_what_is_missing_at_the_end_is_found_by_what_the_leaders_say() -> None:
     assert audited([], first_offset=50, expected={"shop-0": 12}).is_clean, "all of it was deleted in time"
 
 
-def test_a_gap_that_was_filled_late_is_no_loss_and_what_is_left_of_one_is() -> None:
+def test_a_gap_that_was_filled_late_is_no_loss_and_the_rest_of_a_gap_is() -> None:
     numbers = [0, 1, 6, 3, 4, 7]
     history = [Published(at, b"k%d" % at, Stamp("shop-0", 1, number)) for at, number in enumerate(numbers)]
     assert told(audited(history)) == [
@@ -190,7 +190,7 @@ def test_records_without_stamps_are_proved_by_the_services_numbers() -> None:
     assert (one.kind, one.offset, one.after, one.first, one.key) == (FindingKind.INVERSION, 12, 9, 9, "key-0")
 
 
-def test_a_number_older_than_what_is_remembered_is_doubtful() -> None:
+def test_a_number_older_than_the_remembered_ones_is_doubtful() -> None:
     history = [Published(at, b"k", None, at) for at in range(LIMIT_NUMBERS + 5)]
     again = [*history, Published(len(history), b"k", None, 2)]
     assert told(audited(again, Rules(number="n"))) == [("doubtful", len(history), 2, 2)]
@@ -204,7 +204,7 @@ def test_what_cannot_be_read_is_found() -> None:
     assert "n is missing" in found.findings[0].reason
 
 
-def test_more_holes_than_are_remembered_are_still_all_told() -> None:
+def test_more_holes_than_are_remembered_are_still_all_reported() -> None:
     history = [Published(at, b"k", Stamp("shop-0", 1, 2 * at)) for at in range(LIMIT_HOLES * 2)]
     found = audited(history)
     assert told(found) == [("lost", at, 2 * at - 1, 2 * at - 1) for at in range(1, LIMIT_HOLES * 2)]
@@ -223,7 +223,7 @@ def test_the_page_names_every_kind_of_finding() -> None:
     assert re.findall(r"^\| `([a-z-]+)` \|", found[1], re.MULTILINE) == [str(kind) for kind in FindingKind]
 
 
-def test_records_of_others_are_left_alone() -> None:
+def test_records_of_other_programs_are_left_alone() -> None:
     others = [
         Published(10 + at, b"k", Stamp(name, 1, 5)) for at, name in enumerate(("shop-eu-0", "shop", "bank-0"))
     ]

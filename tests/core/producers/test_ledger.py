@@ -78,7 +78,7 @@ def test_a_stamp_is_read_as_it_was_written_among_other_headers(stamp: Stamp) -> 
         ({stamps.FIRST: b"x"}, "holdfast-first"),
     ],
 )
-def test_a_stamp_that_is_not_whole_is_refused_with_what_is_wrong(
+def test_a_stamp_that_is_not_whole_is_refused_with_the_fault(
     spoiled: dict[str, bytes | None], why: str
 ) -> None:
     given_headers: dict[str, bytes | None] = dict(stamp_headers(Stamp("p", 1, 2))) | spoiled
@@ -101,7 +101,7 @@ def test_a_name_that_no_stamp_could_carry_is_refused(name: str) -> None:
 
 
 class Page:
-    """The books of one partition, and what was judged."""
+    """The books of one partition, and the verdicts."""
 
     def __init__(self) -> None:
         self.rows: Any = empty_rows(ledger.BookRow)
@@ -154,7 +154,7 @@ def test_what_comes_twice_late_or_never_is_in_the_book() -> None:
     assert totals_of(page.rows) == Totals(producers=1, gaps=1, missing=1, late=2, duplicates=2)
 
 
-def test_a_newer_epoch_fences_the_older_and_goes_on_counting() -> None:
+def test_a_newer_epoch_fences_the_older_and_continues_its_count() -> None:
     page = Page()
     assert page.all(0, 1, 2) == ["new"] * 3
     assert page.all(3, 4, epoch=2) == ["new"] * 2
@@ -173,7 +173,7 @@ def test_a_newer_epoch_fences_the_older_and_goes_on_counting() -> None:
     ) == (3, 5, 3, 1, 0)
 
 
-def test_an_epoch_that_counts_anew_says_so_and_voids_the_old_numbers() -> None:
+def test_an_epoch_that_counts_from_0_says_so_and_voids_the_old_numbers() -> None:
     page = Page()
     assert page.all(0, 1, 5) == ["new", "new", "gap"]
     assert page.all(0, 1, epoch=2, first=0) == ["new", "new"]
@@ -196,7 +196,7 @@ def test_a_number_0_without_that_word_is_a_number_used_twice() -> None:
     assert page.come(0, epoch=2) is J.DUPLICATE
 
 
-def test_numbers_go_on_at_0_after_the_largest_in_books_too() -> None:
+def test_numbers_continue_at_0_after_the_largest_in_books_too() -> None:
     page = Page()
     assert page.all(MAX_SEQUENCE - 1, MAX_SEQUENCE, 0, 1, MAX_SEQUENCE, 4) == ["new"] * 4 + [
         "duplicate",
@@ -358,7 +358,7 @@ MIXED = [
 ]
 
 
-def test_a_clean_topic_gets_each_number_once_as_it_was_and_verdicts_tell_the_rest() -> None:
+def test_a_clean_topic_gets_each_number_once_as_it_was_and_verdicts_have_the_rest() -> None:
     emits, _, refused = run(CLEANER, MIXED)
     clean = [emit for emit in emits if emit.topic == CLEAN]
     assert [emit.value for emit in clean] == [b"a", b"b", b"d", b"other", b"e", b"c", b"plain", b"f"]
@@ -425,7 +425,7 @@ def test_whatever_comes_a_number_is_in_the_clean_topic_at_most_once_however_the_
 def test_a_cleaner_that_keeps_zombies_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cleaning, "KEPT", KEPT | {J.ZOMBIE, J.DUPLICATE})
     with pytest.raises(AssertionError):
-        test_a_clean_topic_gets_each_number_once_as_it_was_and_verdicts_tell_the_rest()
+        test_a_clean_topic_gets_each_number_once_as_it_was_and_verdicts_have_the_rest()
 
 
 def test_a_topic_cannot_be_cleaned_into_itself() -> None:
@@ -552,7 +552,7 @@ def test_the_registry_answers_on_its_topic_in_the_partition_of_the_command() -> 
         b'{"type":"other","name":"a","request":"r"}',
     ],
 )
-def test_what_is_no_command_is_refused(value: bytes | None) -> None:
+def test_a_value_that_is_no_command_is_refused(value: bytes | None) -> None:
     with pytest.raises(DecodeError):
         registry.decode(value, 0)
 

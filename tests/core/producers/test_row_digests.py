@@ -1,4 +1,4 @@
-"""The digest of a published row: whatever of the record changes, and wherever it is moved, it tells."""
+"""The digest of a published row: whatever of the record changes, and wherever it is moved, it shows."""
 
 from __future__ import annotations
 

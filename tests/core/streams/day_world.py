@@ -28,7 +28,7 @@ COLUMNS = ("key", "value", "headers")
 
 
 class Moving:
-    """A clock of workers that goes on at random."""
+    """A clock of workers that advances at random."""
 
     def __init__(self, rng: Random) -> None:
         self._rng, self._now_s = rng, 1_000.0
@@ -66,7 +66,7 @@ class Owner:
     marks: StepMarks | None = None
 
     def begin(self) -> None:
-        """Take it up from what is durable: all else is forgotten."""
+        """Take it up from the durable state: all else is forgotten."""
         self.folder = Folder(self.processor, self.store, applied=self.applied, stream_ms=self.stream_ms)
         if self.processor.told_topics:
             self.marks = StepMarks(self.processor, self.partition, clock=self.clock)  # type: ignore[arg-type]
@@ -92,7 +92,7 @@ class Owner:
             self.folder = None
 
     def let_go(self, out: list[Log], origins: int, *, is_source: bool) -> None:
-        """Tell that the log is at its end, of which *is_source* tells that no step writes it."""
+        """Report that the log is at its end; with *is_source*, no step writes it."""
         if self.folder is None:
             self.begin()
         at_end = frozenset({0} if is_source else ())

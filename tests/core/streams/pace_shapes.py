@@ -1,5 +1,5 @@
-"""Applications for schedules: windows and joins behind steps of all kinds, each with an oracle that sees
-each source's logs alone.
+"""Applications for schedules: windows and joins downstream of steps of all kinds, each with an oracle that
+sees each source's logs alone.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def source_of(topic: str) -> Source[Fare]:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """What windows, or one side of a join, read: through *steps*, from *topics*, of which there comes what
-    *comes* says.
+    """The input of windows, or of one side of a join: through *steps*, from *topics*, with the records of
+    *comes*.
     """
 
     steps: Steps
@@ -118,7 +118,7 @@ def branched(name: str, version: int) -> Side:
 
 
 def mixed(name: str, version: int) -> Side:
-    """One source behind a re-key and one that no step writes, merged and re-keyed."""
+    """One source after a re-key and one that no step writes, merged and re-keyed."""
     topics = f"{name}-one", f"{name}-two"
     by = Rekey(name=f"{name}-by", source=source_of(topics[0]), by=_parity, version=version)
     both = Merge(name=f"{name}-both", sources=[_read(by), source_of(topics[1])], version=version)
@@ -157,7 +157,7 @@ def apart(name: str, version: int) -> tuple[Side, Side]:
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """Windows of *kind* behind *side*."""
+    """Windows of *kind* downstream of *side*."""
 
     kind: str
     side: str
@@ -311,8 +311,8 @@ def any_shape(rng: Random) -> Shape:
 
 
 def any_logs(rng: Random, shape: Shape, partitions: int) -> dict[str, list[list[Fare]]]:
-    """Return the logs of the shape's sources: numbers tell records apart, and what is joined as it is lies in
-    the partition of its driver.
+    """Return the logs of the shape's sources: numbers distinguish records, and records that are joined as
+    they are lie in the partition of their driver.
     """
     records, disorder = rng.choice([3, 15]), rng.choice([20, 250])
     found: dict[str, list[list[Fare]]] = {}

@@ -32,13 +32,13 @@ from tests.core.streams.paces import Fare
 
 AT_MS = 1_700_000_000_000
 IDLE_MS = 10_000_000
-"""How far apart the ticks are by which all let go in the end."""
+"""The distance of the ticks by which all let go in the end."""
 TURNS = 100_000
 """A schedule that takes more does not come to its end."""
 
 
 class Moving:
-    """A clock of workers that goes on at random."""
+    """A clock of workers that advances at random."""
 
     def __init__(self, rng: Random) -> None:
         self._rng, self._now_s = rng, 1_000.0
@@ -75,7 +75,7 @@ class Log:
 
 @dataclass(slots=True)
 class Committed:
-    """What is durable of one partition of a processor, and all that it has emitted."""
+    """The durable state of one partition of a processor, and all that it has emitted."""
 
     store: DictStore = field(default_factory=DictStore)
     position: Any = None
@@ -88,7 +88,7 @@ class Committed:
 
 
 class Owner:
-    """One partition of a processor, folded by some worker from what is durable."""
+    """One partition of a processor, folded by some worker from the durable state."""
 
     def __init__(
         self, world: World, processor: Processor[Any, Any], partition: int, choices: list[bytes]
@@ -124,7 +124,7 @@ class Owner:
         return len(self.at_end) < len(self.sources)
 
     def begin(self) -> None:
-        """Take it up from what is durable: all else is forgotten."""
+        """Take it up from the durable state: all else is forgotten."""
         processor, store, position = self.processor, self.committed.store, self.committed.position
         if processor.on is None:
             at = {} if position is None else {"applied": position.applied, "stream_ms": position.stream_ms}
@@ -181,7 +181,7 @@ class Owner:
         return self.folder.fold(islice(iter(lambda: merger.take(ends), None), count))
 
     def let_go(self) -> None:
-        """Tell which sources are at the ends of their logs."""
+        """Report which sources are at the ends of their logs."""
         at_end = self.at_end
         if not at_end or not self.processor.stateless:
             return
@@ -196,7 +196,7 @@ class Owner:
             self._send([], reached)
 
     def tick_in_the_end(self) -> bool:
-        """Have the clock pass what is asked for; return whether anything was."""
+        """Have the clock pass the ticks asked for; return whether there were any."""
         if self.folder is None:
             self.begin()
         if self.merger is None or self.folder.next_tick_ms == NEVER:
@@ -229,7 +229,7 @@ class Owner:
 class World:
     """An application of *processors*, the last of which gives results, over sources that are being written.
 
-    *written* are the logs of each source topic. Of one that is *grown* the last partition was added when
+    *written* are the logs of each source topic. If it is *grown*, the last partition was added when
     others were folded for a while. With *idle* steps let go now and then, though more comes.
     """
 

@@ -78,7 +78,7 @@ def _same(fare: Fare) -> Fare:
 
 
 def timely(logs: Sequence[Sequence[Fare]], is_late: Callable[[int, int], bool]) -> list[Fare]:
-    """Return what is not late, each log looked at alone: *is_late* gets a time and the highest before it."""
+    """Return the records in time, by each log alone: *is_late* gets a time and the highest before it."""
     found: list[Fare] = []
     for log in logs:
         highest = -(1 << 62)

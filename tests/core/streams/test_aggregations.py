@@ -92,7 +92,7 @@ def test_a_mean_is_that_of_its_values() -> None:
     assert Mean(3, 8).mean == pytest.approx(8 / 3)
 
 
-def test_only_changes_are_told() -> None:
+def test_only_changes_are_sent() -> None:
     highest = maximum(value=cents, emits=updates("highest"), **DECLARED)
     with Topology([highest]) as topology:
         for sale in SALES:
@@ -104,7 +104,7 @@ def test_only_changes_are_told() -> None:
         ]
 
 
-def test_an_aggregate_of_none_is_removed_and_told_by_a_tombstone() -> None:
+def test_a_none_aggregate_is_removed_and_a_tombstone_is_sent() -> None:
     def until_zero(so_far: int | None, sale: Sale) -> int | None:
         return sale.cents or None
 
@@ -140,7 +140,7 @@ def test_a_fold_that_forgets_its_aggregate_is_refused_wherever_the_log_is_cut(wi
         ]
 
 
-def test_a_merge_that_gives_none_is_refused_and_the_sessions_stay() -> None:
+def test_a_merge_that_returns_none_refuses_the_record_and_the_sessions_stay() -> None:
     visits: Any = Windowed(
         name="visits", source=Source("s", Json(int)), by=lambda _: "k", time=lambda at_ms: at_ms,
         window=Session(5, grace=9), fold=lambda so_far, _: (so_far or 0) + 1, merge=lambda earlier, later: None, row=int,  # noqa: E501
@@ -154,7 +154,7 @@ def test_a_merge_that_gives_none_is_refused_and_the_sessions_stay() -> None:
         ]
 
 
-def test_the_first_of_each_id_goes_on_as_it_came_until_it_is_forgotten() -> None:
+def test_the_first_of_each_id_is_sent_unchanged_until_it_is_forgotten() -> None:
     once = dedupe(
         name="once", source="orders", to="unique", key=str, ttl="10s", decode=bytes.decode, in_place=True
     )
@@ -170,7 +170,7 @@ def test_the_first_of_each_id_goes_on_as_it_came_until_it_is_forgotten() -> None
         assert [each.value for each in topology.read("unique")] == [b"o-1"], "forgotten after ten seconds"
 
 
-def test_windows_are_told_when_they_are_closed_and_late_records_are_counted() -> None:
+def test_windows_are_sent_when_they_are_closed_and_late_records_are_counted() -> None:
     hourly: Windowed[tuple[str, int], int] = Windowed(
         name="hourly",
         source="views",
@@ -198,7 +198,7 @@ def test_windows_are_told_when_they_are_closed_and_late_records_are_counted() ->
         ]
 
 
-def test_a_source_tells_what_its_events_are_and_when_they_were() -> None:
+def test_a_source_gives_events_and_their_times() -> None:
     views = Source("views", Json(tuple[str, int]), time=lambda view: view[1])
     counted: Any = count(name="counted", source=views, key=lambda view: view[0])
     once = dedupe(name="once", source=views, to="firsts", key=lambda view: view[0], ttl="1h")

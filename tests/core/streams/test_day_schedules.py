@@ -17,7 +17,7 @@ MANY = 25_000
 
 
 def schedule_of_days(seed: int) -> None:
-    """Run one schedule of windows that feed windows behind a step; AssertionError where these are not those
+    """Run one schedule of windows that feed windows after a step; AssertionError where these are not those
     of the oracle.
     """
     rng = Random(seed)

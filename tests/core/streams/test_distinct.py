@@ -79,7 +79,7 @@ def test_the_bytes_do_not_depend_on_the_process() -> None:
     assert told == [Distinct.of(f"u{at}" for at in range(5000)).sketch.hex()] * 2
 
 
-def test_each_key_has_its_sketch_and_tells_its_estimate_when_that_grows() -> None:
+def test_each_key_has_its_sketch_and_sends_its_estimate_when_that_grows() -> None:
     with Topology([distinct(**DECLARED, emits="counts")]) as topology:
         for visit in (["home", "ann"], ["home", "bob"], ["home", "ann"], ["news", "ann"]):
             topology.pipe("visits", visit, key=visit[0])
@@ -94,7 +94,7 @@ def test_each_key_has_its_sketch_and_tells_its_estimate_when_that_grows() -> Non
         ]
 
 
-def test_whoever_wants_the_sketch_encodes_it() -> None:
+def test_a_caller_that_wants_the_sketch_encodes_it() -> None:
     told = updates("counts", encode=lambda found: found.sketch)
     with Topology([distinct(**DECLARED, emits=told)]) as topology:
         topology.pipe("visits", ["home", "ann"], key="home")
@@ -131,7 +131,7 @@ def test_sessions_merge_their_sketches() -> None:
         )
 
 
-def test_what_is_no_item_is_refused_and_the_row_stays() -> None:
+def test_a_value_that_is_no_item_is_refused_and_the_row_stays() -> None:
     with Topology([distinct(**DECLARED)]) as topology:
         topology.pipe("visits", ["home", "ann"], key="home")
         topology.pipe("visits", ["home", 7], key="home")
@@ -143,7 +143,7 @@ def test_what_is_no_item_is_refused_and_the_row_stays() -> None:
 
 
 @pytest.mark.parametrize("sketch", [b"", b"x", b"\x00" * 40, b"\xff" * 4136])
-def test_what_is_no_sketch_is_an_error(sketch: bytes) -> None:
+def test_bytes_that_are_no_sketch_are_an_error(sketch: bytes) -> None:
     with pytest.raises(ChangelogError, match=f"a sketch of {len(sketch)} bytes cannot be read"):
         _ = Distinct(sketch).estimate
 

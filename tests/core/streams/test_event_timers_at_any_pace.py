@@ -1,5 +1,5 @@
-"""Timers of the event clock behind steps fire once all origins have come past them: what a fold makes of each
-hour follows from the sources' logs, at any pace.
+"""Timers of the event clock downstream of steps fire once all origins have come past them: the result of a
+fold for each hour follows from the sources' logs, at any pace.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def oracle(logs: list[list[Fare]]) -> Counter[Told]:
 @pytest.mark.long
 @pytest.mark.parametrize("steps", [1, pytest.param(3, marks=pytest.mark.variant)])
 @pytest.mark.parametrize("several", [False, True])
-def test_each_hour_is_told_once_and_whole(several: bool, steps: int) -> None:
+def test_each_hour_is_sent_once_and_whole(several: bool, steps: int) -> None:
     for seed in range(scaled(6)):
         logs = source_logs(Random(seed), PARTITIONS, 40, 1)
         for pace in range(2):
@@ -154,7 +154,7 @@ def transact(folder: Folder[int], store: DictStore, given: Batch) -> tuple[list[
     return [Json(Told).decode(each.value) for each in changes.emits], marker
 
 
-def test_a_new_owner_goes_on_with_the_watermarks_of_the_marker() -> None:
+def test_a_new_owner_continues_with_the_watermarks_of_the_marker() -> None:
     store = DictStore()
     two = (None, mark_headers(Mark(1, 50, False, 2)))
     told, marker = transact(folder_at(store), store, batch(at(40, 0), at(300, 0), two))
@@ -164,7 +164,7 @@ def test_a_new_owner_goes_on_with_the_watermarks_of_the_marker() -> None:
     both = batch(at(250, 1, 99), first=4)
     again = folder_at(store, marker)
     assert again.fold([both]) is not None
-    again.rollback()  # the transaction is aborted: nothing of it was heard
+    again.rollback()  # the transaction is aborted: nothing of it was applied
     told, marker = transact(again, store, both)
     assert (told, marker.event_ms) == ([("ada", 0, 2)], 250)
     ended = (None, mark_headers(Mark(1, 250, True, 2)))
@@ -180,7 +180,7 @@ def test_an_origin_that_is_alone_passes_as_a_source_does() -> None:
 
 
 def test_without_headers_the_highest_time_counts_and_the_marker_is_as_it_was() -> None:
-    """What steps of earlier releases wrote is folded as it was, and to the same bytes."""
+    """Records that steps of earlier releases wrote are folded as they were, and to the same bytes."""
     store = DictStore()
     told, marker = transact(folder_at(store), store, batch(at(40, None), at(250, None), at(90, None)))
     assert (told, marker.format) == ([("ada", 0, 1)], EVENT_MARKER_FORMAT)
@@ -241,7 +241,7 @@ def test_the_first_of_each_id_in_its_time_passes_at_any_pace(steps: int) -> None
     assert dropped, "some come twice"
 
 
-def test_ids_are_forgotten_by_event_time_only_where_the_source_tells_it() -> None:
+def test_ids_are_forgotten_by_event_time_only_where_the_source_reads_it() -> None:
     told = {"to": "once", "key": str, "ttl": "1h"}
     with pytest.raises(ConfigError, match=r'clock="event" needs source=Source\(..., time=...\)'):
         dedupe(name="ids", source="fares", decode=bytes, clock="event", **told)  # type: ignore[arg-type]
@@ -262,7 +262,7 @@ def test_a_repeat_is_judged_by_its_own_time_and_one_without_a_value_is_refused()
 
 
 def test_a_replay_comes_to_the_marker_with_its_watermarks() -> None:
-    """What begins from a replay, as a bootstrap or the next fold of a history does, goes on by them."""
+    """A worker that begins from a replay, as a bootstrap or the next fold of a history does, uses them."""
     store = DictStore()
     given = batch((None, mark_headers(Mark(1, 50, False, 2))), at(40, 0), at(300, 0))
     live = folder_at(store)

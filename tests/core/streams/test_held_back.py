@@ -1,4 +1,4 @@
-"""Which origin holds the event time of a partition back, by how much, and since when."""
+"""The origin that holds the event time of a partition back, by how much, and since when."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ HOURS = Windowed(
 
 
 def folded(*headers: Headers) -> list[HeldBack]:
-    """Return what holds the windows back after records and marks of these headers."""
+    """Return the origins that hold the windows back after records and marks of these headers."""
     folder: Folder[Any] = Folder(HOURS, DictStore())
     value = msgspec.json.encode(Look("home", 10 * MINUTE))
     known: dict[str, list[Any]] = {
@@ -91,11 +91,11 @@ def joined(**row: Any) -> list[HeldBack]:
         ({"stream_ms": MINUTE, "left_ms": None, "right_ms": None}, []),
     ],
 )
-def test_a_join_waits_for_the_source_that_is_behind(row: dict[str, Any], held: list[HeldBack]) -> None:
+def test_a_join_waits_for_the_source_that_lags(row: dict[str, Any], held: list[HeldBack]) -> None:
     assert joined(**row) == held
 
 
-def test_a_join_behind_a_step_waits_for_the_last_origin_of_that() -> None:
+def test_a_join_after_a_step_waits_for_the_last_origin_of_that() -> None:
     near = JoinWithin(
         name="near", left=STEP, right=BUYS, join=lambda a, b: a, to=Stream("near-looks", Json(Look))
     )
@@ -137,7 +137,7 @@ def test_origins_have_the_names_of_what_their_step_reads() -> None:
     assert origins_of_topic([STEP, HOURS], "looks") == ("looks",)
 
 
-def test_a_traced_join_behind_a_step_goes_by_the_origins_of_its_records() -> None:
+def test_a_traced_join_after_a_step_uses_the_origins_of_its_records() -> None:
     near_looks = Stream("near-looks", Json(Look))
     near = JoinWithin(
         name="near",

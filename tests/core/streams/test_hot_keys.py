@@ -1,4 +1,4 @@
-"""A record of a key with much behind it looks at as few rows as one of another key."""
+"""A record of a key with a long past looks at as few rows as one of another key."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def lines_of(text: str) -> int:
     )
 
 
-def test_the_page_tells_how_many_lines_each_program_has() -> None:
+def test_the_page_says_how_many_lines_each_program_has() -> None:
     page = (ROOT / "docs" / "from-kafka-streams.md").read_text()
     told = re.findall(r"\]\(\.\./examples/\w+/(\w+\.py)\) \| (\d+) \|", page)
     assert len(told) >= 10
@@ -35,7 +35,7 @@ def test_the_page_tells_how_many_lines_each_program_has() -> None:
         assert int(lines) == lines_of(example_file(name).read_text()), name
 
 
-def test_views_are_told_once_their_hour_and_its_grace_are_over() -> None:
+def test_views_are_sent_once_their_hour_and_its_grace_are_over() -> None:
     of = example("page_views.py")
     with Topology([of.hourly], partitions=1) as topology:
         for minute in (0, 59, 61, 69, 50, 71, 55):
@@ -107,7 +107,7 @@ def test_each_shelf_has_its_three_bestsellers() -> None:
         assert not topology.refused
 
 
-def test_a_balance_is_what_was_paid_in_less_what_was_paid_out() -> None:
+def test_a_balance_is_the_sum_paid_in_less_the_sum_paid_out() -> None:
     of = example("balances.py")
     with Topology([of.balances]) as topology:
         topology.pipe(of.paid_in, 500, key="ada", at=10)

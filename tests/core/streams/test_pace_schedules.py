@@ -29,7 +29,7 @@ def schedule(seed: int) -> None:
     shape, partitions = any_shape(rng), rng.choice([1, 2, 3])
     logs = any_logs(rng, shape, partitions)
     grown, idle = partitions > 1 and rng.random() < 0.3, rng.random() < 0.2
-    if grown:  # what is written to a new partition is of its time
+    if grown:  # records of a new partition are of its time
         after_ms = max([each.at_ms for of in logs.values() for log in of[:-1] for each in log], default=0)
         for of in logs.values():
             of[-1] = [msgspec.structs.replace(each, at_ms=each.at_ms + after_ms) for each in of[-1]]

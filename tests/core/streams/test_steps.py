@@ -27,7 +27,7 @@ LINES = Source("lines", Text())
 
 
 DECLARED: Any = {"Filter": Filter, "Map": Map, "Branch": Branch, "Merge": Merge, "Rekey": Rekey}
-"""What is declared wrongly on purpose, without the types that would say so."""
+"""Declarations that are wrong on purpose, without the types that would say so."""
 
 
 def large(cents: int) -> bool:
@@ -47,7 +47,7 @@ def test_records_that_pass_are_the_same_to_the_byte_and_stay_in_their_partition(
     assert told == [(2, b"ada", b" 250 ", (("trace", b"1"),)), (0, b"ada", b"100", (("trace", b"1"),))]
 
 
-def test_what_a_step_fails_for_is_refused_and_the_rest_goes_on() -> None:
+def test_a_record_that_a_step_fails_for_is_refused_and_the_rest_is_sent() -> None:
     halves = Map(name="halves", source=CENTS, each=lambda cents: 100 // cents, serde=Json(int))
     with Topology([halves]) as topology:
         for value in (b"50", b"0", b"no number", b"20"):

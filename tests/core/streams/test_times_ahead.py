@@ -149,7 +149,7 @@ def test_a_test_that_gives_no_append_times_is_not_held_against_them() -> None:
         assert (topology.refused, len(topology.windows(windows))) == ([], 1)
 
 
-def test_a_limit_that_is_none_is_refused() -> None:
+def test_a_value_that_is_no_limit_is_refused() -> None:
     with pytest.raises(ConfigError, match="ahead 'soon'"):
         readings(ahead="soon")
     with pytest.raises(ConfigError, match="ahead_policy 'drop'"):

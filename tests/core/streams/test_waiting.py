@@ -165,13 +165,13 @@ def test_all_that_is_declared_may_stop_before_what_it_would_refuse(made: Any) ->
         lambda **told: Rekey(name="n", source=LEFT, by=str, to=Stream("keyed", LEFT.serde), **told),
     ],
 )
-def test_all_that_sends_to_others_may_go_on_where_its_version_before_stood(made: Any) -> None:
+def test_all_that_sends_to_others_may_continue_from_the_end_of_its_version_before(made: Any) -> None:
     assert made(version=2, emits_from="handover").hands_over
     assert not made(version=2).hands_over
     with pytest.raises(ConfigError, match="version 1 has none"):
         made(emits_from="handover")
 
 
-def test_what_sends_to_an_internal_topic_alone_has_nothing_to_go_on_with() -> None:
+def test_a_processor_that_sends_to_an_internal_topic_alone_has_nothing_to_continue() -> None:
     with pytest.raises(ConfigError, match="no topic of others to emit to"):
         Filter(name="n", source=LEFT, keep=bool, version=2, emits_from="handover")

@@ -174,7 +174,7 @@ def test_few_keys_of_one_hash_are_read() -> None:
 
 
 @pytest.mark.parametrize("of", [int, list[int], dict[str, int], set[str], set[float | bytes], dict[str, Any]])
-def test_types_whose_hashes_nobody_chooses_are_decoded_as_before(of: Any) -> None:
+def test_types_whose_hashes_cannot_be_chosen_are_decoded_as_before(of: Any) -> None:
     assert isinstance(getattr(Json(of)._decode, "__self__", None), msgspec.json.Decoder)
 
 

@@ -122,7 +122,7 @@ def test_workers_of_the_previous_version_write_on_and_their_emits_are_not_repeat
     assert [each.applied for each in read_live(books.first, books.settings)] == [125, 119]
     part = Owner(books, tmp_path, second).taken()
     assert state(part) == (119, True)
-    assert not any("stands still" in each.getMessage() for each in caplog.records)
+    assert not any("but not updated until" in each.getMessage() for each in caplog.records)
     assert part.owner.may_learn_handover, "version 1 has gone on: it is silent up to where that stands now"
     part.close()
     assert verify(second, books.settings, LOCAL).equal
@@ -135,7 +135,7 @@ def test_a_worker_that_has_begun_an_empty_partition_is_not_written_over(
 ) -> None:
     part = Owner(books, tmp_path, second).taken()
     assert state(part) == (-1, False)
-    (line,) = [each.getMessage() for each in caplog.records if "stands still" in each.getMessage()]
+    (line,) = [each.getMessage() for each in caplog.records if "but not updated until" in each.getMessage()]
     assert line.startswith("accounts.v2 partitions [0] begin empty: the version before")
     assert "`holdfast bootstrap accounts`" in line
     assert not part.owner.is_to_begin

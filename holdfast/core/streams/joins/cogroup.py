@@ -44,7 +44,7 @@ def cogroup(
     the aggregate with it, of type *row*, or None, which removes it. Each change is sent to *to*, and a
     removal as a tombstone. A record without a key is refused.
 
-    ConfigError for what cannot be, when the declaration is made.
+    Raises ConfigError, at the declaration, for parameters that do not fit together.
 
     >>> from holdfast import Json, Source
     >>> from holdfast.testing import Topology
@@ -85,8 +85,8 @@ def cogroup(
 
 
 def _keeping(fold: Callable[[A | None, Any], A | None], to: Stream[A] | None) -> FoldWith:
-    """Return the fold of a source: it keeps what *fold* makes of the aggregate, and sends a change of it to
-    *to*.
+    """Return the fold of a source: it stores the aggregate that *fold* returns, and sends each change of it
+    to *to*.
     """
 
     def keep(rows: Rows[A], event: Any, at_ms: int, key: Any) -> Emits:

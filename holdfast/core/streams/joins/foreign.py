@@ -33,9 +33,10 @@ J = TypeVar("J")
 
 
 class Subscription(msgspec.Struct, frozen=True, array_like=True):
-    """A row of the left table, sent to the foreign key it refers to; *value* None when it does so no more.
+    """A row of the left table, sent to the foreign key it refers to; *value* is None once it refers
+    elsewhere.
 
-    *offset* is that of its record, which tells later ones from earlier ones.
+    *offset* is that of its record, which orders the subscriptions of one left row.
     """
 
     key: str
@@ -67,7 +68,7 @@ class SubscriberRow(msgspec.Struct, frozen=True, array_like=True, tag="s"):
 
 
 class AnsweredRow(msgspec.Struct, frozen=True, array_like=True):
-    """For which offset of a left row the last answer was, and whether a result is there."""
+    """The offset of the left row that was answered last, and whether a result exists."""
 
     offset: int
     there: bool
@@ -88,9 +89,9 @@ class JoinForeign(tuple[Processor[Any, Any], ...], Generic[L, R, J]):
     overtake each other, so the third lets only those of the row's latest record pass. `holdfast topics
     create` makes the first topic with as many partitions as *right*, the second with as many as *left*.
 
-    Limits: a right row that changes sends a result for each left row that refers to it, in one transaction.
-    The third processor keeps a small row of each left key that there ever was. ConfigError for what does not
-    fit together, when it is declared.
+    Limits: a change of a right row sends a result for each left row that refers to it, in one transaction.
+    The third processor keeps a small row for each left key that ever existed. Raises ConfigError, at the
+    declaration, for parameters that do not fit together.
 
     >>> from holdfast import Json, Source, Stream
     >>> from holdfast.testing import Topology
@@ -191,7 +192,7 @@ def _keys(
     version: int,
     route: Route | None,
 ) -> Processor[Any, str]:
-    """Return what sends each left row to its foreign key; its rows are those keys."""
+    """Return the processor that sends each left row to its foreign key; its rows are those keys."""
     to_foreign, to_answers = str(subscriptions.topic), str(answers)
 
     frames, frames_key = framing(left.serde), framing(left.key)
@@ -202,7 +203,7 @@ def _keys(
     def decode(
         value: bytes | None, record_key: bytes | None, offset: int, headers: Headers = ()
     ) -> tuple[Any, ...]:
-        # What goes on has no headers: a schema that they told stands before the value from here on.
+        # Subscriptions have no headers: a schema that the headers name is written before the value instead.
         told = value if frames is None else frames(value, headers)
         told_key = record_key if frames_key is None else frames_key(record_key, headers)
         return left.serde.decode(told), told, left.key.decode(told_key), offset
@@ -247,7 +248,7 @@ def _matches(
     version: int,
     route: Route | None,
 ) -> Processor[Any, Any]:
-    """Return what joins the left rows of each foreign key with its right row."""
+    """Return the processor that joins the left rows of each foreign key with its right row."""
     to_answers = str(answers)
 
     def of_right(rows: Rows[Any], value: Any, at_ms: int, key: Any) -> Iterator[Emit]:
@@ -287,7 +288,7 @@ def _row_type(right: Any) -> Any:
 
 
 def _subscribers(foreign: str) -> str:
-    """Return the prefix of the rows of those who refer to a key; no key's is another's."""
+    """Return the prefix of the rows of a key's subscribers; it is no prefix of another key's rows."""
     return f"s{len(foreign)}/{foreign}/"
 
 
@@ -304,7 +305,9 @@ def _routed(route: Route | None) -> Route:
 def _answered(
     name: str, to: Stream[Any], answers: Internal[ForeignAnswer], version: int, route: Route | None
 ) -> Processor[Any, AnsweredRow]:
-    """Return what sends on the answers for the latest record of each left row."""
+    """Return the processor that sends the answers for the latest record of each left row, and drops older
+    ones.
+    """
     decode = _decode_answer
 
     def fold(rows: Rows[AnsweredRow], told: tuple[str, ForeignAnswer], at_ms: int) -> Emits:

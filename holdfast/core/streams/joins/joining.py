@@ -1,4 +1,4 @@
-"""What joins have in common: how they are checked, and the types of the rows they keep."""
+"""Checks and row types that all joins share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from holdfast.errors import ConfigError, HoldfastError
 Route = Callable[[str, int], int | None]
 How = Literal["inner", "left", "outer"]
 TableHow = Literal["inner", "left"]
-"""How a stream or a table joins another table, whose rows alone make no result."""
+"""The kinds of join of a stream or a table with another table, whose rows alone make no result."""
 key_of = checked_key
 """Returns a key; FoldError unless it may be that of a row."""
 
@@ -90,7 +90,7 @@ def check_late(whose: str, late: object, to: Stream[Any], sources: Collection[st
 
 
 def check_tombstones(whose: str, to: Stream[Any]) -> None:
-    """Raise ConfigError unless *to* takes tombstones, which tell that a result is gone."""
+    """Raise ConfigError unless *to* takes tombstones, which announce that a result is gone."""
     try:
         taken = to.serde.encode(None) is None
     except HoldfastError:

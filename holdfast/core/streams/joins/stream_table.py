@@ -44,28 +44,29 @@ class JoinStreamTable(Processor[Any, Any], Generic[S, V, J]):
     """Each record of *stream* with the row that *table* has for it.
 
     A record of *table* sets the row of its key, one without value (a tombstone) removes it, and neither sends
-    anything. For a record of *stream*, *join* gets it and the row, and returns what is sent to *to* under the
-    record's key. *by* gives the key of the row that a record wants, if that is not the record's own; the
-    record must lie in that row's partition all the same. *how* is "inner", which passes over records without
-    a row, or "left", which joins them with None. Records of *stream* without a value are passed over. One
-    without a key is refused, but joined with None if *how* is "left".
+    anything. For a record of *stream*, *join* gets its event and the row, and its result is sent to *to*
+    under the record's key. *by* returns the key of the row that a record wants, if that is not the record's
+    own; the record must be in that row's partition all the same. *how* is "inner", which passes over records
+    without a row, or "left", which joins them with None. Records of *stream* without a value are passed over.
+    One without a key is refused, but joined with None if *how* is "left".
 
-    The row is the one that is there when the record is folded. Of two topics, the next record is the one of
-    the least time among the first of both, which is the event's own where its source tells it; of one ms,
-    those of the table are folded first.
+    The row is the one that exists when the record is folded. Of the next records of both topics, the one with
+    the least time is folded first: its event time where the source reads it, else its append time; at equal
+    ms, that of the table.
 
     **Versioned.** With *history* (a duration such as "1d", or ms) the row is the one *as of the record's
-    event time*, which the sources' `time` tells; without `time=` it is the append time. A tombstone tells no
-    time: where the table has `time=`, it removes the row from table time on. What a row was is kept as long
-    as **table time**, the highest event time of the table in this partition, is less than *history* past the
-    end of it. A record of *stream* that asks for more than *history* before table time finds no row. A record
-    of *table* that is older is late: it changes nothing, is sent to *late* if that is given, and counted in
-    the row `stream_key(partition)`, a `StreamRow`. A record of *table* whose event time is far in the future
-    makes all records of its partition late and ends what is known of the past, for every key; have the serde
-    or *time* raise for a time that cannot be, and it goes to quarantine.
+    event time*, which the sources' `time` reads; without `time=` it is the append time. A tombstone has no
+    event time: where the table has `time=`, it removes the row from table time on. A version of a row is kept
+    as long as **table time**, the highest event time of the table in this partition, is less than *history*
+    past its end. A record of *stream* that is more than *history* before table time finds no row. A record of
+    *table* that is older is late: it changes nothing, is sent to *late* if that is given, and counted in the
+    row `stream_key(partition)`, a `StreamRow`. A record of *table* whose event time is far in the future
+    makes all records of its partition late and drops the history of every key; have the serde or *time* raise
+    for an impossible time, and the record goes to quarantine.
 
     With history, the row of a key is its last `Version`, and each older one is a row of its own; without it,
-    rows are the values of *table*. ConfigError for what does not fit together, when it is declared.
+    rows are the values of *table*. Raises ConfigError, at the declaration, for parameters that do not fit
+    together.
     """
 
     __slots__ = ()
@@ -185,8 +186,8 @@ def _joining(
     by: Callable[[Any], str] | None,
     past: TableHistory | None,
 ) -> Callable[..., Emits]:
-    """Return the fold of *stream*: it sends what *join* makes of a record and of its row, that of its time
-    where there is a *past*.
+    """Return the fold of *stream*: it sends the result of *join* for a record and its row; with a *past*, for
+    the row as of the record's time.
     """
 
     def enrich(
@@ -221,8 +222,8 @@ def _joining(
 def _keeping(
     past: TableHistory | None, late: Stream[Any] | None, asked: tuple[Asked, ...], by_origin: bool
 ) -> FoldWith:
-    """Return the fold of the table: it sets rows, with a *past* one for each version, and sends to *late*
-    what came too late.
+    """Return the fold of the table: it sets rows, with a *past* one for each version, and sends late records
+    to *late*.
     """
     if past is None:
         return FoldWith(_keep, ("key",))

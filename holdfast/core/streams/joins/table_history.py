@@ -1,10 +1,10 @@
-"""What the rows of a table were: a row for each version of a key, found by its time.
+"""The history of a table's rows: a row for each version of a key, found by its time.
 
     ada                              the last version of "ada"
     00 was/3/ada@0001700000000000    an older one, by the time from which it was the row
     00 stream/3                      table time of partition 3, and how many of its records were late
     00 due/0001700003600000/d/ada    when the oldest version of "ada" may be dropped
-    00 origin/3/0/5                  behind a step, the watermark of an origin of the table (0) or stream (1)
+    00 origin/3/0/5                  for steps, the watermark of an origin of the table (0) or stream (1)
 
 00 is the character U+0000; the number is the length of the key, so that no key's versions lie among
 another's.
@@ -42,14 +42,14 @@ V = TypeVar("V")
 
 WAS = f"{RESERVED}was/"
 MOST_TIMES = 1_000_000
-"""Of how many older versions the times are remembered."""
+"""The most older versions whose times are kept in memory."""
 _START = StreamRow()
 
 
 class Version(msgspec.Struct, Generic[V], frozen=True, array_like=True, tag="v"):
     """A row of a table from *from_ms* on, until the next; *value* None for removed.
 
-    Under its key lies the last version; *older* tells of that one whether there are others.
+    Under its key is the last version; its *older* is true while the key has older ones.
     """
 
     from_ms: int
@@ -62,11 +62,11 @@ TABLE, STREAM_SIDE = 0, 1
 
 
 class TableHistory:
-    """What rows were, for as long before table time as is wanted.
+    """The versions of a table's rows, kept for *history_ms* before table time.
 
-    *by_origin* says of table and stream whether they are behind steps that know event time. Then what is late
-    is so by its own origin's watermark, and table time is the least watermark of the origins of both, so that
-    a version is kept for every record of the stream that may ask for it.
+    *by_origin* says of table and stream whether a step that knows event time writes them. Then a record is
+    late by the watermark of its own origin, and table time is the least watermark of the origins of both, so
+    that a version is kept for every record of the stream that may still ask for it.
     """
 
     __slots__ = ("_ahead_ms", "_by_origin", "_history_ms", "_holds", "_time")
@@ -82,13 +82,13 @@ class TableHistory:
         self._by_origin = by_origin
 
     def _origins(self, rows: Rows[Any], partition: int) -> tuple[RowsOfOrigins, RowsOfOrigins] | None:
-        """Return the origins of table and stream, None where none is behind a step."""
+        """Return the origins of table and stream; None unless a step writes one of them."""
         if True not in self._by_origin:
             return None
         return origins_of(rows, partition, TABLE), origins_of(rows, partition, STREAM_SIDE)
 
     def mark(self, rows: Rows[Any], side: int, mark: Mark, partition: int) -> None:
-        """Take in a mark of table or stream, and drop what nobody may ask for any more."""
+        """Apply a mark of table or stream, and drop the versions that no record can ask for any more."""
         both = self._origins(rows, partition)
         assert both is not None, "who is given marks is behind a step"
         stream: StreamRow = rows.get(stream_key(partition), _START)
@@ -99,8 +99,8 @@ class TableHistory:
     def asked(
         self, rows: Rows[Any], key: str, at_ms: int, partition: int, headers: Headers, *, moves: bool = True
     ) -> Any:
-        """Take in a record of the stream, and return the value of *key* at its time; None where there was
-        none, or it is too long ago by the watermark of the record's origin before it.
+        """Apply a record of the stream, and return the value of *key* at its time; None if it had none, or if
+        that is too long before the watermark that the record's origin had.
         """
         both = self._origins(rows, partition) if self._by_origin[STREAM_SIDE] else None
         told = None if both is None else told_of(headers)
@@ -123,7 +123,7 @@ class TableHistory:
         return max(table_ms, stream.stream_ms)
 
     def as_of(self, rows: Rows[Any], key: str, at_ms: int, partition: int) -> Any:
-        """Return the value of *key* at *at_ms*; None where there was none, or it is too long ago to tell."""
+        """Return the value of *key* at *at_ms*; None if it had none, or if that is too long ago."""
         if at_ms < rows.get(stream_key(partition), _START).stream_ms - self._history_ms:
             return None
         last: Version[Any] | None = rows.get(key)
@@ -144,9 +144,7 @@ class TableHistory:
         partition: int,
         headers: Headers = (),
     ) -> bool:
-        """Take in a record of the table; return False for a late one, which changes nothing but their
-        count.
-        """
+        """Apply a record of the table; return False for a late one, of which only the count is kept."""
         name = stream_key(partition)
         stream: StreamRow = rows.get(name, _START)
         both, own_ms, told = self._origins(rows, partition), stream.stream_ms, None
@@ -159,7 +157,8 @@ class TableHistory:
             else:
                 _, own_ms, _ = _told(both[TABLE], told, UNHEARD)
         if value is None and self._time is not None:
-            # It tells no time of its own, and its append time may be long after what a log is read of.
+            # A tombstone has no event time, and its append time may be far ahead of the event times being
+            # read.
             from_ms, moves = own_ms, True
             if from_ms < 0:
                 return True
@@ -192,10 +191,10 @@ class TableHistory:
         stream_ms: int,
         put: tuple[str, Version[Any]] | None = None,
     ) -> None:
-        """Let table time come to *stream_ms*: drop what is due, and set a version."""
+        """Advance table time to *stream_ms*: drop the versions that are due, and set one."""
         next_ms = stream.next_ms
         if next_ms <= stream_ms:
-            # The rest is dropped at later records: nobody sees a version that is too old.
+            # The rest is dropped at later records: no record is joined with a version that is too old.
             due, following = take_due(rows, next_ms, stream_ms)
             next_ms = NEVER if following is None else following[0]
             for _, _, pruned in due:
@@ -207,7 +206,7 @@ class TableHistory:
             rows[stream_key(partition)] = after
 
     def _put(self, rows: Rows[Any], key: str, new: Version[Any], stream_ms: int) -> int:
-        """Set a version; return when the first may be dropped, NEVER where that is noted already."""
+        """Set a version; return when one may be dropped first, NEVER where that is in the index already."""
         last: Version[Any] | None = rows.get(key)
         if last is not None and new.from_ms < last.from_ms:
             _put_older(rows, key, new)
@@ -231,7 +230,9 @@ class TableHistory:
         return due_ms
 
     def _prune(self, rows: Rows[Any], key: str, stream_ms: int) -> int:
-        """Drop those versions of a key that none may ask for any more; return when there is more to drop."""
+        """Drop the versions of a key that no record can ask for any more; return when the next may be
+        dropped.
+        """
         last: Version[Any] | None = rows.get(key)
         if last is None:
             return NEVER
@@ -241,7 +242,7 @@ class TableHistory:
         first, second = next(versions), next(versions, None)
         while True:
             replaced = second is not None and second.from_ms <= oldest_ms
-            # What was not there before either: nothing older can come any more.
+            # A removed row before all others is as good as none: no older version can come any more.
             absent = first.value is None and first.from_ms <= oldest_ms
             if not replaced and not absent:
                 break
@@ -269,15 +270,13 @@ class TableHistory:
 
 
 def _begin(rows: Rows[Any], both: tuple[RowsOfOrigins, RowsOfOrigins], stream: StreamRow) -> None:
-    """Take in that a header or mark is met: from here on the table's own watermark is in a row of its
-    origins.
-    """
+    """Handle the first header or mark: from here on the table's own watermark is in a row of its origins."""
     if not _is_named(both):
         both[TABLE].begin(rows, stream.stream_ms)
 
 
 def _is_named(both: tuple[RowsOfOrigins, RowsOfOrigins]) -> bool:
-    """Return whether any record or mark with a header was met."""
+    """Return whether a record or mark with a header was met."""
     return both[TABLE].is_named or both[STREAM_SIDE].is_named
 
 
@@ -287,8 +286,8 @@ def _hear(rows: Rows[Any], origins: RowsOfOrigins, origin: int, watermark_ms: in
 
 
 def _told(origins: RowsOfOrigins, told: RecordOrigin | None, time_ms: int) -> RecordOrigin:
-    """Return the origin of a record with the watermarks before and after it: of one without a header, its
-    time moves that of NAMELESS.
+    """Return the origin of a record with the watermarks before and after it; without a header, its time moves
+    that of NAMELESS.
     """
     return RecordOrigin(NAMELESS, origins.watermarks.of(NAMELESS), time_ms) if told is None else told
 
@@ -306,7 +305,7 @@ def _older(rows: Rows[Any], key: str) -> Iterator[Version[Any]]:
 
 
 class _Remembered:
-    """The times of the older versions of some keys, as rows have them."""
+    """The times of the older versions of some keys, in memory with the rows."""
 
     __slots__ = ("count", "times")
 

@@ -40,13 +40,13 @@ class JoinTables(Processor[Any, Any], Generic[L, R, J]):
     """The rows of two tables that have one key, joined whenever either changes.
 
     *left* and *right* are topics of tables: a record sets the row of its key, one without value (a tombstone)
-    removes it. *join* gets the two rows and returns what is sent to *to*. *how* is "inner": there is a result
-    while both rows are; "left": while the left one is, the right one may be None; or "outer": while either
-    is. *join* must not return None, which would be sent as a tombstone. When a result is gone, a tombstone is
-    sent, so that the values of *to* must allow None.
+    removes it. *join* gets the two rows, and its result is sent to *to*. *how* is "inner": there is a result
+    while both rows exist; "left": while the left one does, and the right one may be None; or "outer": while
+    either does. *join* must not return None, which would be sent as a tombstone. When a result is gone, a
+    tombstone is sent, so the values of *to* must allow None.
 
-    Rows are `Joined` by key. ConfigError for what does not fit together, when it is declared; a record
-    without a key is refused.
+    Rows are `Joined` by key. A record without a key is refused. Raises ConfigError, at the declaration, for
+    parameters that do not fit together.
 
     >>> from holdfast import Json, Source, Stream
     >>> from holdfast.testing import Topology

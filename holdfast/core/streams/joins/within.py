@@ -64,7 +64,7 @@ _IDLE = f"{RESERVED}idle/"
 _PLACE = 2 * DIGITS + 2
 """Characters of `@time/offset` at the end of a row's key."""
 _TIME = 1 - _PLACE
-"""Where in a row's key the time begins."""
+"""The index in a row's key, from its end, at which the time begins."""
 
 
 class LeftHeld(msgspec.Struct, Generic[L], frozen=True, array_like=True, tag="l"):
@@ -82,8 +82,8 @@ class RightHeld(msgspec.Struct, Generic[R], frozen=True, array_like=True, tag="r
 
 
 class JoinStreamRow(msgspec.Struct, frozen=True, array_like=True, tag="s"):
-    """Stream time of a partition in ms (-1 before both sources were heard), and how many of its records were
-    late: *late_after_idle* of them only because the other source went on while theirs let go.
+    """Stream time of a partition in ms (-1 until both sources have had a record), and how many of its records
+    were late: *late_after_idle* of them only because the other source advanced after theirs had let go.
 
     *failed* lone results could not be sent when their time came.
 
@@ -110,44 +110,44 @@ class JoinWithin(Processor[Any, Any], Generic[L, R, J]):
     """Each record of *left* with each of *right* that has its key and is near: left time - *before* <= right
     time <= left time + *after*.
 
-    Times are what the sources' `time` tells; without it the highest append time so far, so that nothing is
-    late. *join* gets the two events and returns what is sent to *to* under their key, as soon as both are
-    there; of several partners, the one of the earliest time first, then in order of offsets. *how* is
-    "inner"; "left", which also sends a left event that met no partner, with None, once none can come any
-    more; or "outer", which does that for both sides.
+    Times are read by the sources' `time`; without it, a record's time is the highest append time so far, and
+    no record is late. *join* gets the two events, and its result is sent to *to* under their key, as soon as
+    both have come; of several partners, first that of the earliest time, then in order of offsets. *how* is
+    "inner"; "left", which also sends a left event that met no partner, with None, once no partner can come
+    any more; or "outer", which does that for both sides.
 
     **Stream time** is the least watermark of the origins: of a topic that no step writes, the highest event
-    time in its partition; behind a step, see `Windowed`. A record is **late** if its time + *grace* is below
-    the watermark that its own origin had before it: it joins nothing, is sent to *late* if that is given, and
-    counted in the row `stream_key(partition)`, a `JoinStreamRow`. All others meet each partner that is near,
-    at whatever pace the sources are read. No partner is waited for any longer once stream time > a left
-    record's time + *after* + *grace*, or a right one's + *before* + *grace*: one that has met none is then
-    told alone, if *how* says so, and none is kept in the store and the changelog for longer. A key has no
-    more rows than the records it had within that time, however hot it is. Those told alone at one record are
-    sent by time, then left before right, then by key. A record whose event time is far in the future makes
-    those of its origin late that follow it; have the serde or *time* raise for a time that cannot be, and it
-    goes to quarantine.
+    time in its partition; downstream of a step, see `Windowed`. A record is **late** if its time + *grace* is
+    below the watermark that its own origin had before it: it joins nothing, is sent to *late* if that is
+    given, and counted in the row `stream_key(partition)`, a `JoinStreamRow`. All others meet each partner
+    that is near, at whatever pace the sources are read. A record waits for partners until stream time > its
+    time + *after* + *grace* for a left one, + *before* + *grace* for a right one. If it has met no partner,
+    it is then sent alone, if *how* says so; the store and the changelog keep no record for longer. A key has
+    no more rows than the records it had within that time, however hot it is. Lone records that one record
+    makes due are sent by time, then left before right, then by key. A record whose event time is far in the
+    future makes later records of its origin late; have the serde or *time* raise for an impossible time, and
+    the record goes to quarantine.
 
-    A source that has had no record for a second, or for the `idle=` of its `Source`, while the other has come
-    so far that records could be let go, holds stream time back no longer: a recorded tick says so. Its next
-    record ends that. If it would have met a partner but for that, it is late and counted as
+    A source that has had no record for a second, or for the `idle=` of its `Source`, while the other has
+    advanced so far that records could be let go, no longer holds stream time back; a recorded tick says so.
+    Its next record ends that. A record that would otherwise have met a partner is late and counted as
     *late_after_idle*.
 
-    Results to an `Internal` topic, or to a `Stream` with `watermarks=True`, tell of their origins: of them,
-    each partition of the join is one, and its watermark is stream time less *before*, *after* and *grace*. So
-    windows of results are the same at any pace if they take a time between those of the two records.
+    Results to an `Internal` topic, or to a `Stream` with `watermarks=True`, carry their origins: each
+    partition of the join is one, and its watermark is stream time less *before*, *after* and *grace*. So
+    windows of results are the same at any pace if they use a time between those of the two records.
 
-    A record is refused if *join* fails for a pair of it. If it fails for one alone, that result is
-    quarantined at the stage "close" and counted as *failed*; no other is the worse for it.
+    A record is refused if *join* fails for a pair of it. If it fails for a lone record, that result is
+    quarantined at the stage "close" and counted as *failed*; other results are not affected.
 
-    **Idle.** A partition without traffic has no stream time that passes. With *idle* (a duration; None for
-    never), stream time goes on by the worker's clock once a partition has had no progress for so long, but
-    only to where a record is done with, and behind a step not before that has said that it is at its end:
-    that is a tick, recorded and replayed. Records that come later than that are late. "inner" needs no such
-    ticks and has none.
+    **Idle.** Stream time does not pass in a partition without traffic. With *idle* (a duration; None for
+    never), the worker's clock advances it once a partition has had no progress for that long, but only to the
+    time at which a record is done, and downstream of a step only after that has reported that it is at its
+    end. Such a tick is recorded and replayed. Records that come later than that are late. "inner" needs no
+    such ticks and has none.
 
     Records without a value are passed over; those without a key are refused. Durations are text such as
-    "10s", or ms. ConfigError for what does not fit together, when it is declared.
+    "10s", or ms. Raises ConfigError, at the declaration, for parameters that do not fit together.
     """
 
     __slots__ = ()
@@ -336,14 +336,14 @@ class JoinWithin(Processor[Any, Any], Generic[L, R, J]):
 
     @property
     def _near(self) -> _Near:
-        """Return the fold, of which what is called at ticks is a method."""
+        """Return the fold, whose method is called at ticks."""
         tick: Any = self.on_tick
         found: _Near = tick.__self__
         return found
 
 
 def _tells(topic: str) -> bool:
-    """Return whether a step writes *topic* that says when it is at its end."""
+    """Return whether *topic* is written by a step that reports when it is at its end."""
     return tells_origins(topic) and getattr(topic, "tells", False) is True
 
 
@@ -354,15 +354,15 @@ def _row_type(left: Any, right: Any, by_origin: bool) -> Any:
 
 _ASKED: tuple[Asked, ...] = ("key", "partition", "offset")
 _HEADERS = 1 + len(_ASKED)
-"""Where in what a fold is given, behind rows and stream time, the headers are: the event is the first."""
+"""The index of the headers among a fold's arguments without rows and stream time; that of the event is 0."""
 _LEFT, _RIGHT = "l/", "r/"
 _START = JoinStreamRow(left_ms=-1, right_ms=-1)
 SOURCE_IDLE_MS = 1_000
-"""How long a source may say nothing while the other waits, unless it says `idle=`: then it holds stream time
-back no longer.
+"""The time after which a silent source no longer holds stream time back while the other one waits, unless it
+declares `idle=`.
 """
 Alone = tuple[int, str, str, Any]
-"""The time of a record that met none, its row's key, its own key, and what is held of it."""
+"""(time of a record that met no partner, key of its row, its own key, its row)."""
 
 
 _decode_stream = msgspec.json.Decoder(JoinStreamRow).decode
@@ -392,7 +392,7 @@ class _SideFold:
 
 @dataclass(frozen=True, slots=True)
 class _Near:
-    """The fold of one declaration; it keeps nothing itself."""
+    """The fold of one declaration; it has no state of its own."""
 
     join: Callable[[Any, Any], Any]
     to: Stream[Any]
@@ -406,7 +406,7 @@ class _Near:
     lone_right: bool
     by_origin: tuple[bool, ...]
     sources_tell: tuple[bool, ...]
-    """Of which sources the step tells how far it has come, also where it has sent nothing yet."""
+    """True for a source whose step reports how far it has come, even before it has sent a record."""
     by_append_time: tuple[bool, ...]
     source_idle_ms: tuple[int, ...]
 
@@ -422,7 +422,7 @@ class _Near:
         offset: int,
         headers: Headers = (),
     ) -> Emits:
-        """Take in a record of one side, or a mark."""
+        """Fold a record of one side, or a mark."""
         if event is None:
             return None
         number = 0 if side == _LEFT else 1
@@ -463,7 +463,8 @@ class _Near:
             if due_ms < stream.next_ms:
                 stream = msgspec.structs.replace(stream, next_ms=due_ms)
         if origins is not None and origins.is_named:
-            # Behind a merge the first log may be farther than the origin, which is the least of several.
+            # Downstream of a merge, the first log may be ahead of the origin, which is the least of several
+            # logs.
             own = NAMELESS, max(own_ms, time_ms) if moves else own_ms
             origin, after_ms = own if told is None else (told.origin, told.after_ms)
             origins.hear(rows, origin, after_ms)
@@ -483,7 +484,9 @@ class _Near:
         emits: list[Emit],
         own_ms: int = -1,
     ) -> Emits:
-        """Let stream time pass behind a record or mark of a source, and do what is due then."""
+        """Advance stream time after a record or a mark of a source, and process the entries that are due
+        then.
+        """
         left_ms, right_ms, ended, awaited = stream.left_ms, stream.right_ms, stream.ended, stream.awaited
         assert left_ms is not None
         assert right_ms is not None
@@ -506,7 +509,7 @@ class _Near:
                 left_ms = max(left_ms, least_ms)
             if named.watermarks.has_ended:
                 ended |= bit
-        # Records come in order of append time, so what is told that comes later is not below it.
+        # Records come in order of append time, so later times of such a source are not below it.
         if self.by_append_time[0]:
             left_ms = max(left_ms, at_ms)
         if self.by_append_time[1]:
@@ -540,7 +543,7 @@ class _Near:
         return emits
 
     def _set(self, rows: Rows[Any], partition: int, stream: JoinStreamRow, at_ms: int) -> None:
-        """Keep what is known of the times of a partition, and ask for the ticks that it needs."""
+        """Store the times of a partition, and ask for the ticks that it needs."""
         name = stream_key(partition)
         stream = self._awaited(rows, partition, stream)
         if stream.next_ms != NEVER:
@@ -551,8 +554,8 @@ class _Near:
     def _await_source(
         self, rows: Rows[Any], partition: int, stream: JoinStreamRow, at_ms: int
     ) -> JoinStreamRow:
-        """Ask for a tick that sees whether a source still says nothing, where the other one has come so far
-        that something would be due without it.
+        """Ask for a tick that checks whether a source is still silent, if the other one has advanced so far
+        that an entry would be due without it.
         """
         left_ms, right_ms = stream.left_ms, stream.right_ms
         assert left_ms is not None
@@ -568,7 +571,9 @@ class _Near:
         return msgspec.structs.replace(stream, awaited=stream.awaited | bit)
 
     def _is_told(self, rows: Rows[Any], partition: int, stream: JoinStreamRow, number: int) -> bool:
-        """Return whether the step before a source says when that is at its end: no clock decides it then."""
+        """Return whether the step that writes a source reports when it is at its end: no clock decides it
+        then.
+        """
         if not self.by_origin[number]:
             return False
         is_unheard = self.sources_tell[number] and _own_ms(stream, number) < 0
@@ -583,19 +588,20 @@ class _Near:
         )
 
     def _alone_ms(self, side: str, time_ms: int) -> int:
-        """Return from which stream time on a record has no partner to wait for that is not late.
+        """Return the stream time from which on every partner still to come for a record is late.
 
-        The last for a left record is of the time + after, and is late once its origin is beyond that + grace.
+        The last partner of a left record has its time + after, and is late once its origin is past that +
+        grace.
         """
         return time_ms + self._reach_ms(side) + self.grace_ms + 1
 
     def _reach_ms(self, side: str) -> int:
-        """Return how long after a record of *side* the last partner may be."""
+        """Return by how many ms the last partner of a record of *side* may be later."""
         return self.after_ms if side == _LEFT else self.before_ms
 
     def held_back(self, rows: Rows[Any], partition: int) -> list[HeldBack]:
-        """Return the origins that hold stream time back: of a source behind a step, the last of its origins;
-        of two sources, the one that is behind the other and does not let go.
+        """Return the origins that hold stream time back: of a source that a step writes, its last origin; of
+        two sources, the one that lags the other and has not let go.
         """
         stream = _stream(rows, partition)
         left_ms, right_ms = stream.left_ms, stream.right_ms
@@ -617,7 +623,7 @@ class _Near:
         return [*found, HeldBack(behind, None if lag_ms is None else origin, lag_ms)]
 
     def judged(self, side: str, source: Source[Any], given: Sequence[Any], at_ms: int) -> JudgedRecord | None:
-        """Return what decides whether a record is late, see `Lateness`."""
+        """Return the values by which a record is judged late, see `Lateness`."""
         event, key = given[:2]
         if event is None or event.__class__ is Mark:
             return None
@@ -643,7 +649,7 @@ class _Near:
         stream_ms: int,
         emits: list[Emit],
     ) -> bool:
-        """Join *event* with what waits on the other side; return whether there is any."""
+        """Join *event* with the waiting records of the other side; return whether there is any."""
         if side == _LEFT:
             other, first_ms, last_ms, marks = (
                 _RIGHT,
@@ -671,7 +677,7 @@ class _Near:
         return met
 
     def _hold(self, rows: Rows[Any], side: str, key: str, time_ms: int, offset: int, held: Any) -> int:
-        """Keep a record for those that may still come; return when something is due with it."""
+        """Keep a record for partners that may still come; return when its entry is due."""
         name = f"{side}{key}@{time_ms:016d}/{offset:016d}"
         rows[name] = held
         _held(rows).add(name)
@@ -682,11 +688,11 @@ class _Near:
     def _settle(
         self, rows: Rows[Any], partition: int, next_ms: int, stream_ms: int, emits: list[Emit]
     ) -> Generator[list[Emit], None, int]:
-        """Tell who is alone, and let go of what is done with; return a time before which nothing else is
-        due.
+        """Send the records that met no partner, and remove those that are done; return a time before which no
+        other entry is due.
         """
         alone: list[Alone] = []
-        told_ms = _stream(rows, partition).stream_ms  # nothing that is alone was told to be over by that
+        told_ms = _stream(rows, partition).stream_ms  # no lone record was reported as passed by that time
         next_ms = yield from settle(rows, next_ms, stream_ms, partial(self._due, rows, alone), emits)
         for number, (time_ms, _, key, held) in enumerate(sorted(alone, key=_first_two), 1):
             told = self._told(rows, time_ms, told_ms) if self.tells else ()
@@ -698,7 +704,7 @@ class _Near:
         return next_ms
 
     def _due(self, rows: Rows[Any], alone: list[Alone], entry: Entry) -> Entry | None:
-        """Let go of a record that is done with; one that is alone goes to *alone*."""
+        """Remove a record that is done; one that met no partner goes to *alone*."""
         _, kind, name = entry
         if kind == CLOSE:
             held, time_ms = rows[name], int(name[-2 * DIGITS - 1 : -DIGITS - 1])
@@ -720,29 +726,28 @@ class _Near:
             lambda: self.to.emit(key, self.join(*pair), headers=told),
         )
 
-    # -- what is told of origins
+    # -- the origins of results
 
     def _watermark_ms(self, stream_ms: int) -> int:
-        """Return what is told at *stream_ms*: no result still to come is of records that are both earlier, or
-        of one alone that is.
+        """Return the watermark that results carry at *stream_ms*: no later result has only earlier records.
 
-        A record that is taken then is later than stream time less its reach and grace, and its partner is
-        earlier than it by the reach of the other side at most.
+        A record folded then is later than stream time less its reach and grace, and its partner is at most
+        the reach of the other side earlier.
         """
         return UNHEARD if stream_ms < 0 else stream_ms - self.grace_ms - self.before_ms - self.after_ms
 
     def _told(self, rows: Rows[Any], earliest_ms: int, stream_ms: int) -> Headers:
-        """Return the headers of a result: of its records the earliest is of *earliest_ms*, which is what its
-        origin had come to before it, at any pace.
+        """Return the headers of a result. The watermark of its origin before it is *earliest_ms*, the time of
+        the earliest of its records, at any pace.
         """
         partition: int = rows.derived[TOLD_PARTITION]
         return (record_header(partition, earliest_ms, self._watermark_ms(stream_ms)),)
 
     def reached(self, rows: Rows[Any], partition: int, at_end: frozenset[int]) -> StepReached | None:
-        """Return how far a partition has come; None where results tell nothing.
+        """Return how far a partition has come; None where results carry no origins.
 
-        It lets go when all origins have, and topics that no step writes are at their ends, unless a record
-        waits of which it is still to be told that it is alone.
+        It lets go when all origins have, and the topics that no step writes are at their ends, unless a
+        record waits that may have to be sent alone.
         """
         if not self.tells:
             return None
@@ -758,9 +763,7 @@ class _Near:
     # -- idle partitions
 
     def _awaited(self, rows: Rows[Any], partition: int, stream: JoinStreamRow) -> JoinStreamRow:
-        """Ask for a tick where the next record is done with by the clock, unless an earlier one is asked
-        for.
-        """
+        """Ask for a tick at which the next record is done by the clock, unless an earlier tick is pending."""
         if self.idle_ms is None or stream.next_ms == NEVER:
             return stream
         tick_ms = stream.at_ms + max(0, stream.next_ms - _highest(stream)) + self.idle_ms
@@ -770,7 +773,7 @@ class _Near:
         return msgspec.structs.replace(stream, tick_ms=tick_ms)
 
     def tick(self, rows: Rows[Any], key: str, at_ms: int) -> Emits:
-        """The clock has passed what was asked for."""
+        """Handle a tick: the clock has reached the time that was asked for."""
         partition, _, number = key.removeprefix(_IDLE).partition("/")
         if self.tells:
             rows.derived[TOLD_PARTITION] = int(partition)
@@ -779,7 +782,7 @@ class _Near:
         return begun(self._ticked(rows, int(partition)))
 
     def _let_go(self, rows: Rows[Any], partition: int, number: int) -> Emits:
-        """A source has said nothing since it was waited for: it holds stream time back no longer."""
+        """Handle the tick of a source that is still silent: it no longer holds stream time back."""
         assert rows.ticks is not None
         stream, bit = _stream(rows, partition), 1 << number
         left_ms, right_ms = stream.left_ms, stream.right_ms
@@ -829,9 +832,7 @@ class _Near:
 
 
 def _stream(rows: Rows[Any], partition: int) -> JoinStreamRow:
-    """Return what is known of the times of a partition: of an older release, which kept one for both sources,
-    each has come as far.
-    """
+    """Return the times of a partition. Older releases stored one for both sources: each has come as far."""
     stream: JoinStreamRow = rows.get(stream_key(partition), _START)
     if stream.left_ms is None or stream.right_ms is None:
         return msgspec.structs.replace(stream, left_ms=stream.stream_ms, right_ms=stream.stream_ms)
@@ -849,7 +850,7 @@ def _highest(stream: JoinStreamRow) -> int:
 
 
 def _least(left_ms: int, right_ms: int, ended: int) -> int:
-    """Return the least watermark of the sources that will say more: of none, the higher."""
+    """Return the least watermark of the sources that have not let go; the higher one if both have."""
     match ended:
         case 0:
             return min(left_ms, right_ms)
@@ -867,15 +868,13 @@ def _first_two(alone: Alone) -> tuple[int, str]:
 
 _HELD = "held"
 SCANS, MOST_HELD = 64, 16_384
-"""After how many look-ups by scans the names of all records that wait are read, and of how many they are
-remembered.
+"""The number of look-ups by scans after which the names of all waiting records are read, and the most names
+that are kept in memory.
 """
 
 
 class _HeldNames:
-    """The names of the records that wait, by their beginnings up to the time; None while they are not known,
-    or too many.
-    """
+    """The names of the waiting records, by their prefix up to the time; None while unknown, or too many."""
 
     __slots__ = ("count", "looks", "names")
 
@@ -917,7 +916,7 @@ class _HeldNames:
 
 
 def _held(rows: Rows[Any]) -> _HeldNames:
-    """Return what is remembered beside the rows: it is forgotten whenever changes are taken back."""
+    """Return the names in memory with the rows; they are dropped whenever changes are rolled back."""
     held: _HeldNames | None = rows.derived.get(_HELD)
     if held is None:
         held = rows.derived[_HELD] = _HeldNames()

@@ -1,5 +1,5 @@
-"""What is due with windows when stream time gets there: an index in rows, read without scanning what is not
-due.
+"""An index of what windows have due at which stream time, kept in rows and read without scanning later
+entries.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ DROP: Kind = "d"
 TELL: Kind = "t"
 
 Entry = tuple[int, Kind, str]
-"""When, what, and with which window (its row key)."""
+"""(stream time in ms at which it is due, kind, row key of the window)."""
 
 _DUE = DueRow()
 _AT, _KIND = len(DUE), len(DUE) + DIGITS
 AT_ONCE, LIMIT_DUE = 500, 100_000
-"""How much of what is due is done without a pause, and at one record."""
+"""The number of due entries after which work pauses, and the most that one record processes."""
 MOST, FEW = 65_536, 4_096
-"""How many entries are remembered at most, and how many are kept of more, or looked up."""
+"""The most entries kept in memory, and the number kept when there are more, or read by one look-up."""
 
 
 class _Queue:
-    """The first entries of the index, as rows have them: all up to *last*, all there are if that is None.
+    """The first entries of the index, in memory with the rows: all up to *last*, or all there are if that is
+    None.
 
-    *names* is a heap, which may hold what is not *live* any more.
+    *names* is a heap; it may hold names that are no longer in *live*.
     """
 
     __slots__ = ("last", "live", "names")
@@ -48,8 +49,8 @@ class _Queue:
                 self.__init__(sorted(self.live)[:FEW])  # type: ignore[misc]
 
     def take(self, beyond: str, taken: list[str], limit: int) -> str | None:
-        """Move the names before *beyond* to *taken*, up to *limit* in all; return the first of the others,
-        None if none is remembered.
+        """Move the names before *beyond* to *taken*, at most *limit* in all; return the first name that
+        remains, None if the queue is empty.
         """
         names, live = self.names, self.live
         while names:
@@ -65,7 +66,7 @@ class _Queue:
 
 
 def add_due(rows: Rows[Any], entry: Entry) -> None:
-    """Note what is due. Noting it twice is noting it once."""
+    """Add an entry; adding it twice is the same as adding it once."""
     due_ms, kind, window = entry
     name = f"{DUE}{due_ms:016d}/{kind}/{window}"
     rows.note(name, _DUE)
@@ -75,7 +76,7 @@ def add_due(rows: Rows[Any], entry: Entry) -> None:
 
 
 def cancel_due(rows: Rows[Any], entry: Entry) -> None:
-    """Forget what was noted."""
+    """Remove an entry."""
     due_ms, kind, window = entry
     name = f"{DUE}{due_ms:016d}/{kind}/{window}"
     rows.note(name, None)
@@ -85,17 +86,17 @@ def cancel_due(rows: Rows[Any], entry: Entry) -> None:
 
 
 def has_due(rows: Rows[Any], kind: Kind) -> bool:
-    """Return whether anything of a kind is noted. It looks at all that is due before that."""
+    """Return whether there is an entry of a kind. It reads all entries that are due before that one."""
     return any(name[_KIND + 1] == kind for name, _ in rows.scan(DUE))
 
 
 def take_due(
     rows: Rows[Any], from_ms: int, until_ms: int, limit: int = AT_ONCE
 ) -> tuple[list[Entry], Entry | None]:
-    """Remove and return what is due in [from_ms, until_ms], in order and at most *limit* of it, and the first
-    of what is left, which may be due as well; None if there is nothing.
+    """Remove and return the entries due in [from_ms, until_ms], in order and at most *limit*; and the first
+    entry that remains, which may be due as well, None without one.
 
-    Nothing may be due before *from_ms*. What comes first is remembered from call to call (`Rows.derived`).
+    No entry may be due before *from_ms*. The first entries stay in memory between calls (`Rows.derived`).
     """
     queue: _Queue | None = rows.derived.get(DUE)
     if queue is None:
@@ -110,18 +111,19 @@ def take_due(
 
 
 Folding = Generator[list[Emit], None, tuple[Entry | None, int]]
-"""What takes long: it yields emits where it can pause; at last what is due next, and how much it did."""
+"""Long work: it yields emits where it can pause, and returns the next due entry and how much was done."""
 Act = Callable[[Entry], Entry | Folding | None]
-"""Does what is due, and returns what is due next with the same."""
+"""Processes a due entry; returns the window's next entry, None without one, or long work that does so."""
 
 
 def settle(
     rows: Rows[Any], next_ms: int, stream_ms: int, act: Act, emits: list[Emit]
 ) -> Generator[list[Emit], None, int]:
-    """Have *act* do what is due at *stream_ms*, in order; return a time before which nothing else is due.
+    """Have *act* process the entries due at *stream_ms*, in order; return a time before which no other is
+    due.
 
-    It pauses after every AT_ONCE of it and yields what *emits* holds then. No more is done than LIMIT_DUE:
-    the rest is for the next record, since a transaction cannot end inside of one and is held in memory.
+    It pauses after every AT_ONCE entries and yields *emits* so far. It processes LIMIT_DUE at most: the rest
+    is left to the next record, since a transaction cannot end within a record and is held in memory.
     """
     heap: list[Entry] = []
     done, later_ms = 0, NEVER
@@ -152,17 +154,17 @@ def settle(
                 later_ms = min(later_ms, after[0])
         next_ms = NEVER if following is None else following[0]
         if done >= LIMIT_DUE or not left:
-            for entry in heap:  # behind the limit
+            for entry in heap:  # beyond the limit
                 add_due(rows, entry)
             return min([next_ms, later_ms, *(entry[0] for entry in heap)])
 
 
 def _look_up(rows: Rows[Any], from_ms: int, after: str) -> list[str]:
-    """Return the first FEW entries behind *after*, which are not due before *from_ms*, in order.
+    """Return the first FEW entries after *after*, which are not due before *from_ms*, in order.
 
-    Keys hold the time in 16 digits, so their first digits name a stretch of time. Stretches are looked at
-    from there on, each a thousand times as long as the last: so what was taken before it, of which a store
-    may not be rid yet, is not met.
+    Keys hold the time in 16 digits, so their first digits name a stretch of time. Stretches are scanned from
+    there on, each a thousand times as long as the last. That passes over entries removed before it, which a
+    store may not have purged yet.
     """
     names: list[str] = []
     for exponent in (4, 7, 10, 13, DIGITS):
@@ -184,10 +186,10 @@ def _entry(name: str) -> Entry:
 
 
 def within(rows: Rows[Any], prefix: str, first_ms: int, last_ms: int) -> Iterator[tuple[int, Any]]:
-    """Yield (start, row) of the windows whose keys are *prefix* and a start in [first_ms, last_ms],
-    ascending.
+    """Yield (start, row) of the windows whose keys are *prefix* and a start in [first_ms, last_ms], in
+    ascending order.
 
-    Keys of another length that begin alike are passed over.
+    Keys of another length that begin alike are skipped.
     """
     if first_ms < 0:  # only when event times are shorter than the windows: their order is not that of keys
         stretches = [prefix]

@@ -1,6 +1,4 @@
-"""What the folds of all kinds of windows have in common: stream time, closing, dropping, telling, late
-records.
-"""
+"""The fold that all kinds of windows share: stream time, closing, dropping, sending results, late records."""
 
 from __future__ import annotations
 
@@ -53,12 +51,13 @@ from holdfast.core.streams.windowing.rows import (
 from holdfast.errors import FoldError
 
 Raw = tuple[Any, ...]
-"""A record as it came: key, value, headers; of ordered windows then its offset, and what is kept of it."""
+"""The key, value and headers of a record; for ordered windows also its offset, and the record as it is kept.
+"""
 Arrived = tuple[Any, int, Raw | None]
-"""An event, its partition, and the record it was read from where that may be sent on."""
+"""An event, its partition, and the record that it was read from, if that may have to be sent or kept."""
 ToldArrived = tuple[Any, int, Raw | None, tuple[int, int, int] | None]
-"""The same behind a step, with what the record tells of its origin, as `RecordOrigin` has it; in place of the
-event there may be a `Mark`.
+"""The same downstream of a step, with the record's origin as `RecordOrigin` has it. The event may also be a
+`Mark`.
 """
 AnyWindow = WindowRow[Any]
 
@@ -66,19 +65,21 @@ _ARRIVED = ("event", "partition", "record")
 TAKEN, PARTLY_LATE, LATE = range(3)
 _START = StreamRow()
 TICK_EVERY_MS = 250
-"""Ticks of idle partitions are asked for at multiples of this: each is a choice to be recorded."""
+"""Ticks of idle partitions are due at multiples of this, since each is a choice to be recorded."""
 
 
 class WindowFold:
-    """The fold of one declaration of windows; each kind of window says in `_place` where a record belongs.
+    """The fold of one declaration of windows; each kind of window implements `_place`, which assigns a record
+    to windows.
 
-    It keeps nothing itself: a call depends on its arguments and the rows alone.
+    It has no state of its own: a call depends on its arguments and the rows alone.
     """
 
     fixed: ClassVar[bool] = True
-    """Whether a window keeps its end, and is itself, until it is dropped; not that of sessions."""
+    """True if a window keeps its end, and is not replaced, until it is dropped; False for sessions."""
     partly: ClassVar[bool] = False
-    """Whether a record is in several windows that close one after the other, and may be late for some."""
+    """True if a record is in several windows that close one after the other: it may be late for some of them.
+    """
 
     __slots__ = (
         "_aggregate",
@@ -116,10 +117,10 @@ class WindowFold:
         held_ms: int = 0,
         ordered: Ordered | None = None,
     ) -> None:
-        """*sent_later* encodes those results that are not sent when their windows change; None where that
-        cannot fail. *none_fits* tells that None may be an aggregate. *held_ms* is how much longer than its
-        grace a window is held open, for records that are not late by their own origin. With *ordered* records
-        are kept as that says, and folded when their windows close.
+        """*sent_later* encodes the results that are not sent when their windows change; None where that
+        cannot fail. *none_fits* says that None is a valid aggregate. *held_ms* is how much longer than its
+        grace a window stays open, for records that are not late by their own origin. With *ordered*, records
+        are kept as it declares, and folded when their windows close.
         """
         self._none_fits, self._ordered = none_fits, ordered
         self._sent_later = sent_later if ordered is None else None
@@ -132,8 +133,9 @@ class WindowFold:
         self._held_ms = grace_ms + held_ms
         topic = None if self._final is None else self._final.topic
         self.tells = topic is not None and tells_origins(topic)
-        """Whether final results tell of their origins."""
-        # A window of fixed times that was closed before, or is told at once, has nothing left to look at.
+        """True if final results carry their origins."""
+        # To drop a window of fixed times that was closed before, or sends updates at once, its row is not
+        # read.
         self._drops_unseen = self.fixed and (self._updates is None or not self._updates.every_ms)
 
     @property
@@ -152,7 +154,7 @@ class WindowFold:
             or type(time_ms) is not int
             or not 0 <= time_ms < LIMIT_TIME_MS
         ):
-            checked_key(key), checked_time(time_ms)  # says what is wrong
+            checked_key(key), checked_time(time_ms)  # raises the error
         name = stream_key(partition)
         before: StreamRow = rows.get(name) or _START
         stream_ms = before.stream_ms
@@ -170,7 +172,7 @@ class WindowFold:
     def _settled(
         self, rows: Rows[Any], arrived: Arrived, key: str, time_ms: int, at_ms: int, stream_ms: int
     ) -> Work:
-        """Do what is due before a record is taken in."""
+        """Process the entries that are due before a record is folded."""
         emits: list[Emit] = []
         before: StreamRow = rows.get(stream_key(arrived[1])) or _START
         next_ms = yield from self._settle(rows, before.next_ms, stream_ms, emits)
@@ -188,8 +190,8 @@ class WindowFold:
         now: tuple[int, int, int],
         emits: list[Emit],
     ) -> list[Emit]:
-        """Fold a record; *now* are stream time, when something is due next, and how many results have
-        failed.
+        """Fold a record; *now* is (stream time, next time at which an entry is due, number of failed
+        results).
         """
         event, partition, raw = arrived
         stream_ms, next_ms, failed = now
@@ -212,11 +214,11 @@ class WindowFold:
             self._await(rows, idle_key(partition), stream_ms, next_ms, moved_ms)
         return emits
 
-    # -- behind a step
+    # -- downstream of a step
 
     def by_origin(self, rows: Rows[Any], arrived: ToldArrived, at_ms: int) -> Emits:
-        """Fold what lies in an internal topic: a record, late by the watermark that its own origin had before
-        it, or a mark. Stream time is the least watermark of the origins.
+        """Fold a record or a mark of an internal topic. A record is late by the watermark that its own origin
+        had before it; stream time is the least watermark of the origins.
         """
         event, partition, raw, told = arrived
         if self.tells:
@@ -225,7 +227,7 @@ class WindowFold:
         before: StreamRow = origins.stream or rows.get(stream_key(partition)) or _START
         if not origins.is_named:
             if told is None and event.__class__ is not Mark:
-                return self(rows, (event, partition, raw), at_ms)  # of a step of an older holdfast
+                return self(rows, (event, partition, raw), at_ms)  # written by a step of an older holdfast
             origins.begin(rows, before.stream_ms)
         watermarks, stream_ms = origins.watermarks, before.stream_ms
         emits: list[Emit] = []  # list[Emit]() takes half a microsecond
@@ -240,7 +242,7 @@ class WindowFold:
                 or type(time_ms) is not int
                 or not 0 <= time_ms < LIMIT_TIME_MS
             ):
-                checked_key(key), checked_time(time_ms)  # says what is wrong
+                checked_key(key), checked_time(time_ms)  # raises the error
             limit_ms = self._ahead_ms
             moves = time_ms - at_ms <= limit_ms or check_ahead(
                 "", time_ms, at_ms, limit_ms, holds=self._holds
@@ -297,7 +299,7 @@ class WindowFold:
         at_ms: int,
         emits: list[Emit],
     ) -> Work:
-        """Do what is due behind a record or a mark."""
+        """Process the entries that are due after a record or a mark."""
         next_ms = yield from self._settle(rows, after.next_ms, after.stream_ms, emits)
         failed = before.failed + put_aside(rows)
         after = StreamRow(after.stream_ms, next_ms, after.late, after.partly_late, failed)
@@ -334,8 +336,8 @@ class WindowFold:
         *,
         fired: bool = False,
     ) -> None:
-        """Ask for a tick when the next thing is due by the clock, unless an earlier one is asked for: that
-        one will put it off. *moved_ms* is when stream time has moved, None if it has not.
+        """Ask for a tick when the next entry is due by the clock, unless an earlier tick is pending, which
+        will ask again. *moved_ms* is when stream time has moved, None if it has not.
         """
         assert self._idle_ms is not None
         before: IdleRow | None = rows.get(name)
@@ -354,9 +356,7 @@ class WindowFold:
             rows[name] = after
 
     def tick(self, rows: Rows[Any], name: str, at_ms: int) -> Emits:
-        """The clock has passed what was asked for: let stream time go on to the last thing that is due by
-        it.
-        """
+        """Advance stream time to the last entry that is due by the clock: a tick has come."""
         return begun(self._ticked(rows, name))
 
     def _ticked(self, rows: Rows[Any], name: str) -> Work:
@@ -382,22 +382,22 @@ class WindowFold:
         self._await(rows, name, stream_ms, next_ms, idle.moved_ms + stream_ms - before.stream_ms, fired=True)
         return emits
 
-    # -- what is told of origins
+    # -- the origins of final results
 
     @property
     def reach_ms(self) -> int:
-        """Return how long before the end of a window, at most, the time of its result may lie."""
+        """Return by how many ms, at most, the time of a result precedes the end of its window."""
         raise NotImplementedError
 
     def _watermark_ms(self, stream_ms: int) -> int:
-        """Return what is told at *stream_ms*: no result that is still to come has an earlier time."""
+        """Return the watermark that results carry at *stream_ms*: no later result has an earlier time."""
         return stream_ms - self._held_ms - self.reach_ms
 
     def _told(self, rows: Rows[Any], due_ms: int) -> Headers:
         """Return the headers of a final result that is due at *due_ms*.
 
-        All results of a partition are sent in the order in which they are due, at any pace: so what its
-        origin had come to before each follows from the sources.
+        All results of a partition are sent in the order in which they are due, at any pace: so the watermark
+        before each of them follows from the sources.
         """
         if not self.tells:
             return ()
@@ -407,11 +407,11 @@ class WindowFold:
     def reached(
         self, rows: Rows[Any], partition: int, *, at_end: bool, by_origin: bool
     ) -> StepReached | None:
-        """Return how far a partition has come; None where final results tell nothing.
+        """Return how far a partition has come; None where final results carry no origins.
 
-        It lets go with its origins, or at the end of its log where no step writes that, unless a window is
-        open that has yet to send its result: another partition may hear first that time goes on, and its
-        readers must not go by that.
+        It lets go with its origins, or at the end of its log where no step writes that, but not while a
+        window is open that has yet to send its result: another partition may see the later time first, and
+        its readers must not act on that.
         """
         if not self.tells:
             return None
@@ -425,11 +425,11 @@ class WindowFold:
 
     @property
     def lateness(self) -> Lateness:
-        """Return what reads why records of it are late."""
+        """Return the reader that explains why its records are late."""
         return Lateness(self._judged, _time_of)
 
     def _judged(self, source: int, given: Sequence[Any], at_ms: int) -> JudgedRecord | None:
-        arrived = getattr(given[0], "event", given[0])  # as it comes of a traced decoder
+        arrived = getattr(given[0], "event", given[0])  # a traced decoder wraps it
         event, told = arrived[0], None if len(arrived) == len(_ARRIVED) else arrived[3]
         if event.__class__ is Mark:
             return None
@@ -450,32 +450,30 @@ class WindowFold:
         stream_ms: int,
         emits: list[Emit],
     ) -> tuple[int, int]:
-        """Fold a record into its windows; return when the first thing is due that this has set, and whether
-        it was late: *judged_ms* is what decides that.
+        """Fold a record into its windows; return the first time at which a new entry is due, and TAKEN,
+        PARTLY_LATE or LATE, which *judged_ms* decides.
         """
         raise NotImplementedError
 
     def _last_window(self, time_ms: int) -> tuple[int, int]:
-        """Return start and end of the last window that a record of *time_ms* can be in; of sessions, of the
-        one that it would be alone.
+        """Return start and end of the last window that a record of *time_ms* can be in; for sessions, of the
+        one that it would form alone.
         """
         raise NotImplementedError
 
     def _over_ms(self, time_ms: int) -> int:
-        """Return from which watermark on a record of *time_ms* is late."""
+        """Return the watermark from which on a record of *time_ms* is late, in ms."""
         return self._last_window(time_ms)[1] + self._grace_ms
 
     def _closed(self, rows: Rows[Any], window: str) -> None:
-        """Called when *window* is closed, or at the latest when it is dropped."""
+        """Clean up after *window*, which is closed or, at the latest, dropped."""
 
     # -- a window changes
 
     def _add(
         self, rows: Rows[Any], window: str, end_ms: int, event: Any, stream_ms: int, emits: list[Emit]
     ) -> int:
-        """Fold a record into a window of fixed times; return when the first thing is due that this has
-        set.
-        """
+        """Fold a record into a window of fixed times; return the first time at which a new entry is due."""
         before: AnyWindow | None = rows.get(window)
         if before is None:
             after = WindowRow(None if self._ordered else self._aggregate(None, event), end_ms)
@@ -501,8 +499,8 @@ class WindowFold:
         stream_ms: int,
         emits: list[Emit],
     ) -> int:
-        """Set the row of a window and see to it that it is told, closed and dropped; return when the first of
-        that is due.
+        """Set the row of a window and schedule its update, closing and dropping; return the first time at
+        which one of these is due.
         """
         due_ms = NEVER
         if after.value is None and self._ordered is None:
@@ -540,14 +538,14 @@ class WindowFold:
         return due_ms
 
     def _check_none(self, what: str) -> None:
-        """Raise FoldError where None is no aggregate: the next record would begin anew, and what was counted
-        so far be lost.
+        """Raise FoldError where None is no valid aggregate: the next record would start over, and the
+        aggregate so far would be lost.
         """
         if not self._none_fits:
             raise FoldError(f"{what} gives None, which is no aggregate: does it lack a return?")
 
     def _remove(self, rows: Rows[Any], window: str, row: AnyWindow, emits: list[Emit]) -> None:
-        """Remove a window that has become part of another; if it was told, tell that it is gone."""
+        """Remove a window that was merged into another; where updates are sent, send a tombstone for it."""
         rows[window] = None
         if self._updates is not None:
             emits.append(Emit(self._updates.topic, window, None))
@@ -557,8 +555,8 @@ class WindowFold:
     # -- records in order
 
     def _keep(self, rows: Rows[Any], key: str, time_ms: int, judged_ms: int, origin: int, raw: Raw) -> int:
-        """Keep a record until its windows close; return when it is due to be dropped, NEVER where a window
-        does that.
+        """Keep a record until its windows close; return when it is due to be dropped, NEVER if a window drops
+        it.
         """
         offset, held = raw[3:]
         name = held_key(key, time_ms, origin, offset)
@@ -572,7 +570,7 @@ class WindowFold:
         return done_ms
 
     def _done_ms(self, time_ms: int) -> int | None:
-        """Return when a record of *time_ms* is dropped; None where the last of its windows does that."""
+        """Return when a record of *time_ms* is dropped; None if the last of its windows drops it."""
         return None
 
     def _last_ms(self, end_ms: int) -> int:
@@ -582,8 +580,8 @@ class WindowFold:
     def _close_held(
         self, rows: Rows[Any], due_ms: int, window: str, row: HeldWindow, emits: list[Emit]
     ) -> Folding:
-        """Fold the records of a window in order, and close it; return what is due with it next, and how much
-        was done.
+        """Fold the records of a window in order, and close it; return its next due entry, and the number of
+        records read.
         """
         ordered = self._ordered
         assert ordered is not None
@@ -626,7 +624,7 @@ class WindowFold:
     def _settle(
         self, rows: Rows[Any], next_ms: int, stream_ms: int, emits: list[Emit]
     ) -> Generator[list[Emit], None, int]:
-        """Do what is due at *stream_ms*, in order of time; return a time before which nothing else is due."""
+        """Process the entries due at *stream_ms*, by time; return a time before which no other is due."""
         return settle(rows, next_ms, stream_ms, partial(self._due, rows, stream_ms, emits), emits)
 
     def _due(
@@ -652,9 +650,9 @@ class WindowFold:
     def _end(
         self, rows: Rows[Any], due_ms: int, kind: str, window: str, row: AnyWindow, emits: list[Emit]
     ) -> Entry | Folding | None:
-        """Close or drop a window; return what is due with it next.
+        """Close or drop a window; return its next due entry.
 
-        A session may have gone on since its entry was made: then the entry moves to when it is due now.
+        A session may have grown since its entry was made: then the entry moves to the new time.
         """
         close_ms = row.end_ms + self._held_ms
         drop_ms = close_ms + self._retention_ms
@@ -703,9 +701,7 @@ def _send(
     row: AnyWindow,
     told: Headers = (),
 ) -> None:
-    """Send a result whose time has come: what fails then is put aside, and no other window is the worse for
-    it.
-    """
+    """Send a result that is due; a failure is put aside, and does not affect other windows."""
     emit_result(
         rows, emits, f"result of window {window!r} to {row.end_ms}: ", lambda: _emit(to, window, row, told)
     )

@@ -1,4 +1,4 @@
-"""Where a record belongs in each kind of windows."""
+"""The folds of the four kinds of windows, which assign records to windows."""
 
 from __future__ import annotations
 
@@ -95,7 +95,8 @@ class HoppingFold(WindowFold):
 class SessionFold(WindowFold):
     """Sessions. A row for each key lists the starts of its open ones, so that no scan looks for them.
 
-    A record looks at three of them at most, whatever their number: the first, and those before and behind it.
+    A record reads at most three of them, whatever their number: the first, the one before it and the one
+    after.
     """
 
     fixed = False
@@ -125,7 +126,7 @@ class SessionFold(WindowFold):
             return NEVER, LATE
         name = OPEN + key
         held: OpenRow | None = rows.get(name)
-        if held is None:  # as the general case below, without what it would look at
+        if held is None:  # the general case below, without its look-ups
             after = WindowRow(None if self._ordered else self._aggregate(None, event), time_ms + gap_ms + 1)
             due_ms = self._put(rows, f"{key}@{time_ms:016d}", None, after, stream_ms, emits)
             rows[name] = OpenRow((time_ms,))
@@ -169,11 +170,10 @@ class SessionFold(WindowFold):
 
     @staticmethod
     def _closed_of(rows: Rows[Any], key: str, starts: tuple[int, ...], closed_ms: int) -> int:
-        """Return how many of a key's sessions are closed though none has let go of them: the first, since
-        their ends ascend.
+        """Return how many of a key's sessions are closed but not yet removed: the first ones, since their
+        ends ascend.
 
-        Open ones lie more than the gap apart. One that began while another was closed already ends after
-        that.
+        Open sessions are more than the gap apart. One that began after another had closed ends after it.
         """
         count = 0
         while count < len(starts) and rows[window_key(key, starts[count])].end_ms <= closed_ms:
@@ -193,14 +193,14 @@ class SessionFold(WindowFold):
 
 _NEAR = "near"
 MOST_KEYS, MOST_STARTS = 16_384, 64
-"""Of how many keys the starts of windows are remembered, and after how many of one the old ones are
-forgotten.
+"""The most keys whose windows' starts are kept in memory, and the number of starts of a key after which the
+old ones are removed.
 """
 
 
 class _Starts:
-    """The starts of a key's windows, all from *first_ms* on and maybe some that are gone, as rows have
-    them.
+    """The starts of a key's windows, in memory with the rows: all from *first_ms* on, maybe some that are
+    removed.
     """
 
     __slots__ = ("first_ms", "starts")
@@ -220,7 +220,8 @@ class _Starts:
 
 
 class SlidingFold(WindowFold):
-    """Sliding windows, each made of one that exists and holds the records that the new one has besides this.
+    """Sliding windows. A new window copies the aggregate of another that holds all its
+    records but the current one.
 
     Let f and l be the earliest and latest of the times that a new window shall hold, and p the latest time
     before f. Its records are those of the window that ends with l, unless that reaches back to p: then the
@@ -274,12 +275,10 @@ class SlidingFold(WindowFold):
         return time_ms - self._difference_ms, time_ms + 1
 
     def _done_ms(self, time_ms: int) -> int:
-        return time_ms + self._difference_ms + 1 + self._grace_ms  # behind all windows that hold it
+        return time_ms + self._difference_ms + 1 + self._grace_ms  # after all windows that hold it
 
     def _starts(self, rows: Rows[Any], key: str, first_ms: int, stream_ms: int) -> _Starts:
-        """Return the starts of the windows of *key* from *first_ms* on: none is later than stream time +
-        1.
-        """
+        """Return the starts of the windows of *key* from *first_ms* on, at most stream time + 1."""
         known: dict[str, _Starts] = rows.derived.setdefault(_NEAR, {})
         near = known.get(key)
         if near is None or first_ms < near.first_ms:
@@ -328,7 +327,7 @@ class SlidingFold(WindowFold):
 
 
 def _unfolded(value: None, event: Any) -> None:
-    """Stand for the fold of windows whose records are kept."""
+    """Return None: the records of ordered windows are kept, and folded when the windows close."""
 
 
 def _holding(

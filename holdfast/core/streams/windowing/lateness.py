@@ -1,4 +1,4 @@
-"""Lateness: what decides whether a record is late, as the fold that judged it reads the record."""
+"""Explains why a record is late: the times by which its fold judged it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from holdfast.core.streams.windowing.rows import OriginRow
 
 
 class JudgedRecord(NamedTuple):
-    """What a fold of windows, or of an interval join, judges a record by; times are event times in ms.
+    """The values by which a fold of windows or of an interval join judges a record; times are event times in
+    ms.
 
-    It is late once the watermark of its own origin is at *late_from_ms*, which is *grace_ms* after *end_ms*,
-    and nothing takes it once stream time is at *over_from_ms*. Of windows [*start_ms*, *end_ms*) is the last
-    one that the record can be in. Of a join *end_ms* is behind the record itself, and *reach_ms* is how long
-    after it a partner may be. *origin* and *before_ms* are as the record tells them, None without its header.
-    *row_prefix* is what the keys of the rows that it sets begin with.
+    It is late once the watermark of its own origin reaches *late_from_ms*, which is *grace_ms* after
+    *end_ms*. No window or join takes it once stream time reaches *over_from_ms*. For windows, [*start_ms*,
+    *end_ms*) is the last one that the record can be in. For a join, *end_ms* is the first ms after the
+    record, and *reach_ms* is how long after it a partner may come. *origin* and *before_ms* are those in the
+    record's header, None without one. *row_prefix* begins the keys of the rows that the record sets.
     """
 
     key: str
@@ -40,8 +41,8 @@ class JudgedRecord(NamedTuple):
 
 
 class PartitionTime(msgspec.Struct, frozen=True, kw_only=True):
-    """The event time of a partition, as a row of it has it: *stream_ms*, the watermarks of its sources where
-    the row has those, which of them let go, and how many records were late so far.
+    """The event time of a partition, as its row has it: *stream_ms*, the watermarks of its sources if the row
+    has them, which of these have let go (*ended*, a bit each), and the numbers of late records.
     """
 
     stream_ms: int
@@ -52,11 +53,11 @@ class PartitionTime(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lateness(NamedTuple):
-    """Reads what decides that records of one processor are late.
+    """Reads the values by which records of one processor are judged late.
 
-    *judged* takes the number of a source, what its fold is given behind rows and stream time, and the stream
-    time by append time; it returns None for a mark, or a record without a value. *time* reads the row under
-    `stream_key(partition)` as JSON has it, and *origin* one under `origin_key`.
+    *judged* takes the number of a source, the fold's arguments without rows and stream time, and the stream
+    time by append time; it returns None for a mark, or a record without a value. *time* decodes the row under
+    `stream_key(partition)` from JSON, and *origin* one under `origin_key`.
     """
 
     judged: Callable[[int, Sequence[Any], int], JudgedRecord | None]

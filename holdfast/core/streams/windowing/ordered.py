@@ -1,4 +1,4 @@
-"""Records of windows that are folded in order when they close: as they are kept until then, and read."""
+"""Ordered windows: their records are kept in rows until the windows close, then folded in order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from holdfast.core.streams.windowing.rows import (
 )
 
 _AT_ONCE = 4_096
-"""How many held records are looked up by one scan."""
+"""The most kept records that are looked up by one scan."""
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -33,11 +33,11 @@ def held_key(key: str, time_ms: int, origin: int, offset: int) -> str:
 
 
 class Ordered:
-    """How the records of one declaration are kept until their windows close.
+    """The records of one declaration of ordered windows, as they are kept until their windows close.
 
-    *decode* makes an event of the columns *inputs* of a record of *topic*. Where records of one origin are
-    *mixed*, since it hears of several logs itself, their offsets depend on pace: those of one time are told
-    apart by their bytes.
+    *decode* makes an event from the columns *inputs* of a record of *topic*. Where *mixed*, the records of an
+    origin come through several logs, so their offsets depend on pace: those of one time are then ordered by
+    their bytes.
     """
 
     __slots__ = ("_decode", "_inputs", "_mixed", "_only_value", "_topic")
@@ -49,7 +49,7 @@ class Ordered:
         self._only_value = self._inputs == ("value",)
 
     def kept(self, columns: Sequence[Any]) -> HeldRecord:
-        """Return a record as it is kept, with those of its columns that are asked for."""
+        """Return a record as it is kept, with the columns that its decoder takes."""
         if self._only_value:
             return HeldRecord(columns[0])
         told = dict(zip(self._inputs, columns, strict=True))

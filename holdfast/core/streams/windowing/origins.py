@@ -1,4 +1,4 @@
-"""The watermarks of origins as rows of a table of windows, or of a join, have them."""
+"""The watermarks of origins, as a table of windows or of a join stores them in rows."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from holdfast.core.streams.windowing.rows import ORIGINS, OriginRow, origin_key,
 
 
 class RowsOfOrigins:
-    """The watermarks of one source of a partition, over its rows: those are set when the transaction ends, or
-    at once where each record's changes must be seen.
+    """The watermarks of one source of a partition, in memory over its rows. The rows are set when the
+    transaction ends, or at once where each record's changes must be visible.
 
-    Records without the header are of the origin NAMELESS.
+    Records without the header have the origin NAMELESS.
     """
 
     __slots__ = ("_counts", "_name", "_source", "changed", "is_named", "stream", "watermarks")
@@ -23,9 +23,11 @@ class RowsOfOrigins:
         self._source, self._name = (partition, source), name
         self.watermarks = found = OriginWatermarks()
         self.is_named = False
-        """Whether any record or mark with a header was met: before that there are no rows of origins."""
+        """True once a record or mark with a header was met: before that there are no rows of origins."""
         self.stream: Any = None
-        """The `StreamRow` of the partition as it will be set, where windows leave that to this; else None."""
+        """The partition's `StreamRow` that is to be set with the rows of origins; None where the fold sets it
+        itself.
+        """
         self._counts: dict[int, tuple[int, int, int]] = {}
         self.changed: set[int] = set()
         """The origins whose rows are yet to be set, when the transaction ends."""
@@ -42,12 +44,12 @@ class RowsOfOrigins:
 
     @property
     def late_after_idle(self) -> int:
-        """Return how many records were late only because others went on while their origin had let go."""
+        """Return how many records were late only because other origins advanced after theirs had let go."""
         return sum(each[2] for each in self._counts.values())
 
     @property
     def held_back(self) -> list[HeldBack]:
-        """Return the origin that holds the watermark of the source back, none where nothing is."""
+        """Return the origin that holds the watermark of the source back; empty without one."""
         held = self.watermarks.held_back
         if held is None:
             return []
@@ -55,30 +57,32 @@ class RowsOfOrigins:
         return [HeldBack(self.source, origin, None if origin is None else lag_ms)]
 
     def begin(self, rows: Rows[Any], nameless_ms: int) -> None:
-        """Take in that the first header is met; records without one had come to *nameless_ms*."""
+        """Handle the first header; records without one had come to *nameless_ms*."""
         self.is_named = True
         if nameless_ms >= 0:
             self.hear(rows, NAMELESS, nameless_ms)
 
     def hear(self, rows: Rows[Any], origin: int, watermark_ms: int) -> None:
-        """Take in a record of *origin*, which has come to *watermark_ms* with it."""
+        """Advance *origin* to *watermark_ms*, which it has reached with a record."""
         if self.watermarks.hear(origin, watermark_ms):
             self.note(rows, origin)
 
     def note(self, rows: Rows[Any], origin: int) -> None:
-        """Have the row of *origin* be set, unless it is in `changed`: what it has come to is another."""
+        """Have the row of *origin* set, whose watermark has changed; callers may skip one that is in
+        `changed`.
+        """
         self.changed.add(origin)
         self._set(rows)
 
     def count(self, rows: Rows[Any], origin: int, *, after_idle: bool) -> None:
-        """Count a record of *origin* as late: by its origin, or only because others went on without it."""
+        """Count a late record of *origin*; *after_idle*, only since others advanced without it."""
         origins, late, idle = self._counts.get(origin, _NOTHING)
         self._counts[origin] = origins, late + (not after_idle), idle + after_idle
         self.changed.add(origin)
         self._set(rows)
 
     def mark(self, rows: Rows[Any], mark: Mark) -> None:
-        """Take in a mark."""
+        """Apply a mark to the watermark of its origin."""
         self.watermarks.mark(mark)
         origins, late, idle = self._counts.get(mark.origin, _NOTHING)
         self._counts[mark.origin] = max(origins, mark.origins), late, idle
@@ -86,7 +90,7 @@ class RowsOfOrigins:
         self._set(rows)
 
     def set_stream(self, rows: Rows[Any], stream: Any) -> None:
-        """Have the row of the partition's stream time be set with those of origins."""
+        """Have the row of the partition's stream time set with those of origins."""
         self.stream = stream
         self._set(rows)
 
@@ -113,12 +117,12 @@ _NOTHING = (-1, 0, 0)
 
 @lru_cache(maxsize=4_096)
 def origins_prefix(partition: int, source: int = 0) -> str:
-    """Return what the keys of the rows of origins begin with, under which they are also remembered."""
+    """Return the prefix of the keys of the rows of origins, which is also their key in `Rows.derived`."""
     return f"{ORIGINS}{partition}/{source}/"
 
 
 def origins_of(rows: Rows[Any], partition: int, source: int = 0) -> RowsOfOrigins:
-    """Return the origins of a source of a partition, remembered beside the rows."""
+    """Return the origins of a source of a partition, which are kept in memory with the rows."""
     name = origins_prefix(partition, source)
     found: RowsOfOrigins | None = rows.derived.get(name)
     if found is None:

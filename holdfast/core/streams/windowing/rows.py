@@ -2,11 +2,11 @@
 
     ada@0001700000000000               a window of key "ada" by its start, 16 digits of ms: in order of time
     00 stream/3                        stream time of partition 3, and how many of its records were late
-    00 due/0001700003600000/c/ada@...  what is due with a window when stream time gets there, in order of time
+    00 due/0001700003600000/c/ada@...  an action on a window, due at that stream time, in order of time
     00 open/ada                        where the open sessions of "ada" begin
     00 idle/3                          with `idle=`: when stream time of partition 3 moved, and what tick was
     asked for
-    00 origin/3/0/7                    behind a step: how far origin 7 has come, as partition 3 has heard
+    00 origin/3/0/7                    for steps: the watermark of origin 7, as partition 3 knows it
     00 held/ada@0001700000000000/0000008/0000000000000000012
                                        with `ordered`: a record of "ada" by event time, origin + 1, offset
 
@@ -35,7 +35,7 @@ BEHIND_RESERVED = f"{RESERVED}\U0010ffff"
 DIGITS = 16
 ORIGIN_DIGITS, OFFSET_DIGITS = 7, 19
 HELD_TAIL = 1 + DIGITS + 1 + ORIGIN_DIGITS + 1 + OFFSET_DIGITS
-"""What follows the user's key in the key of a held record: `@time/origin/offset`."""
+"""The length of `@time/origin/offset`, which follows the user's key in the key of a held record."""
 LIMIT_TIME_MS = 10**15
 """Event times are below this: the year 33658."""
 
@@ -43,9 +43,9 @@ LIMIT_TIME_MS = 10**15
 class WindowRow(msgspec.Struct, Generic[A], frozen=True, array_like=True, tag="w", gc=False):
     """A window of one key: its aggregate, and the time before which it ends (exclusive, ms).
 
-    The rest is for the fold: *told_ms* is the stream time at which it was last told, -1 for never; *waiting*
-    tells that it has changed since. *first_ms* and *last_ms* are the earliest and latest event times in a
-    sliding window.
+    The rest is for the fold: *told_ms* is the stream time at which its last update was sent, -1 for never;
+    *waiting* is true if it has changed since. *first_ms* and *last_ms* are the earliest and latest event
+    times in a sliding window.
     """
 
     value: A
@@ -71,7 +71,7 @@ class StreamRow(msgspec.Struct, frozen=True, array_like=True, tag="s", gc=False)
 
 
 class DueRow(msgspec.Struct, frozen=True, array_like=True, tag="d", gc=False):
-    """An entry of the index of what is due; its key says it all."""
+    """An entry of the index of due times; its key holds everything."""
 
 
 class OpenRow(msgspec.Struct, frozen=True, array_like=True, tag="o", gc=False):
@@ -81,8 +81,8 @@ class OpenRow(msgspec.Struct, frozen=True, array_like=True, tag="o", gc=False):
 
 
 class IdleRow(msgspec.Struct, frozen=True, array_like=True, tag="i", gc=False):
-    """For ticks: the append time at which stream time was last moved (or what stands for it, once ticks move
-    it), and when a tick was asked for.
+    """For ticks: the append time at which stream time was last moved (or its equivalent, once ticks move it),
+    and when the next tick is due.
     """
 
     moved_ms: int
@@ -90,11 +90,11 @@ class IdleRow(msgspec.Struct, frozen=True, array_like=True, tag="i", gc=False):
 
 
 class OriginRow(msgspec.Struct, frozen=True, array_like=True, tag="g", gc=False):
-    """How far an origin has come in event time, ms, and whether it is at the end of its log and lets go.
+    """The watermark of an origin, in ms, and whether it is at the end of its log and lets go.
 
-    *origins* is the number of all that it has told, 0 where there is no other, -1 while it has told none.
-    *late* of its records were late by its own watermark, *late_after_idle* only because others went on while
-    it had let go.
+    *origins* is the number of origins that it has announced, 0 where there is no other, -1 before it has
+    announced any. *late* of its records were late by its own watermark, *late_after_idle* only because others
+    advanced while it had let go.
     """
 
     watermark_ms: int
@@ -105,7 +105,7 @@ class OriginRow(msgspec.Struct, frozen=True, array_like=True, tag="g", gc=False)
 
 
 class HeldRecord(msgspec.Struct, frozen=True, array_like=True, tag="h", gc=False):
-    """A record that is kept until its windows close: those of its columns that its decoder takes.
+    """A record that is kept until its windows close: the columns that its decoder takes.
 
     It is in no window that ends at *missed_ms* or before.
     """
@@ -130,7 +130,7 @@ class HeldWindow(msgspec.Struct, frozen=True, array_like=True, tag="p", gc=False
 
 
 class WindowResult(msgspec.Struct, Generic[A], frozen=True):
-    """A window as it is told and read: its key, start (inclusive), end (exclusive), both in ms, and its
+    """A window as it is sent and read: its key, start (inclusive), end (exclusive), both in ms, and its
     aggregate.
     """
 

@@ -44,11 +44,11 @@ class Windowed(Processor[Any, Any], Generic[E, A]):
     """An aggregate of the records of each key in each window.
 
     *source* is a `Source`, a step or a `Stream`, which bring serde and event time, or the name of a topic
-    with *decode* and *time*. *by* gives an event's key, *time* its event time in ms since 1970. Without one,
-    append time counts, so that nothing is out of order or late, and a warning says so; `time="append"`
-    silences it. *fold* gets the
-    aggregate so far, None at first, and the event, and returns the aggregate with it, which is of type *row*.
-    Sessions also need *merge*: it gets the aggregates of an earlier and a later session.
+    with *decode* and *time*. *by* returns an event's key, *time* its event time in ms since 1970. Without
+    *time*, append time counts, so no record is out of order or late, and a warning says so; `time="append"`
+    silences it. *fold* gets the aggregate so far, None at first, and the event, and returns the new
+    aggregate, of type *row*. Sessions also need *merge*, which gets the aggregates of an earlier and a later
+    session.
 
     **Stream time** is the highest event time seen in a partition. A window is closed when stream time >= end
     + grace, and then takes no more records. A record that none of its windows takes is **late**: it is sent
@@ -60,41 +60,41 @@ class Windowed(Processor[Any, Any], Generic[E, A]):
     be. A result that fails all the same when its time comes is quarantined alone, at the stage "close", and
     counted as *failed* in the `StreamRow`.
 
-    **Behind a step** that tells event time, stream time is the least watermark of the partitions that the
-    step reads, less those that stay at the ends of their logs; and a record is late by the highest event time
-    that was before it in its own source partition. So windows hold the same records at whatever pace the
-    sources are read. Sessions stay open for a gap longer. Rows `OriginRow` tell how far each has come, and
-    how many of its records were late.
+    **Downstream of a step** that knows event time, stream time is the least watermark of the partitions that
+    the step reads, without those that stay at the ends of their logs; and a record is late by the highest
+    event time before it in its own source partition. So windows hold the same records at whatever pace the
+    sources are read. Sessions stay open for a gap longer. `OriginRow` rows hold how far each of these
+    partitions has come, and how many of its records were late.
 
     *emit* is `updates(topic)`, `final(topic)` or None; results are `WindowResult`s, and their keys are those
     of the rows. With *in_place* they go to the partition of the record that caused them.
 
     **Windows of windows.** Final results to an `Internal` topic, or to a `Stream` with `watermarks=True`,
-    tell of their origins as the records of a step do: of them, each partition of this processor is one. Its
-    watermark is the stream time less grace and the length of a window (of sessions, the gap): no result that
-    is still to come has an earlier time, be it the start or the last ms of its window. So windows of these
-    results are the same at any pace, too. Of sessions take the end: those that start more than a gap before
-    it are late by the rest, against which grace helps. A partition does not let go
-    while a window is open there, whose result is still to come.
+    carry their origins as the records of a step do: each partition of this processor is one. Its watermark is
+    the stream time less grace and the length of a window (for sessions, the gap): no later result has an
+    earlier time, be it the start or the last ms of its window. So windows of these results are the same at
+    any pace, too. For sessions, use the end as event time: sessions that start more than a gap before it are
+    late by the rest, unless grace covers it. A partition does not let go while a window is open there whose
+    result is still to come.
 
-    **Ordered.** With *ordered* a window's records are kept in rows, and folded by event time, origin, offset
-    when it closes: for folds that give another result in another order. Behind several steps, records of one
-    origin and time are taken in the order of their bytes, since that of their arrival depends on pace. Before
-    it closes a window cannot be queried, and there are no `updates`. Sessions then need no *merge*. A record
-    that *fold* raises for is quarantined alone, at the stage "close", and counted as *failed*.
+    **Ordered.** With *ordered*, a window's records are kept in rows, and folded by event time, origin, offset
+    when it closes: for folds whose result depends on the order. Downstream of several steps, records of one
+    origin and time are folded in the order of their bytes, since the order of arrival depends on pace. Before
+    it closes, a window cannot be queried, and there are no `updates`. Sessions then need no *merge*. A record
+    for which *fold* raises is quarantined alone, at the stage "close", and counted as *failed*.
 
     Rows are `WindowRow`s under `window_key(key, start_ms)`; `TableClient.windows` reads them. They are
     removed when stream time >= end + grace + *retention* (a duration such as "1d", or ms; of sliding windows,
     at least their difference + 1 ms). A record closes and removes at most 100,000 windows; if more are due,
-    the records behind it, or ticks, go on.
+    later records, or ticks, continue.
 
-    **Idle.** A partition without traffic has no stream time that passes. With *idle* (a duration; None for
-    never), stream time goes on by the worker's clock once it has not moved for so long, but only to where
-    something is due: a window that ends then tells its final result *idle* after its end and grace, by the
-    append times, and is removed in its time. Such a processor is declared with `on=`, of one source: its
-    ticks are recorded as choices, and replayed.
+    **Idle.** Stream time does not pass in a partition without traffic. With *idle* (a duration; None for
+    never), the worker's clock advances it once it has not moved for that long, but only to the next due time:
+    a window that ends then sends its final result *idle* after its end and grace, by the append times, and is
+    removed in its time. Such a processor is declared with `on=`, of one source: its ticks are recorded as
+    choices, and replayed.
 
-    ConfigError for what does not fit together, when the declaration is made.
+    Raises ConfigError, at the declaration, for parameters that do not fit together.
 
     >>> from holdfast.core.streams.emitting import final
     >>> views = Windowed(
@@ -244,8 +244,8 @@ def _folds_by_origin(fold: object) -> bool:
 
 
 def _event_time(whose: str, topic: str, source: Source[Any] | None, time: Time[Any]) -> Any:
-    """Return what reads an event's time: *time*, else that of *source*; None for append time, with a warning
-    unless it was said.
+    """Return the function that reads an event's time: *time*, else that of *source*; None for append time,
+    with a warning unless it was declared.
     """
     if isinstance(time, str):
         if time != "append":
@@ -260,7 +260,7 @@ def _event_time(whose: str, topic: str, source: Source[Any] | None, time: Time[A
 
 
 def _check_calls(whose: str, inputs: tuple[DecoderInput, ...], **given: Callable[..., Any] | None) -> None:
-    """Raise ConfigError for a function that cannot take what it will be called with."""
+    """Raise ConfigError for a function that cannot take the arguments of its calls."""
     takes: dict[str, tuple[str, ...]] = {
         "decode": inputs,
         "by": ("event",),
@@ -283,7 +283,7 @@ def _read_from(
     ticks: bool,
     by_origin: bool,
 ) -> dict[str, Any]:
-    """Return what declares the source of a processor; one that ticks has `on=`."""
+    """Return the declaration of a processor's source; one that ticks has `on=`."""
     folds: Callable[..., Any] = fold.by_origin if by_origin else fold
     if ticks:
         raw: Source[Any] = RawSource(source, Bytes(), "append", Bytes())
@@ -292,7 +292,7 @@ def _read_from(
 
 
 def _takes_none(row: Any) -> bool:
-    """Return whether None is of type *row*; what is no type is refused elsewhere."""
+    """Return whether None is of type *row*; a *row* that is no type is refused elsewhere."""
     try:
         msgspec.convert(None, row)
     except (msgspec.ValidationError, TypeError):
@@ -301,9 +301,7 @@ def _takes_none(row: Any) -> bool:
 
 
 def _sent_later(emit: Updates | Final | None, row: Any) -> Callable[[Any], bytes | None] | None:
-    """Return what encodes the results that are sent later than they change, None if there are none that could
-    fail.
-    """
+    """Return the encoder of the results that are sent later than they change, None if it cannot fail."""
     if emit is None or (isinstance(emit, Updates) and not emit.every_ms):
         return None
     return None if emit.encode is encode_json and row in (int, float, bool) else emit.encode
@@ -357,7 +355,7 @@ def _ordered(
     emit: Updates | Final | None,
     merge: Callable[[Any, Any], Any] | None,
 ) -> Ordered:
-    """Return how records are kept; ConfigError for what makes no sense where they are folded at the end."""
+    """Return how records are kept; ConfigError for options that contradict folding when a window closes."""
     if isinstance(emit, Updates):
         raise ConfigError(
             f"{whose}: with ordered=True records are folded when their window closes, so there are no"
@@ -379,7 +377,7 @@ def _is_mixed(topic: str) -> bool:
 def _carrying_kept(
     decode: Callable[..., Any], inputs: int, ordered: Ordered, *, by_origin: bool
 ) -> Callable[..., Arrived | ToldArrived]:
-    """Return a decoder that also carries what is kept of a record until its windows close."""
+    """Return a decoder that also returns the record as it is kept until its windows close."""
 
     def with_kept(*columns: Any) -> Arrived | ToldArrived:
         given, (partition, offset, headers, *raw) = columns[:inputs], columns[inputs:]
@@ -393,7 +391,7 @@ def _carrying_kept(
 
 
 def _carrying_origin(decode: Callable[..., Any], inputs: int, *, raw: bool) -> Callable[..., ToldArrived]:
-    """Return a decoder that also carries what a record behind a step tells of its origin."""
+    """Return a decoder that also returns the origin of a record that a step has written."""
     if raw:
 
         def with_record(*columns: Any) -> ToldArrived:
@@ -427,7 +425,7 @@ def _carrying_origin(decode: Callable[..., Any], inputs: int, *, raw: bool) -> C
 
 
 def _carrying(decode: Callable[..., Any], inputs: int, *, raw: bool) -> Callable[..., Arrived]:
-    """Return a decoder that carries with the event what the fold needs of its record besides."""
+    """Return a decoder that returns the event with the other parts of its record that the fold needs."""
     if raw:
 
         def with_record(*columns: Any) -> Arrived:

@@ -1,8 +1,8 @@
 """The four kinds of windows, as they are declared.
 
 A window holds the records of one key whose event times are in [start, end): *end is exclusive* in every kind.
-Stream time is the highest event time seen in a partition; behind a step see `Windowed`. A window is closed
-when stream time >= end + grace; then it takes no more records.
+Stream time is the highest event time seen in a partition; downstream of a step, see `Windowed`. A window is
+closed when stream time >= end + grace; then it takes no more records.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from holdfast.core.engine.declared.durations import Duration, duration_ms
 from holdfast.errors import ConfigError
 
 LIMIT_WINDOWS = 1_000
-"""In how many hopping windows a record may be: each is a row that it changes."""
+"""The most hopping windows that a record may be in: each is a row that it changes."""
 
 
 @dataclass(frozen=True, slots=True, init=False)

@@ -1,4 +1,4 @@
-"""A plugin of pytest that puts holdfast's application in the place of Faust's, for Faust's own tests."""
+"""A plugin of pytest that replaces Faust's application by holdfast's, for Faust's own tests."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ def test_what_fails_of_fausts_own_tests_is_what_the_page_lists(tmp_path: Path) -
 
 
 def _is_in(failed: str, one: str) -> bool:
-    """Return whether a failed test, as junit tells it, is *one* of the page:
+    """Return whether a failed test, as junit names it, is *one* of the page:
     `tests/a/test_b.py::Test_C::test_d`, or all of a file or class.
     """
     place = one.replace(".py", "").replace("::", "/")

@@ -62,7 +62,7 @@ def test_a_raised_writer_may_not_emit_to_the_topic_that_its_last_version_emitted
     assert (finding.topic, finding.chain) == ("words", True)
 
 
-def test_a_writer_that_hands_over_emits_nothing_twice_and_raises_nobody() -> None:
+def test_a_writer_that_hands_over_emits_nothing_twice_and_raises_no_reader() -> None:
     silent = replace(split("words", 2), emits_from="handover")
     require_chains([silent, counts("words")])
     with pytest.raises(ChainError, match='twice: declare split with emits_from="handover"; or'):
@@ -84,7 +84,7 @@ def test_a_circle_through_plain_topics_goes_to_a_next_version_by_handover_alone(
     require_chains(circle(version=2, emits_from="handover"))
 
 
-def test_a_reader_of_the_internal_topic_of_another_version_is_told_which_to_read() -> None:
+def test_a_reader_of_the_internal_topic_of_another_version_gets_the_one_to_read() -> None:
     old, new = Internal("words", Text()), Internal("words", Text(), version=2)
     require_chains([split(new, 2), counts(new, version=2)])
     with pytest.raises(
@@ -95,13 +95,13 @@ def test_a_reader_of_the_internal_topic_of_another_version_is_told_which_to_read
         require_chains([split(new, 2), counts("words.v2")])
 
 
-def test_all_that_is_behind_is_raised_and_a_circle_ends() -> None:
+def test_all_downstream_processors_are_raised_and_a_circle_ends() -> None:
     app = [split("words", 1), counts("words", emits="tops"), counts("tops", name="top", emits="words")]
     assert behind(app, ["split"]) == {"counts", "top"}
     assert listed(raised(app, ["top"])) == "counts to version 2, top to version 2"
 
 
-def test_a_position_in_an_internal_topic_tells_which() -> None:
+def test_a_position_in_an_internal_topic_names_the_version_that_was_read() -> None:
     first, second = (Internal("words", Text(), version=version) for version in (1, 2))
     folder: Folder[int] = Folder(counts(first), DictStore())
     changes = folder.fold([Batch([0], [5], ([b"to"],))])

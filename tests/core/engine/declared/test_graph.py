@@ -18,7 +18,7 @@ def processor(name: str, source: str, *emits: str) -> Processor[str, int]:
     )
 
 
-def test_each_stands_behind_those_that_feed_it() -> None:
+def test_each_comes_after_those_that_feed_it() -> None:
     graph = TopologyGraph.of(
         [processor("c", "two", "three"), processor("a", "three"), processor("b", "one", "two")]
     )

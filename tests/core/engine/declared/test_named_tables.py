@@ -134,7 +134,7 @@ def test_a_wrong_declaration_says_what_to_write(tables: Any, why: str) -> None:
         )
 
 
-def test_a_fold_that_asks_for_what_is_not_declared_has_its_record_refused() -> None:
+def test_a_fold_that_asks_for_an_undeclared_table_has_its_record_refused() -> None:
     def fold(rows: Rows[int], word: str, at_ms: int) -> None:
         rows[word] = 1
         if word == "timer":

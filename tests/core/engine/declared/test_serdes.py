@@ -1,4 +1,4 @@
-"""What is declared to lie in a topic is what is read from it and written to it."""
+"""A topic is read and written with the serde that is declared for it."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_values_of_another_type_are_not_written(serde: Any, value: Any) -> None:
         serde.encode(value)
 
 
-def test_none_is_a_tombstone_where_it_is_declared() -> None:
+def test_none_makes_a_tombstone_where_it_is_declared() -> None:
     maybe = Json(Total | None)
     assert maybe.encode(None) is None
     assert maybe.decode(None) is None

@@ -154,7 +154,7 @@ def test_ticks_need_the_form_of_several_sources() -> None:
         Processor(name="one", source="s", decode=bytes, fold=folded, row=Total, on_tick=lambda *_: None)
 
 
-def test_two_of_a_name_tell_their_sources() -> None:
+def test_two_of_a_name_name_their_sources() -> None:
     with pytest.raises(ConfigError, match=r"share a name, totals of a, b and of a:"):
         by_name([declare(), declare(on={A: folded})])
 

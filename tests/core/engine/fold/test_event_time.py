@@ -40,7 +40,7 @@ from holdfast.errors import ChangelogError, ConfigError, FoldError
 
 
 class Said(msgspec.Struct, frozen=True):
-    """What a record says: *at* is its own time, *wake* when to be called."""
+    """A record's orders: *at* is its own time, *wake* when to be called."""
 
     at: Any
     wake: int | None = None
@@ -159,7 +159,7 @@ def test_append_time_passes_before_event_time() -> None:
 
 @pytest.mark.parametrize("cut", [1, 100])
 @pytest.mark.parametrize("at", [1.5, "soon", True, NEVER, -NEVER, None])
-def test_a_record_whose_time_is_none_is_refused_and_moves_nothing(at: Any, cut: int) -> None:
+def test_a_record_without_a_valid_time_is_refused_and_moves_nothing(at: Any, cut: int) -> None:
     emits, refused, marker = folded((1, Said(4, wake=6)), (2, Said(at)), (3, Said(5)), cut=cut)
     assert [(each.offset, each.stage, each.error) for each in refused] == [(1, "decode", "DecodeError")]
     assert "which is not a time in whole ms" in refused[0].reason
@@ -312,7 +312,7 @@ def test_without_event_time_the_position_is_what_it_was() -> None:
         ),
     ],
 )
-def test_what_is_no_marker_with_event_time_is_refused(value: bytes, why: str) -> None:
+def test_a_value_that_is_no_marker_with_event_time_is_refused(value: bytes, why: str) -> None:
     with pytest.raises(ChangelogError, match=why):
         decode_marker(value)
 
@@ -359,7 +359,7 @@ def test_a_declaration_that_cannot_be_is_refused(declared: dict[str, Any], why: 
         timed(**declared)
 
 
-def test_sources_must_tell_a_time_and_each_tells_its_own() -> None:
+def test_sources_must_read_a_time_and_each_reads_its_own() -> None:
     with pytest.raises(ConfigError, match=r"on_event needs Source\(\.\.\., time=\.\.\.\)"):
         joined(False, False)
     with pytest.raises(ConfigError, match="has both on= and time: with on= each source has a serde, a time"):

@@ -1,4 +1,4 @@
-"""What a folder does, by example; `test_folding_model.py` does the rest."""
+"""A folder, by example; `test_folding_model.py` does the rest."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_rows_changed_many_times_are_written_once_and_the_marker_comes_last() ->
     assert changes.records == 3
 
 
-def test_what_was_applied_before_is_not_applied_again() -> None:
+def test_a_record_that_was_applied_before_is_not_applied_again() -> None:
     store = Store()
     folder = Folder(processor(), store)
     folded(folder, store, batch("a", "a"))
@@ -168,7 +168,7 @@ def test_stream_time_is_the_highest_append_time_and_never_goes_back() -> None:
     assert decode_marker(store[APPLIED]).stream_ms == 9
 
 
-def test_a_rollback_keeps_the_stream_time_of_what_was_committed() -> None:
+def test_a_rollback_keeps_the_stream_time_of_the_committed_records() -> None:
     store = Store()
     folder = Folder(processor(), store)
     folded(folder, store, batch("a", times_ms=[9]))
@@ -447,7 +447,7 @@ def test_an_on_wake_that_emits_to_a_topic_not_declared_is_refused_and_has_fired(
 
 
 class Basket(msgspec.Struct, frozen=True):
-    """What a fold may set a list in all the same: only a type checker would tell."""
+    """A row whose field a fold may set to a list all the same: only a type checker would object."""
 
     items: tuple[int, ...] = ()
 
@@ -465,7 +465,7 @@ def append_in_place(rows: Rows[Any], event: Any, _: int) -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 2, 3])
-def test_a_list_in_a_tuples_place_cannot_be_changed_in_place_wherever_the_log_is_cut(cut: int) -> None:
+def test_a_list_instead_of_a_tuple_cannot_be_changed_wherever_the_log_is_cut(cut: int) -> None:
     basket = Processor(name="t", source="s", decode=decoded, fold=append_in_place, row=Basket)
     store, refused = Store(), list[int]()
     folder: Folder[Any] = Folder(basket, store)
@@ -578,7 +578,7 @@ def test_a_row_that_could_be_changed_in_place_would_make_live_and_replay_differ(
     assert found[0] != found[1], "which is why such a type is refused"
 
 
-def test_a_fold_that_returns_what_is_no_collection_is_refused() -> None:
+def test_a_fold_that_returns_no_collection_is_refused() -> None:
     assert [each[:2] for each in refusals(lambda *_: 5, "x")] == [(0, "fold")]
     assert [each[:2] for each in refusals(lambda *_: Emit("out"), "x")] == [(0, "fold")]
 
@@ -682,8 +682,8 @@ def arm(rows: Rows[Total], event: Any, at_ms: int) -> None:
 
 
 def woken(store: Store, wake: Any, *records: tuple[int, Any]) -> list[tuple[Any, ...]]:
-    """Fold (append time, timers to set) one by one in a transaction; return what on_wake emitted, told
-    apart by record.
+    """Fold (append time, timers to set) one by one in a transaction; return the emits of on_wake, by
+    record.
     """
     out: list[tuple[Any, ...]] = []
     folder = Folder(processor(arm, on_wake=wake), store)
@@ -758,10 +758,10 @@ def test_timers_without_an_on_wake_are_refused_with_a_word_about_it() -> None:
     assert "declares no on_wake" in changes.refused[0].reason
 
 
-# -- the same state, told change by change
+# -- the same state, reported change by change
 
 
-def test_a_trace_tells_each_change_and_none_of_a_refused_record() -> None:
+def test_a_trace_has_each_change_and_no_change_of_a_refused_record() -> None:
     def fold(rows: Rows[Total], key: str, at_ms: int) -> None:
         if key == "clear":
             del rows["a"]

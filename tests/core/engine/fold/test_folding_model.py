@@ -258,7 +258,7 @@ class Naive:
     def _ring(self, clock: str, offset: int, now_ms: int) -> None:
         timers = self.rows.timers[clock]
         for due_ms, key in sorted((due_ms, key) for key, due_ms in timers.items() if due_ms <= now_ms):
-            if self.rows.timers[clock].get(key) == due_ms:  # other dicts behind one that failed
+            if self.rows.timers[clock].get(key) == due_ms:  # other dicts after one that failed
                 del self.rows.timers[clock][key]
                 act = partial(self.calls[clock], self.rows, key, due_ms)
                 self._attempt(offset, "wake", act)

@@ -1,4 +1,4 @@
-"""A version that is silent up to where its predecessor stood: what both emit together is what one alone
+"""A version that is silent up to where its predecessor ended: both together emit the records that one alone
 emits, wherever they change hands and however the log is cut into transactions.
 """
 
@@ -117,8 +117,8 @@ def test_of_one_source_both_versions_together_emit_what_one_alone_does(
 
 
 class Successor(Worker):
-    """Owners of a partition in a version that is silent up to where *before* stands, each of which looks at
-    that anew as long as it may have moved.
+    """Owners of a partition in a version that is silent up to the position of *before*, each of which reads
+    that again as long as it may have moved.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Successor(Worker):
         super().__init__(rng, logs, journal, version)
 
     noted: Handover | None
-    """What the note on the changelog says."""
+    """The note on the changelog."""
 
     def resume(self, store: MemoryStore, marker: VectorMarker | None) -> None:
         super().resume(store, marker)
@@ -176,7 +176,7 @@ def test_with_choices_both_versions_together_emit_what_one_alone_does(seed: int,
         new.run(turns=rng.randrange(3))
         at = after.position or start_of(new.processor)
         if new.noted is None or new.noted.covers(at.applied, at.choices):
-            Worker(rng, logs, before).run(turns=rng.randrange(12))  # it goes on, and obeys what was recorded
+            Worker(rng, logs, before).run(turns=rng.randrange(12))  # it continues, by the recorded choices
         new.restart()
     else:
         new = Successor(rng, logs, after, 2, before)
@@ -195,7 +195,7 @@ def _barrier(choices: int, recorded: Sequence[Choice], stood: Handover) -> tuple
     return barrier_at(stood, msgspec.structs.replace(start, choices=choices), recorded, 0)
 
 
-def test_the_place_of_a_handover_is_recorded_where_nothing_else_brings_all_versions_through_it() -> None:
+def test_the_position_of_a_handover_is_recorded_where_nothing_else_brings_all_versions_through_it() -> None:
     sources = start_of(processor_of(2)).sources
 
     def choice(number: int, *applied: int, tick_ms: int | None = None) -> Choice:

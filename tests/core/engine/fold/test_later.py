@@ -32,7 +32,7 @@ LIMIT_TRIES = 200
 
 @dataclass
 class World:
-    """What folds need: it is away for the next `away` times that it is asked for `needed`."""
+    """A service that folds need: it is away for the next `away` times that it is asked for `needed`."""
 
     away: int = 0
     needed: str = ""
@@ -101,7 +101,7 @@ def processor_of(world: World, **declared: Any) -> Processor[Any, int]:
 
 @dataclass
 class Outcome:
-    """What folding a log has come to."""
+    """The result of folding a log."""
 
     store: DictStore = field(default_factory=DictStore)
     emits: list[Emit] = field(default_factory=list)
@@ -185,7 +185,7 @@ def test_what_lies_before_the_record_that_waits_is_committed_and_the_record_is_n
     assert changes.marker.event_ms == 3  # type: ignore[attr-defined]
 
 
-def test_a_whole_transaction_that_has_to_wait_leaves_nothing_behind() -> None:
+def test_a_whole_transaction_that_has_to_wait_leaves_no_trace() -> None:
     world = World(away=6, needed="fold dddd")
     outcome = folded(processor_of(world), EVENTS, whole=True)
     assert outcome.same() == folded(processor_of(World()), EVENTS).same()
@@ -237,7 +237,7 @@ def merged_of(world: World) -> Processor[Any, str]:
 
 
 def merged(world: World) -> tuple[list[tuple[bytes, bytes]], list[Emit], list[Choice]]:
-    """Fold two sources live, one record of which comes too late for its place, and a tick."""
+    """Fold two sources live, one record of which comes too late for its position, and a tick."""
     processor, store = merged_of(world), DictStore()
     folder: MergingFolder[str] = MergingFolder(processor, store)
     merger = Merger(folder.marker)

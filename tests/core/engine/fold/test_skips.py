@@ -1,5 +1,5 @@
-"""What is skipped, as it is written down: read back as it was, merged, and nothing believed that no tool
-of ours writes.
+"""Skips in their written form: read back unchanged, merged, and bytes that no tool of ours writes are not
+believed.
 """
 
 from __future__ import annotations
@@ -72,12 +72,12 @@ def test_a_skip_of_an_earlier_release_is_read_and_is_of_whatever_topic_has_the_n
         ),
     ],
 )
-def test_what_is_no_skip_is_refused(key: bytes | None, value: bytes) -> None:
+def test_a_record_that_is_no_skip_is_refused(key: bytes | None, value: bytes) -> None:
     with pytest.raises(DecodeError):
         decode_skip(key, value)
 
 
-def test_what_was_made_stays_made_and_a_wish_is_found_by_any_offset_of_it() -> None:
+def test_a_made_skip_stays_made_and_a_wish_is_found_by_any_offset_of_it() -> None:
     skips, asked = Skips(), Skip(topic="orders", partition=3, first=12, last=14, made=False)
     skips.add(asked)
     assert skips.made("orders", 3) == ()
@@ -103,7 +103,7 @@ def test_ranges_agree_with_the_set_of_their_offsets(
     assert parts == [offset for offset in range(first, first + more) if offset not in offsets]
 
 
-def test_a_wish_that_comes_late_leaves_what_was_made_also_once_its_topic_is_compacted() -> None:
+def test_a_wish_that_comes_late_leaves_the_made_skip_also_once_its_topic_is_compacted() -> None:
     wish = replace(MADE, made=False, by="bob@desk")
     for log in ([MADE, wish], [wish, MADE], [wish, MADE, wish]):
         compacted = {each.key: encode_skip(each) for each in log}
@@ -114,7 +114,7 @@ def test_a_wish_that_comes_late_leaves_what_was_made_also_once_its_topic_is_comp
             assert skips.asked(MADE.topic, MADE.partition, MADE.first, MADE.last) is None
 
 
-def test_a_record_that_may_be_refused_is_no_skip_and_stands_beside_both() -> None:
+def test_a_record_that_may_be_refused_is_no_skip_and_is_kept_with_both() -> None:
     allowed = replace(MADE, first=14, last=14, made=False, allowed=True)
     asked = replace(MADE, made=False)
     assert len({MADE.key, asked.key, allowed.key}) == 3, "compaction keeps each"
@@ -133,7 +133,7 @@ def test_a_record_that_may_be_refused_is_no_skip_and_stands_beside_both() -> Non
 
 
 @pytest.mark.parametrize("wrong", [{"first": 13}, {"made": True}])
-def test_what_is_allowed_is_one_record_and_not_made(wrong: dict[str, int]) -> None:
+def test_an_allowance_of_several_records_or_of_a_made_skip_is_refused(wrong: dict[str, int]) -> None:
     allowed = replace(MADE, **{"first": 14, "made": False, "allowed": True, **wrong})
     with pytest.raises(DecodeError):
         decode_skip(allowed.key, encode_skip(allowed))

@@ -1,4 +1,4 @@
-"""What `traced` carries is a function of the log, and changes nothing else."""
+"""The traces that `traced` carries are a function of the log, and change nothing else."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def declared(fold: Callable[..., Any] = echo, **more: Any) -> Processor[Any, int
 def emitted(
     processor: Processor[Any, Any], headers: Iterable[Headers], events: Iterable[bytes] = (b"a",) * 9
 ) -> list[Headers]:
-    """Return the headers of what is emitted for records with *headers*, folded in any way that a worker or
+    """Return the headers of the emits for records with *headers*, folded in any way that a worker or
     replay may.
     """
     with Topology([processor]) as topology:
@@ -99,7 +99,7 @@ def test_a_malformed_trace_is_not_carried(headers: Headers) -> None:
     assert emitted(declared(), [headers]) == [()]
 
 
-def test_what_is_too_long_stays_behind_and_of_two_the_first_counts() -> None:
+def test_a_header_that_is_too_long_is_dropped_and_of_two_the_first_counts() -> None:
     long: Headers = (
         ("traceparent", PARENT),
         ("traceparent", OTHER),
@@ -185,7 +185,7 @@ def test_event_time_is_that_of_the_event() -> None:
     assert found == [(b"some", TRACE), (b"none", TRACE), (b"11", ()), (b"some", TRACE)]
 
 
-def test_a_decoder_that_takes_headers_goes_on_taking_them() -> None:
+def test_a_decoder_that_takes_headers_still_gets_them() -> None:
     def decode(headers: Headers, value: bytes) -> str:
         return dict(headers).get("who", b"nobody").decode() + value.decode()  # type: ignore[union-attr]
 
@@ -290,6 +290,6 @@ def test_a_traced_processor_can_be_sent_to_other_processes() -> None:
     assert emitted(again, [TRACE]) == [TRACE]
 
 
-def test_what_is_no_processor_is_refused() -> None:
+def test_an_object_that_is_no_processor_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"traced\(\[\]\): give it a Processor, one at a time"):
         traced([])  # type: ignore[type-var]

@@ -1,4 +1,4 @@
-"""Choices and vector markers: their bytes, and what is said of bytes that are none."""
+"""Choices and vector markers: their bytes, and the errors of bytes that are no choice or marker."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_the_bytes_are_those_of_the_format() -> None:
 
 
 def test_what_says_by_which_times_it_was_merged_has_formats_of_its_own() -> None:
-    """What is merged by append time alone has the bytes that it had before event times counted."""
+    """A merge by append time alone has the bytes that it had before event times counted."""
     told = (3, 7, (5, -1))
     assert encode_choice(choice_of(*told)) == packed([1, 3, 7, [5, -1], None])
     assert encode_choice(choice_of(*told, tick_ms=9)) == packed([1, 3, 7, [5, -1], 9])
@@ -124,7 +124,7 @@ def test_a_choice_of_two_sources_takes_little() -> None:
         (encode_marker(Marker(1, 2, 3)), "malformed"),
     ],
 )
-def test_what_is_no_choice_is_refused(value: bytes | None, why: str) -> None:
+def test_bytes_that_are_no_choice_are_refused(value: bytes | None, why: str) -> None:
     with pytest.raises(ChoicesError, match=why):
         decode_choice(value)
 
@@ -158,7 +158,7 @@ def test_markers_come_back() -> None:
         (encode_marker(Marker(1, 2, 3)), "one source, this one is declared with on=: raise its version"),
     ],
 )
-def test_what_is_no_vector_marker_is_refused(value: bytes, why: str) -> None:
+def test_bytes_that_are_no_vector_marker_are_refused(value: bytes, why: str) -> None:
     with pytest.raises(ChangelogError, match=why):
         decode_vector_marker(value)
 

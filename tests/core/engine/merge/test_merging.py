@@ -1,4 +1,4 @@
-"""What a merger gives, by example; tests/choices runs it by the thousand."""
+"""A merger, by example; tests/choices runs it by the thousand."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_a_source_at_its_end_holds_none_back() -> None:
     assert merger.waits_for((3, 2)) is None
 
 
-def test_an_end_may_lie_behind_what_readers_are_given() -> None:
+def test_an_end_may_lie_after_the_last_record_that_readers_get() -> None:
     merger = offered(batch(1, 3), batch(1))
     assert taken(merger, (None, 3)) == "a0 b0"
     merger.offer(1, Batch((), (), ()), offset_next=3)
@@ -149,7 +149,7 @@ def test_records_that_are_offered_again_are_passed_over() -> None:
     assert taken(merger) == "a0 a1 a2"
 
 
-def test_what_is_held_is_told_until_it_is_settled() -> None:
+def test_held_records_are_reported_until_they_are_settled() -> None:
     merger = offered(batch(1, 3, 5), batch(1))
     assert merger.pending == (3, 1)
     assert taken(merger) == "a0 b0"
@@ -161,7 +161,7 @@ def test_what_is_held_is_told_until_it_is_settled() -> None:
 # -- choices
 
 
-def test_a_record_that_comes_too_late_is_taken_at_once_behind_a_barrier() -> None:
+def test_a_record_that_comes_too_late_is_taken_at_once_after_a_barrier() -> None:
     merger = offered(batch(1, 5), batch(2))
     assert taken(merger, AT_ENDS) == "a0 b0 a1"
     merger.offer(1, batch(3, 9, first=1))
@@ -182,7 +182,7 @@ def test_choices_are_numbered_on() -> None:
     assert found.choice == choice(1, 0, 1, tick_ms=100)
 
 
-def test_behind_a_tick_anything_may_come_and_ticks_go_forward_only() -> None:
+def test_after_a_tick_any_record_may_come_and_ticks_go_forward_only() -> None:
     merger = offered(batch(5), batch(1))
     assert taken(merger, AT_ENDS) == "b0 a0"
     merger.tick(100)
@@ -194,7 +194,7 @@ def test_behind_a_tick_anything_may_come_and_ticks_go_forward_only() -> None:
     assert taken(merger, AT_ENDS) == "tick 101 at [0, 1]"
 
 
-def test_what_was_not_folded_is_merged_again_with_what_came_meanwhile() -> None:
+def test_records_that_were_not_folded_are_merged_again_with_later_ones() -> None:
     merger = offered(batch(1, 5), batch(2))
     assert taken(merger, AT_ENDS) == "a0 b0 a1"
     merger.offer(1, batch(3, first=1))
@@ -230,7 +230,7 @@ def test_a_record_that_a_choice_names_may_be_gone() -> None:
     assert taken(merger, AT_ENDS) == "tick 1 at [7, 1]"
 
 
-def test_choices_behind_the_marker_are_passed_over() -> None:
+def test_choices_before_the_marker_are_passed_over() -> None:
     marker = VectorMarker((1, 0), 5, 1, 2, (5, 2), -1, -1, 1, SOURCES)
     recorded = [choice(0, 1, 0), choice(1, 1, 1)]
     merger = offered(batch(1, 5, 6), batch(2, 3, 4), marker=marker, recorded=recorded)

@@ -1,5 +1,5 @@
-"""Of several sources the next record is the one of the least event time, where they declare one; and what was
-merged by append time, before event times counted, is read as it was.
+"""Of several sources the next record is the one of the least event time, where they declare one; and records
+merged by append time, before event times counted, are read as they were.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def test_of_sources_without_time_the_append_time_counts() -> None:
     assert found == [("q1", "p1"), ("q2", "p2")]
 
 
-def test_where_no_source_tells_time_nothing_is_new_in_what_is_written() -> None:
+def test_where_no_source_reads_time_the_written_bytes_are_as_before() -> None:
     folder = MergingFolder(
         asking(prices=Source("prices", Json(Event)), questions=Source("questions", Json(Event))), DictStore()
     )
@@ -206,7 +206,7 @@ def test_a_processor_of_one_source_has_no_order_to_choose() -> None:
     ],
     ids=["no value", "unreadable", "its time fails", "below 0", "no time", "too far ahead"],
 )
-def test_a_record_that_tells_no_time_follows_the_one_before_it(without: Any) -> None:
+def test_a_record_without_a_time_follows_the_one_before_it(without: Any) -> None:
     seen: list[str] = []
 
     def keep(rows: Rows[str], event: Any, at_ms: int) -> None:
@@ -241,7 +241,7 @@ def test_a_time_that_is_held_moves_no_order() -> None:
 
 
 class Registry:
-    """Where the schemas of prices are looked up."""
+    """The registry in which the schemas of prices are looked up."""
 
     def __init__(self) -> None:
         self.fails: Callable[[], Exception] | None = None
@@ -263,7 +263,7 @@ class Looked:
         return self._of.encode(value) or b""
 
 
-def test_a_record_that_has_to_wait_ends_what_is_taken_and_is_asked_again() -> None:
+def test_a_record_that_has_to_wait_ends_the_batch_and_is_asked_again() -> None:
     registry = Registry()
     registry.fails = lambda: Later("it is away", needs="the registry")
     folder = MergingFolder(
@@ -284,7 +284,7 @@ def test_a_record_that_has_to_wait_ends_what_is_taken_and_is_asked_again() -> No
     assert asked(folder, taken(merger, (0, 0))) == [("q2", "x2")]
 
 
-def test_what_was_unknown_when_it_was_ordered_is_refused_though_it_is_known_when_it_is_folded() -> None:
+def test_a_record_unknown_when_it_was_ordered_is_refused_though_it_is_known_when_it_is_folded() -> None:
     """Else a replay, which can read it, would order what follows by another time."""
     registry, store = Registry(), DictStore()
     registry.fails = lambda: UnknownSchemaError("nobody knows it")
@@ -305,7 +305,7 @@ def test_what_was_unknown_when_it_was_ordered_is_refused_though_it_is_known_when
     assert found == [("q1", "p3")]
 
 
-# -- what was written before
+# -- records written before
 
 
 def golden(topic: str, start: int, stop: int) -> Batch:

@@ -1,4 +1,4 @@
-"""What a folder of several sources does, by example; tests/choices does the rest."""
+"""A folder of several sources, by example; tests/choices does the rest."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ ANN, BOB = Customer("1", "Ann"), Customer("2", "Bob")
 def stretches(
     processor: Processor[Any, Any], logs: Mapping[int, Batch], *, tick_ms: int = -1
 ) -> list[Stretch]:
-    """Return all of *logs* merged, behind a tick at *tick_ms*."""
+    """Return all of *logs* merged, after a tick at *tick_ms*."""
     merger = Merger(start_of(processor))
     if tick_ms >= 0:
         merger.tick(tick_ms)
@@ -107,7 +107,7 @@ def test_a_stream_is_joined_with_a_table_in_one_step() -> None:
     assert decode_vector_marker(dict(changes.stored())[APPLIED] or b"") == changes.marker
 
 
-def test_what_is_refused_tells_its_source() -> None:
+def test_a_refused_record_names_its_source() -> None:
     logs = {
         0: batch((5, ANN), (6, b"{")),
         1: batch((5, JoinedOrder("x", "1")), (7, JoinedOrder("bad", "1")), (8, JoinedOrder("y", "1"))),
@@ -137,7 +137,7 @@ def test_an_emit_of_another_type_is_refused() -> None:
     ]
 
 
-def test_a_fold_is_told_what_it_asks_for_and_in_its_order() -> None:
+def test_a_fold_gets_the_inputs_it_asks_for_and_in_its_order() -> None:
     seen: list[tuple[Any, ...]] = []
     asked = FoldWith(
         lambda rows, event, at_ms, *more: seen.append((event.number, at_ms, *more)),
@@ -204,7 +204,7 @@ def ticked(
     return changes
 
 
-def test_a_tick_fires_what_is_due_in_order_of_time_and_is_recorded() -> None:
+def test_a_tick_fires_due_timers_in_order_of_time_and_is_recorded() -> None:
     folder, merger, store = armed(("late", 30), ("b", 10), ("a", 10), ("soon", 5))
     assert tick_key("late") in store
     assert wake_key("late") not in store
@@ -231,7 +231,7 @@ def test_a_tick_timer_that_sets_itself_again_waits_for_the_next_tick() -> None:
     assert len(ticked(folder, merger, store, 21).emits) == 1
 
 
-def test_a_tick_timer_that_fails_has_fired_and_tells_its_choice() -> None:
+def test_a_tick_timer_that_fails_has_fired_and_names_its_choice() -> None:
     folder, merger, store = armed(("bad", 10), ("good", 11))
     changes = ticked(folder, merger, store, 20)
     (refused,) = changes.refused
@@ -250,7 +250,7 @@ def test_tick_timers_need_on_tick() -> None:
 # -- transactions
 
 
-def test_a_transaction_that_ends_early_tells_where() -> None:
+def test_a_transaction_that_ends_early_says_where() -> None:
     processor = joined()
     folder: MergingFolder[Known] = MergingFolder(processor, MemoryStore())
     logs = {0: batch((5, ANN), (6, BOB)), 1: batch((5, JoinedOrder("x", "1")), (6, JoinedOrder("y", "2")))}
@@ -311,7 +311,7 @@ def test_a_table_of_other_sources_is_not_folded_on() -> None:
         MergingFolder(joined(), MemoryStore(), marker=marker)
 
 
-def test_each_change_can_be_told() -> None:
+def test_each_change_can_be_reported() -> None:
     told: list[Transition[Known]] = []
     processor = joined()
     folder: MergingFolder[Known] = MergingFolder(processor, MemoryStore(), trace=told.append)

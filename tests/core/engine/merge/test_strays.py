@@ -1,5 +1,5 @@
-"""What no worker wrote into a changelog, and what makes the log say again what the last worker left: on
-batches made by hand.
+"""Changelog records that no worker wrote, and the records that restore the last worker's state: on batches
+made by hand.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def test_what_workers_write_is_no_stray_also_when_it_is_compacted_or_aborted() -
     ],
 )
 @pytest.mark.parametrize("later", [False, True])
-def test_a_stray_is_told_and_what_it_hid_is_written_again(
+def test_a_stray_is_reported_and_the_rows_that_it_hid_are_written_again(
     records: list[Written], producer: int, why: str, later: bool
 ) -> None:
     """*later*: a worker that ran all the while has committed more since, and knows of nothing."""
@@ -187,7 +187,7 @@ def test_a_stray_is_told_and_what_it_hid_is_written_again(
     assert mending.marker == (Marker(2, 20, 1) if later else Marker(1, 10, 1))
     wanted: dict[bytes, bytes | None] = {A: row("good"), wake_key("a"): encode_due(5)}
     assert mending.puts == {key: wanted.get(key) for key, _ in records if key not in (None, APPLIED)}
-    only_position = not mending.puts and later  # the worker's own position is behind the stray's
+    only_position = not mending.puts and later  # the worker's own position lags the stray's
     assert mending.clean == only_position
     marker = mending.marker
     assert marker is not None
@@ -239,7 +239,7 @@ def test_notes_are_those_of_the_last_worker() -> None:
     assert found.changes_to(wanted) == {A: row("2"), LOST_HEADS: heads, key: None}
 
 
-def test_watermarks_that_compaction_has_dropped_behind_a_stray_are_not_guessed() -> None:
+def test_watermarks_that_compaction_has_dropped_after_a_stray_are_not_guessed() -> None:
     log = Log()
     clock = StepClock([lambda event: event])
     clock.told(0, 70, (), 0, 0)
@@ -276,7 +276,7 @@ def test_what_compaction_has_dropped_is_not_guessed() -> None:
     assert log.compacted().findings().mend().marker is None
 
 
-def test_an_open_transaction_and_a_log_that_was_disowned_are_told() -> None:
+def test_an_open_transaction_and_a_log_that_was_disowned_are_reported() -> None:
     log = Log()
     log.work(1, (A, row("1")))
     log.put((APPLIED, None), producer=OURS)
@@ -319,7 +319,7 @@ def test_workers_of_several_sources_write_vectors_and_timers_of_ticks() -> None:
     log = Log()
     work(log, position(3, -1), (A, row("1")), (tick_key("a"), encode_due(5)))
     work(log, position(3, 4, 1), (tick_key("a"), None), (B, row("2")))
-    work(log, position(-1, -1), (A, None), (B, None))  # made anew
+    work(log, position(-1, -1), (A, None), (B, None))  # made again
     for each in (log, log.compacted()):
         found = of_several(each)
         assert not found.strays

@@ -109,7 +109,7 @@ def test_hostile_bytes_are_a_row_or_a_typed_error(value: bytes) -> None:
         pass
 
 
-def test_a_row_that_nobody_could_read_again_is_refused_when_written() -> None:
+def test_a_row_that_could_not_be_read_again_is_refused_when_written() -> None:
     with pytest.raises(FoldError, match="does not fit its declared type"):
         CODEC.canonical(Row("three"))  # type: ignore[arg-type]
 

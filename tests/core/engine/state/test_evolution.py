@@ -1,4 +1,4 @@
-"""What a table notes of the types of its rows, and which later declarations may go on with it."""
+"""The notes of a table on the types of its rows, and the later declarations that may keep its rows."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def of(of_row: Any, **tables: Any) -> Processor[Any, Any]:
     )
 
 
-def test_what_is_noted_is_read_as_it_was_written() -> None:
+def test_notes_are_read_as_they_were_written() -> None:
     types = evolved(None, of(MORE, sessions=int))
     assert decode_row_types(encode_row_types(types)) == types
     assert (sorted(types), most_types(types)) == (["", "sessions"], 1)

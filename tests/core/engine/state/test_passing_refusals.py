@@ -53,7 +53,7 @@ def folder_of(kind: str, store: DictStore, *, knows: bool) -> Any:
 
 
 def folded(kind: str, *, knows: bool, refused: frozenset[tuple[str, int]] = frozenset()) -> tuple[str, Any]:
-    """Return the digest that the log comes to, and what was refused."""
+    """Return the digest that the log comes to, and the refused records."""
     store = DictStore()
     folder = folder_of(kind, store, knows=knows)
     folder.refused_before = refused if kind == "several" else {("", offset) for _, offset in sorted(refused)}

@@ -1,5 +1,5 @@
-"""Row types that change: what is accepted reads each old row with the same content, and what would not is
-refused.
+"""Row types that change: an accepted change reads each old row with the same content, and one that would not
+is refused.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def fields(draw: st.DrawFn, name: str) -> tuple[str, int, tuple[Any, ...]]:
 
 @st.composite
 def changes(draw: st.DrawFn, spec: Spec) -> Spec:
-    """Draw what somebody makes of a row type: a field more or less, another type or default, another order or
+    """Draw a change of a row type: a field more or less, another type or default, another order or
     form.
     """
     changed, options = list(spec.fields), dict(spec.options)
@@ -129,7 +129,7 @@ def written_down(schema: RowSchema) -> RowSchema:
 @pytest.mark.long
 @given(data=st.data())
 @settings(max_examples=scaled(400), deadline=None)
-def test_what_is_accepted_reads_every_old_row_with_the_same_content(data: st.DataObject) -> None:
+def test_an_accepted_change_reads_every_old_row_with_the_same_content(data: st.DataObject) -> None:
     spec = data.draw(specs())
     other = data.draw(changes(spec))
     old, new = spec.struct(), other.struct()
@@ -225,7 +225,7 @@ class Named(Tree, frozen=True):
         ),
     ],
 )
-def test_what_is_said_of_a_change(old: Any, new: Any, why: str | None) -> None:
+def test_the_verdict_on_a_change(old: Any, new: Any, why: str | None) -> None:
     assert why_unreadable(written_down(schema_of(old)), schema_of(new)) == why
 
 

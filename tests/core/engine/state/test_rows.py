@@ -82,7 +82,7 @@ def test_rows_behave_like_a_dict() -> None:
 
 
 @pytest.mark.parametrize("kind", [Rows, CanonicalRows])
-def test_a_row_set_to_none_is_gone_at_once_and_after_the_commit(kind: type[Rows[Total]]) -> None:
+def test_setting_a_row_to_none_removes_it_at_once_and_after_the_commit(kind: type[Rows[Total]]) -> None:
     store = stored(a=1)
     rows = kind(store, CODEC, 100)
     rows["a"] = None  # type: ignore[assignment]
@@ -103,7 +103,7 @@ def test_setting_none_removes_the_row_even_one_that_only_the_store_has() -> None
     assert rows.changed()[0] == {"a": None}
 
 
-def test_a_rollback_brings_back_what_was_committed() -> None:
+def test_a_rollback_brings_back_the_committed_rows() -> None:
     store = stored(a=1)
     rows = rows_over(store)
     rows["a"], rows["b"] = Total(2), Total(2)
@@ -128,7 +128,7 @@ def test_a_scan_gives_this_transactions_rows_in_the_order_of_their_utf8_bytes() 
     assert [key for key, _ in rows.scan("a")] == ["a", "aa"]
 
 
-def test_a_scan_does_not_see_what_is_changed_while_it_runs() -> None:
+def test_a_scan_does_not_see_changes_made_while_it_runs() -> None:
     rows = rows_over(stored(a=1, c=1))
     seen = []
     for key, row in rows.scan():
@@ -172,7 +172,7 @@ def test_rows_in_use_stay_cached_over_a_change_of_generations() -> None:
 
 
 def test_rows_are_held_once_though_a_transaction_replaces_them() -> None:
-    """What was committed before is let go as the transaction goes on, and what it changed is the cache
+    """Rows committed before are let go as the transaction continues, and its changed rows are the cache
     when it closes.
     """
     store = stored()
@@ -535,7 +535,7 @@ def test_rows_of_one_source_have_the_clock_of_append_time_only(clock: Any, why: 
     assert rows.changed() == ({}, {})
 
 
-def test_timers_of_both_clocks_lie_beside_one_another() -> None:
+def test_timers_of_both_clocks_do_not_affect_one_another() -> None:
     rows: Rows[Total] = Rows(DictStore(), CODEC, 100, TimerTable())
     assert rows.ticks is not None
     rows.wake_at("a", 5)
@@ -586,7 +586,7 @@ def test_rows_that_are_gone_take_no_room_in_the_cache_of_all_rows() -> None:
 
 
 class PassingAgainstADict(RuleBasedStateMachine):
-    """What is left out of what is stored depends on the committed rows alone, whatever is cached of them."""
+    """The parts left out of stored rows depend on the committed rows alone, whatever is cached of them."""
 
     keys = st.sampled_from("abcd")
 

@@ -32,7 +32,7 @@ class Store(dict[bytes, bytes]):
 
 
 class Beside(Store):
-    """Rows that a store holds beside those of others, under keys of their own."""
+    """Rows that a store holds next to other tables' rows, under keys of their own."""
 
     def __init__(self, rows: dict[bytes, bytes], within: Callable[[DictStore], Any], prefix: bytes) -> None:
         self._whole, self._prefix = DictStore(), prefix
@@ -56,7 +56,7 @@ STORES: list[Callable[[dict[bytes, bytes]], Store]] = [
 
 
 def by_sorting(rows: Rows[int], store: Store, prefix: str, start: str = "") -> list[tuple[str, int]]:
-    """Return what a scan gives, as it was once made: by a sort of all changed keys."""
+    """Return the result of a scan, as it was once made: by a sort of all changed keys."""
     found = {key: CODEC.decode(value) for key, value in store.scan(row_key(prefix))}
     found |= {row_key(key): row for key, row in rows.changed()[0].items() if key.startswith(prefix)}  # type: ignore[misc]
     return [
@@ -125,9 +125,7 @@ def test_a_scan_gives_what_sorting_all_changes_gives(
         assert list(rows.scan()) == by_sorting(rows, store, "")
 
 
-def test_a_fold_that_catches_what_a_scan_beside_a_key_that_is_not_text_raises_is_refused_all_the_same() -> (
-    None
-):
+def test_a_fold_that_catches_the_error_of_a_scan_at_a_key_that_is_not_text_is_refused_all_the_same() -> None:
     def fold(rows: Rows[int], event: str, _: int) -> None:
         rows["a"] = 1
         list(rows.scan("a"))
@@ -168,7 +166,7 @@ def test_a_scan_looks_at_what_it_finds_and_sorts_nothing_again(monkeypatch: pyte
     assert list(rows.scan("00000")) == []
 
 
-def test_rows_that_nobody_scans_have_no_order() -> None:
+def test_rows_that_are_not_scanned_have_no_order() -> None:
     rows: Rows[int] = Rows(Store(), CODEC, 100)
     rows["a"] = 1
     rows.get("a")

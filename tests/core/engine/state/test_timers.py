@@ -1,4 +1,4 @@
-"""Timers of one clock: what is due, and the two ways back."""
+"""Timers of one clock: the due ones, and the two ways back."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_what_a_record_changed_is_taken_back() -> None:
     assert timers.due(9) == [("a", 1), ("b", 2)]
 
 
-def test_a_rollback_takes_back_everything_also_what_was_taken_as_due() -> None:
+def test_a_rollback_takes_back_everything_also_timers_that_were_taken_as_due() -> None:
     timers = TimerTable([("a", 1), ("b", 2)])
     timers.due(1)
     timers.fire("a", 1)
@@ -162,7 +162,7 @@ def test_of_many_stored_ones_only_the_first_are_held_and_all_are_what_a_dict_of_
 
 
 @pytest.mark.long
-def test_what_is_held_of_many_is_bounded_and_read_on_when_their_time_comes() -> None:
+def test_the_held_part_of_many_timers_is_bounded_and_read_on_when_their_time_comes() -> None:
     store = Ordered()
     timers = TimerTable(store=store)
     assert timers.next_ms == NEVER

@@ -1,5 +1,5 @@
-"""Behind steps, what a table with history knows of the past follows from the sources' logs, at whatever pace
-they are read; compared with an oracle that sees each log alone.
+"""Downstream of steps, the past that a table with history knows follows from the sources' logs, at whatever
+pace they are read; compared with an oracle that sees each log alone.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def apart(logs: list[list[Fare]]) -> list[list[Fare]]:
 
 
 def is_in_time(log: Sequence[Fare]) -> list[bool]:
-    """Return of each record whether it is no more than the history behind the highest time before it."""
+    """Return of each record whether it is at most the history before the highest time before it."""
     highest, found = -(10**9), list[bool]()
     for each in log:
         found.append(each.at_ms >= highest - 200)
@@ -98,7 +98,7 @@ def test_a_backlog_of_the_table_hides_nothing_from_rides_that_are_read_after_it(
     assert lost, "some of the table are late"
 
 
-def test_what_nobody_may_ask_for_any_more_is_dropped_once_both_have_come_past_it() -> None:
+def test_versions_that_no_record_may_ask_for_any_more_are_dropped_once_both_have_come_past_them() -> None:
     chains = [by_driver(f"{source.topic}-by", source, 1) for source in (RIDES, RATES)]
     ends = [Source(chain[-1].to, Json(Fare), time=at_of) for chain in chains]
     processors = [*chains[0], *chains[1], joined(ends[0], ends[1])]

@@ -26,7 +26,7 @@ def test_orders_get_the_name_that_their_customer_has_then() -> None:
         assert not topology.refused
 
 
-def test_what_is_not_clicked_is_told_when_no_click_can_come_any_more() -> None:
+def test_an_impression_without_a_click_is_sent_when_no_click_can_come_any_more() -> None:
     of = example("interval_join.py")
     with Topology([of.pairs]) as topology:
         topology.pipe(of.impressions, of.Impression("home", 1_000), key="ad-1", at=1_000)

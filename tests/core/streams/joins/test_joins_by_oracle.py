@@ -1,4 +1,4 @@
-"""Joins of every kind against their definition: each result is found anew among all records so far."""
+"""Joins of every kind against their definition: each result is found afresh among all records so far."""
 
 from __future__ import annotations
 
@@ -270,7 +270,7 @@ class Interval:
         return [(each.key, (each.number, None) if each.left else (None, each.number)) for each in done]
 
     def add(self, each: Arrival) -> list[Any]:
-        """Who is not late by its own source meets all that are near: none is gone too early."""
+        """A record that is not late by its own source meets all near ones: no record is gone too early."""
         own_ms = self.own_ms[each.left]
         self.own_ms[each.left] = max(own_ms, each.at)
         if each.at + self.grace < own_ms:
@@ -297,7 +297,7 @@ class Interval:
 def test_streams_meet_within_their_interval(
     scans: int, most: int, how: How, log: list[Arrival], data: st.DataObject
 ) -> None:
-    """Found by scans, in what is remembered of those that wait, or in that until they are too many."""
+    """Found by scans, in the remembered names of waiting records, or in those until they are too many."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(join_within, "SCANS", scans)
         patched.setattr(join_within, "MOST_HELD", most)
@@ -339,7 +339,7 @@ def check_interval(how: How, log: list[Arrival], data: st.DataObject) -> None:
         assert not topology.refused
 
 
-def test_an_idle_partition_tells_who_is_alone_by_ticks_and_what_comes_then_is_late() -> None:
+def test_an_idle_partition_sends_lone_records_by_ticks_and_later_ones_are_late() -> None:
     joined = JoinWithin(
         name="joined", left=LEFT, right=RIGHT, join=pair, to=OUT, after=10, grace=5, how="left", idle=100
     )
@@ -399,7 +399,7 @@ def test_a_partner_is_not_let_go_before_the_last_that_may_come() -> None:
         assert topology.values(OUT) == [], "what has met one is not told alone"
 
 
-def test_without_times_of_their_own_none_is_late_when_the_log_s_clock_goes_back() -> None:
+def test_without_times_of_their_own_no_record_is_late_when_the_log_s_clock_goes_back() -> None:
     left, right = (Source(name, Json(int)) for name in ("left", "right"))
     joined = JoinWithin(name="joined", left=left, right=right, join=both_numbers, to=OUT, after="1s")
     with Topology([joined], partitions=1) as topology:

@@ -63,7 +63,7 @@ def test_a_stream_and_a_table(how: TableHow, history: str | None) -> None:
 @pytest.mark.parametrize("grace", [0, 4_999])
 @pytest.mark.parametrize("how", WAYS)
 def test_two_streams(how: How, grace: int) -> None:
-    # The documented table tells lone records when stream time is exactly at their end and grace, Kafka's code
+    # The documented table sends lone records when stream time is exactly at their end and grace, Kafka's code
     # and we one ms later: with one ms less of grace, or none, the rows are those of the table.
     joined = JoinWithin(
         name="joined",
@@ -96,7 +96,7 @@ def told_foreign(sequence: str, how: TableHow, partitions: int) -> list[list[Any
 
 
 def needed(told: list[list[Any]]) -> list[list[Any]]:
-    """Return what Kafka Streams sends, less the tombstones of keys that have no result."""
+    """Return the records that Kafka Streams sends, less the tombstones of keys that have no result."""
     there: set[str] = set()
     out = []
     for results in told:
@@ -143,7 +143,7 @@ def test_a_stream_without_a_key_is_refused_or_joined_with_nothing() -> None:
             assert (len(topology.refused), topology.values(OUT)) == (refused, values)
 
 
-def test_a_group_of_sources_tells_changes_and_removals() -> None:
+def test_a_group_of_sources_sends_changes_and_removals() -> None:
     group = cogroup(
         name="group",
         on={LEFT: lambda held, text: (held or 0) + len(text), RIGHT: lambda held, text: None},

@@ -1,4 +1,4 @@
-"""What windows are by definition: every window is made anew from all records so far, at each record.
+"""Windows by definition: every window is made again from all records so far, at each record.
 
 It knows nothing of rows, indexes or incremental aggregates.
 """
@@ -50,7 +50,7 @@ class Oracle:
     _waiting: set[Place] = field(default_factory=set)
 
     def add(self, given: Given) -> list[Told]:
-        """Take a record and return what is told for it, in order."""
+        """Take a record and return the results sent for it, in order."""
         told: list[Told] = []
         if given.at > self.stream_ms:
             self.stream_ms = given.at
@@ -138,7 +138,7 @@ class Oracle:
                     out[given.key, start] = start + span + 1, inside
         return out
 
-    # -- what is told
+    # -- the results
 
     def _changes(self, before: Mapping[Place, Held], after: Mapping[Place, Held]) -> list[Told]:
         told = [Told(place, None) for place in sorted(before) if place not in after]
@@ -156,7 +156,7 @@ class Oracle:
         return told
 
     def _settle(self) -> list[Told]:
-        """Return what is told because stream time has passed, in order of when it was due, then by row
+        """Return the results sent because stream time has passed, in order of when they were due, then by row
         key.
         """
         due: list[tuple[int, int, str, Place]] = []

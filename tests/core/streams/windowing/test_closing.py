@@ -60,7 +60,7 @@ def windowed(window: Window, **declared: Any) -> Windowed[View, str]:
 
 @pytest.mark.parametrize("window", [Tumbling(10), Hopping(10, every=5), Sliding(10), Session(10)])
 @pytest.mark.parametrize("idle", [None, "1s"])
-def test_the_record_that_makes_a_result_too_large_is_refused_and_none_behind_it(
+def test_the_record_that_makes_a_result_too_large_is_refused_and_no_later_one(
     window: Window, idle: str | None
 ) -> None:
     views = windowed(window, emit=final("out"), idle=idle)
@@ -102,7 +102,7 @@ def bad_page(result: Any) -> bytes:
 def test_what_fails_when_its_time_comes_is_put_aside_and_the_others_are_sent(
     idle: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The check at the change is taken out: this is what is left for results that pass it and fail later.
+    # The check at the change is taken out: this is for results that pass it and fail later.
     monkeypatch.setattr("holdfast.core.streams.windowing.windowed._sent_later", lambda emit, row: None)
     views = closing(final("out", encode=bad_page), idle=idle)
     with Topology([views], partitions=1) as topology:

@@ -1,4 +1,4 @@
-"""Much that is due at one record: it is done in parts, and behind a limit by the records that follow; the
+"""Much that is due at one record: it is done in parts, and beyond a limit by the records that follow; the
 state stays that of the log.
 """
 
@@ -36,7 +36,7 @@ WAITING = due.LIMIT_DUE
 
 @contextmanager
 def at_once(parts: int, limit: int = WAITING) -> Iterator[None]:
-    """Have *parts* of what is due done without a pause, and *limit* at one record."""
+    """Have *parts* of the due entries done without a pause, and *limit* at one record."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(due, "AT_ONCE", parts)
         patched.setattr(due, "LIMIT_DUE", limit)
@@ -76,7 +76,7 @@ class Noted(FoldedPartition):
 @pytest.mark.parametrize("window", KINDS)
 @settings(deadline=None, max_examples=scaled(10), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(log=hits())
-def test_parts_change_no_record_of_what_is_written(window: Any, every: bool, log: list[Hit]) -> None:
+def test_parts_change_no_record_that_is_written(window: Any, every: bool, log: list[Hit]) -> None:
     """With records that are refused, so that transactions are folded with care too."""
     processor = declared(window, every=every)
     whole, parted = Noted(processor), Noted(processor)
@@ -89,14 +89,14 @@ def test_parts_change_no_record_of_what_is_written(window: Any, every: bool, log
     assert parted.refused == whole.refused
 
 
-# -- behind the limit
+# -- beyond the limit
 
 
 @pytest.mark.parametrize("every", [False, True])
 @pytest.mark.parametrize("window", KINDS)
 @settings(deadline=None, max_examples=scaled(10), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(log=hits(), data=st.data())
-def test_what_is_left_to_later_records_depends_on_the_log_alone(
+def test_the_rest_for_later_records_depends_on_the_log_alone(
     window: Any, every: bool, log: list[Hit], data: st.DataObject
 ) -> None:
     processor = declared(window, every=every)
@@ -136,7 +136,7 @@ def test_all_is_done_in_the_end_and_in_the_same_order(window: Any, log: list[Hit
     assert digest(limited.store.everything()) == digest(clean.store.everything())
 
 
-def test_a_record_does_no_more_than_the_limit_and_each_later_one_goes_on() -> None:
+def test_a_record_does_no_more_than_the_limit_and_each_later_one_continues() -> None:
     partition = FoldedPartition(declared(Tumbling(10), every=False))
     for at in range(20):
         partition.transact([Hit(at, f"key-{at:02d}", 5)])
@@ -149,7 +149,7 @@ def test_a_record_does_no_more_than_the_limit_and_each_later_one_goes_on() -> No
     assert [emit.key for emit in partition.emits] == [f"key-{at:02d}@{0:016d}" for at in range(20)]
 
 
-def test_a_tick_does_no_more_than_the_limit_and_the_next_goes_on() -> None:
+def test_a_tick_does_no_more_than_the_limit_and_the_next_continues() -> None:
     views = Source("views", Json(tuple[str, int]), time=lambda view: view[1])
     windows = Windowed(
         name="windows",
@@ -205,7 +205,7 @@ def fold(
 
 
 @pytest.mark.parametrize("careful", [False, True])
-def test_a_transaction_that_ends_early_ends_behind_a_record_that_is_begun(careful: bool) -> None:
+def test_a_transaction_that_ends_early_ends_after_a_record_that_is_begun(careful: bool) -> None:
     folder, store = many(3_000)
     bad = [Hit(3_000, "bad", 5, True)] if careful else []
     first = len(bad) + 3_000
@@ -277,7 +277,7 @@ def test_event_timers_of_one_record_fire_in_parts_and_before_its_fold() -> None:
     assert [each.value for each in emits[100:202]] == [b"fired"] * 100 + [b"2000", b"fired"]
 
 
-def test_partners_that_are_alone_are_told_in_parts_and_as_before() -> None:
+def test_lone_partners_are_sent_in_parts_and_as_before() -> None:
     left, right = (Source(name, Json(int), time=lambda at: at) for name in ("left", "right"))
     pairs = JoinWithin(
         name="pairs", left=left, right=right, join=lambda one, other: [one, other], to=Stream("out", Json(list[int | None])), before=5,  # noqa: E501

@@ -63,7 +63,7 @@ def coarse(logs: list[list[Fare]]) -> list[list[Fare]]:
 
 
 def in_order(oracle: Callable[[Sequence[Sequence[Fare]]], Found], logs: Sequence[Sequence[Fare]]) -> Found:
-    """Return what *oracle* finds in windows, each with its records by time, origin and place in the log."""
+    """Return *oracle*'s windows, each with its records by time, origin and position in the log."""
     places = {
         fare.number: (fare.at_ms, log, at) for log, fares in enumerate(logs) for at, fare in enumerate(fares)
     }
@@ -99,7 +99,7 @@ def folded(logs: list[list[Fare]], kind: str, steps: int, pace: Random) -> Found
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
-def test_behind_a_chain_records_of_one_time_come_in_one_order_at_any_pace(kind: str) -> None:
+def test_after_a_chain_records_of_one_time_come_in_one_order_at_any_pace(kind: str) -> None:
     for seed in range(scaled(3)):
         logs = coarse(source_logs(Random(seed), 3, 25, 250))
         found = []

@@ -1,4 +1,4 @@
-"""Streams of users that tell of origins, topics half of which an older step wrote, retention by stream time,
+"""Streams of users that carry origins, topics half of which an older step wrote, retention by stream time,
 and steps that part and join before windows.
 """
 
@@ -200,7 +200,7 @@ def parted_and_joined() -> list[Any]:
 @pytest.mark.long
 @pytest.mark.parametrize("grace", GRACES)
 @pytest.mark.parametrize("kind", ["tumbling", "sessions", "sliding"])
-def test_windows_behind_branches_that_are_merged_are_the_same_at_any_pace(kind: str, grace: str) -> None:
+def test_windows_after_branches_that_are_merged_are_the_same_at_any_pace(kind: str, grace: str) -> None:
     for seed in range(scaled(3)):
         logs = source_logs(Random(seed), 3, 20, 250)
         found: list[Found] = []
@@ -236,7 +236,7 @@ def test_windows_behind_branches_that_are_merged_are_the_same_at_any_pace(kind: 
 
 
 def late_in(logs: list[list[Fare]], kind: str, grace: int) -> list[int]:
-    """Return the numbers of what is late in its own log."""
+    """Return the numbers of the records that are late in their own log."""
     over: Any = {
         "tumbling": lambda at: at - at % 100 + 100,
         "sessions": lambda at: at + 31,

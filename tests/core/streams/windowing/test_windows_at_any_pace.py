@@ -1,5 +1,5 @@
-"""Windows behind steps are functions of the sources' logs: equal at any pace, and to an oracle that sees each
-log alone.
+"""Windows downstream of steps are functions of the sources' logs: equal at any pace, and to an oracle that
+sees each log alone.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Numbers = tuple[int, ...]
 RESULTS: Stream[WindowResult[Numbers]] = Stream("results", Json(WindowResult[Numbers]))
 Found = list[tuple[str, int, int, Numbers]]
 Comes = Callable[[Fare], bool]
-"""Whether a record comes through the steps; that of others moves the watermark all the same."""
+"""True for a record that comes through the steps; the other records move the watermark all the same."""
 
 
 def add(numbers: Numbers | None, fare: Fare) -> Numbers:
@@ -176,7 +176,7 @@ def test_an_origin_that_is_slow_holds_windows_open_until_it_lets_go() -> None:
         assert idle.endswith("/0/1"), "of the origin that had let go"
 
 
-def test_what_is_late_in_its_own_log_is_late_though_others_are_slow() -> None:
+def test_a_record_late_in_its_own_log_is_late_though_other_logs_are_slow() -> None:
     by: Rekey[Fare, Fare] = Rekey(name="by", source=FARES, by=lambda fare: "all")
     counts = hours(Source(by.to, Json(Fare), time=at_of))
     with Topology([by, counts], partitions=2) as topology:
@@ -186,7 +186,7 @@ def test_what_is_late_in_its_own_log_is_late_though_others_are_slow() -> None:
         assert len(topology.read("late")) == 1
 
 
-def test_a_step_without_event_time_tells_nothing_and_windows_behind_it_are_as_ever() -> None:
+def test_a_step_without_event_time_reports_nothing_and_windows_after_it_are_as_ever() -> None:
     by: Rekey[Any, Any] = Rekey(name="by", source=Source("fares", Json(Fare)), by=lambda fare: "all")
     counts = hours(Source(by.to, Json(Fare), time=at_of))
     with Topology([by, counts], partitions=2) as topology:
@@ -197,7 +197,7 @@ def test_a_step_without_event_time_tells_nothing_and_windows_behind_it_are_as_ev
         assert stream == [StreamRow(150, 200, 1)]
 
 
-def test_a_chain_without_event_time_tells_nothing() -> None:
+def test_a_chain_without_event_time_reports_nothing() -> None:
     by: Rekey[Any, Any] = Rekey(name="by", source=Source("fares", Json(Fare)), by=lambda fare: "all")
     same = Map(name="same", source=Source(by.to, Json(Fare)), each=lambda fare: fare, serde=Json(Fare))
     counts = hours(Source(same.to, Json(Fare), time=at_of))
@@ -210,7 +210,7 @@ def test_a_chain_without_event_time_tells_nothing() -> None:
         assert [row.stream_ms for row in rows.values() if isinstance(row, StreamRow)] == [320]
 
 
-def test_records_of_an_older_step_are_one_origin_until_all_others_are_heard() -> None:
+def test_records_of_an_older_step_are_one_origin_until_all_others_are_known() -> None:
     by: Rekey[Fare, Fare] = Rekey(name="by", source=FARES, by=lambda fare: "all")
     counts = hours(Source(by.to, Json(Fare), time=at_of))
     with Topology([by, counts], partitions=2) as topology:

@@ -1,4 +1,4 @@
-"""Windows of every kind, in every way of telling them, against their definition (oracle.py)."""
+"""Windows of every kind, with every way of sending results, against their definition (oracle.py)."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ A_MOVE = st.one_of(st.integers(-12, 12), st.integers(0, 4), st.sampled_from([60,
 
 @st.composite
 def logs(draw: st.DrawFn) -> list[Given]:
-    """Times that go on with steps back, around powers of ten, where the keys of rows get other first
+    """Times that advance with steps back, around powers of ten, where the keys of rows get other first
     digits.
     """
     now = draw(st.sampled_from([0, 80, 990, 99_980]))
@@ -177,8 +177,8 @@ def test_keys_of_windows_are_in_order_of_time() -> None:
 
 
 def check_idle(window: Window, mode: str, log: list[Given], ahead: list[int], idle_ms: int) -> None:
-    """Pipe *log* and let the clock tick between its records, each time *ahead* by so much: stream time goes
-    on by the clock, less *idle_ms*, to where something is due, and each result is that of its definition
+    """Pipe *log* and let the clock tick between its records, each time *ahead* by so much: the clock advances
+    stream time, less *idle_ms*, to where something is due, and each result is that of its definition
     then.
     """
     retention_ms, every_ms = 7, 5

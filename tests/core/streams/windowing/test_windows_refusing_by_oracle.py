@@ -1,4 +1,4 @@
-"""Windows beside records that are refused, for every reason, against their definition: such a record changes
+"""Windows with records that are refused, for every reason, against their definition: such a record changes
 nothing.
 """
 
@@ -21,7 +21,7 @@ from tests.support.scale import scaled
 Fault = Literal["", "decode", "time", "key", "fold"]
 FAULTS: list[Fault] = ["decode", "time", "key", "fold"]
 MOST = 3
-"""How many records a window of these tests may hold."""
+"""The most records that a window of these tests may hold."""
 UNSENDABLE = 11
 """The sum of the numbers of a window whose result cannot be encoded."""
 
@@ -94,7 +94,7 @@ class RefusingOracle:
         self.found, self._mode = Oracle(window, mode, retention_ms, every_ms), mode
 
     def add(self, given: Given, fault: Fault) -> list[Told] | None:
-        """Take a record and return what is told for it, or None if it is refused."""
+        """Take a record and return the results sent for it, or None if it is refused."""
         if fault in ("decode", "time", "key"):
             return None
         after = deepcopy(self.found)
@@ -105,7 +105,7 @@ class RefusingOracle:
         return told
 
     def go_on(self, stream_ms: int) -> list[Told]:
-        """Let stream time go on without a record, and return what is told meanwhile."""
+        """Let stream time advance without a record, and return the results sent then."""
         told: list[Told] = []
         for at_ms in range(self.found.stream_ms + 1, stream_ms + 1):
             self.found.stream_ms = at_ms
@@ -126,7 +126,7 @@ def check(
     every_ms: int,
     idle_ms: int | None = None,
 ) -> None:
-    """Pipe records with their faults, and let the clock go on by so many ms behind each where the windows
+    """Pipe records with their faults, and let the clock advance by so many ms after each where the windows
     have *idle_ms*.
     """
     kept_ms = max(retention_ms, window.difference_ms + 1) if isinstance(window, Sliding) else retention_ms

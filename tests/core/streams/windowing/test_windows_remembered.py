@@ -1,5 +1,5 @@
-"""What folds of windows remember beside the rows: results are the same with it, without it, and after it was
-wrong.
+"""Values that folds of windows keep in memory with the rows: results are the same with them, without them,
+and after they were wrong.
 """
 
 from __future__ import annotations
@@ -100,10 +100,10 @@ def hits(draw: st.DrawFn) -> list[Hit]:
 )
 @settings(deadline=None, max_examples=scaled(30), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(log=hits(), data=st.data())
-def test_what_is_remembered_changes_nothing(
+def test_values_kept_in_memory_change_nothing(
     window: Any, every: bool, log: list[Hit], data: st.DataObject
 ) -> None:
-    """One worker goes on, with records refused and transactions aborted; another restarts before each record,
+    """One worker runs on, with records refused and transactions aborted; another restarts before each record,
     and a third remembers next to nothing.
     """
     processor = declared(window, every=every)
@@ -134,7 +134,7 @@ def test_what_is_remembered_changes_nothing(
     assert forgetful.told == fresh.told
 
 
-def test_what_is_due_is_looked_up_again_in_stretches_and_never_twice() -> None:
+def test_due_entries_are_looked_up_again_in_stretches_and_never_twice() -> None:
     """Entries lie on both sides of powers of ten, and there are more than are looked up at once."""
     processor = declared(Tumbling(1), every=False)
     with pytest.MonkeyPatch.context() as patched:
