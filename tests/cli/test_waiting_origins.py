@@ -1,4 +1,4 @@
-"""What a person is shown of the origin that windows wait for: by doctor, groups describe, and the console."""
+"""Doctor, groups describe and the console show the origin that windows wait for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the console shows of event time: the origins that windows wait for, and why records were late."""
+"""The console shows event time: the origins that windows wait for, and why records were late."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A partition tells how many records its windows have found late, and why."""
+"""A partition reports how many records its windows have found late, and why."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.tables.test_partition import opened
 FARES = Internal("by", Json(Fare), time=at_of)
 
 
-def test_late_records_are_told_by_their_cause(tmp_path: Path) -> None:
+def test_late_records_are_counted_by_their_cause(tmp_path: Path) -> None:
     hours: Windowed[Fare, int] = Windowed(
         name="hours",
         source=FARES,

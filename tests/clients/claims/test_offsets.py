@@ -111,7 +111,7 @@ def coordinated(groups: BrokerGroups, group: str) -> bool:
 
 
 @pytest.mark.kafka
-def test_questions_to_a_coordinator_that_stands_still_end_and_nothing_of_them_is_left(
+def test_questions_to_a_frozen_coordinator_end_and_nothing_of_them_is_left(
     broker: SessionBroker, ground: Ground
 ) -> None:
     """librdkafka aborts the process when a coordinator comes back that a request was meant for which has

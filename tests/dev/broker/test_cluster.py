@@ -273,7 +273,7 @@ def test_a_start_that_fails_says_why_leaves_nothing_running_and_spoils_no_later_
 
 @pytest.mark.variant
 @pytest.mark.kafka
-def test_a_port_lost_between_choice_and_bind_is_chosen_anew(
+def test_a_port_lost_between_choice_and_bind_is_chosen_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost, controller = ports.free_ports(2)

@@ -1,4 +1,4 @@
-"""What a processor of one source writes is, to the byte, what the release before processors of several
+"""A processor of one source writes, to the byte, what the release before processors of several
 sources wrote.
 
 The digest is that of commit db5052b3, by the same program. A change of it is a change of stored bytes:
