@@ -112,7 +112,7 @@ OF_STEPS = {
     "holdfast_watermark_lag_seconds": {"origin", "partition", "table", "topic"},
     "holdfast_late_records": {"cause", "partition", "table"},
 }
-"""Metrics of windows and joins downstream of steps, which the fleet of this test has not, with their labels."""
+"""The metrics of windows and joins downstream of steps, which this test's fleet has not, with labels."""
 
 
 def metrics_table(page: str) -> str:
