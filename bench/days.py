@@ -202,6 +202,7 @@ class Ground:
         size = 16_384 if day.work == "woven" else 1_000_000
         config = {
             "bootstrap.servers": self.bootstrap,
+            "enable.idempotence": True,
             "partitioner": "murmur2_random",
             "linger.ms": 20,
             "batch.size": size,

@@ -150,6 +150,7 @@ def send(bootstrap: str, records: Iterable[Record], rate: int | None = None) -> 
     """
     config = {
         "bootstrap.servers": bootstrap,
+        "enable.idempotence": True,
         "partitioner": "murmur2_random",
         "linger.ms": 20 if rate is None else 2,
         "batch.size": 1_000_000,

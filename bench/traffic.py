@@ -66,6 +66,7 @@ def load(bootstrap: str, topic: str, records: int, claims: int) -> None:
     producer = Producer(
         {
             "bootstrap.servers": bootstrap,
+            "enable.idempotence": True,
             "linger.ms": 20,
             "batch.size": 1_000_000,
             "batch.num.messages": 10_000,
@@ -89,6 +90,7 @@ def load_stamped(bootstrap: str, topic: str, records: int, producers: int) -> No
     producer = Producer(
         {
             "bootstrap.servers": bootstrap,
+            "enable.idempotence": True,
             "linger.ms": 20,
             "batch.size": 1_000_000,
             "batch.num.messages": 10_000,

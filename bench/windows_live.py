@@ -70,6 +70,7 @@ class Ground:
         producer = Producer(
             {
                 "bootstrap.servers": bootstrap,
+                "enable.idempotence": True,
                 "partitioner": "murmur2_random",
                 "linger.ms": 20,
                 "batch.size": 100_000,

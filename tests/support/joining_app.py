@@ -87,7 +87,7 @@ class JoinApplication(Application):
             "JOIN_OUT": self.out,
             "JOIN_HELD": str(self._held),
         }
-        self._producer = Producer(broker.client_config(**{"linger.ms": 1}))
+        self._producer = Producer(broker.client_config(**{"linger.ms": 1, "enable.idempotence": True}))
         self._sent = 0
 
     def create_topics(self, source: Mapping[str, str] | None = None) -> Self:

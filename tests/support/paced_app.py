@@ -31,6 +31,8 @@ HOUR_MS, BEGIN_MS, DAY_MS = 3_600_000, 1_577_880_000_000, 86_400_000
 DRIVERS = 50
 LAST = "zz-last"
 """The driver of the records that close all windows."""
+ORDERED = {"linger.ms": 50, "batch.size": 16_384, "enable.idempotence": True}
+"""A producer without idempotence writes a batch that it tries again behind those that came after it."""
 Window = tuple[str, int]
 
 
@@ -94,7 +96,7 @@ class PacedApplication:
 
     def write(self, fares: Iterable[tuple[str, Fare, int]]) -> None:
         """Append (source, fare, partition) in this order."""
-        producer = Producer(self.broker.client_config(**{"linger.ms": 50, "batch.size": 16_384}))
+        producer = Producer(self.broker.client_config(**ORDERED))
         for source, fare, partition in fares:
             value, key = msgspec.json.encode(fare), fare.driver.encode()
             while True:

@@ -52,7 +52,7 @@ class StepsApplication(Application):
             "STEPS_LINES": self.source,
             "STEPS_OUT": self.out,
         }
-        self._producer = Producer(broker.client_config(**{"linger.ms": 1}))
+        self._producer = Producer(broker.client_config(**{"linger.ms": 1, "enable.idempotence": True}))
         self.sent = Counter[str]()
         self.declare()
 
