@@ -358,8 +358,8 @@ class SourceFold:
         self.meets_marks = tells_origins(source.topic)
         self.marks = self.meets_marks and isinstance(fold, FoldWith | FoldColumns) and fold.marks
         framed = self._frames or (self._frames_key and "key" in self.inputs)
-        if self.meets_marks or (framed and not self._takes):
-            self.inputs = tuple(dict.fromkeys((*self.inputs, "headers")))
+        if (self.meets_marks or (framed and not self._takes)) and "headers" not in self.inputs:
+            self.inputs = (*self.inputs, "headers")  # a decoder may take another column twice
 
     def told(self, batch: Batch, *, quickly: bool = False) -> list[Iterable[Any]]:
         """Return the events of *batch*, then of each thing that the fold asks for the values, all in step

@@ -370,7 +370,10 @@ class WindowFold:
         before: StreamRow = rows[stream_name]
         idle: IdleRow = rows[name]
         stream_ms, next_ms = before.stream_ms, before.next_ms
-        passed_ms = stream_ms + rows.ticks.now_ms - idle.moved_ms - self._idle_ms
+        moved_ms = idle.moved_ms
+        passed_ms = stream_ms + rows.ticks.now_ms - moved_ms - self._idle_ms
+        if self._waits(rows, partition):
+            passed_ms, moved_ms = -1, rows.ticks.now_ms  # a slow step is not one without traffic
         while next_ms <= passed_ms:
             stream_ms = max(stream_ms, next_ms)  # more may have been due than is done at once
             next_ms = yield from self._settle(rows, next_ms, stream_ms, emits)
@@ -379,8 +382,14 @@ class WindowFold:
         if stream_ms != before.stream_ms:
             failed = before.failed + put_aside(rows)
             rows[stream_name] = StreamRow(stream_ms, next_ms, before.late, before.partly_late, failed)
-        self._await(rows, name, stream_ms, next_ms, idle.moved_ms + stream_ms - before.stream_ms, fired=True)
+        self._await(rows, name, stream_ms, next_ms, moved_ms + stream_ms - before.stream_ms, fired=True)
         return emits
+
+    @staticmethod
+    def _waits(rows: Rows[Any], partition: int) -> bool:
+        """Return whether the step before has yet to say that an origin is at its end."""
+        origins = origins_of(rows, partition)
+        return origins.is_named and not origins.watermarks.has_ended
 
     # -- the origins of final results
 

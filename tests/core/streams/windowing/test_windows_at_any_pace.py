@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from holdfast import Json, Source, Stream, by_key
-from holdfast.core.engine.origins import NAMELESS
+from holdfast.core.engine.origins import NAMELESS, UNHEARD, Mark, mark_headers, record_header
 from holdfast.core.streams.windowing.rows import origin_key
 from holdfast.streams import (
     Hopping,
@@ -229,3 +229,51 @@ def test_records_of_an_older_step_are_one_origin_until_all_others_are_known() ->
         rows = topology.table(counts, partition=at)
         assert rows[stream_key(at)].late == 2, "an older worker that writes again does not bring time back"
         assert rows[origin_key(at, 0, NAMELESS)] == OriginRow(150, late_after_idle=1)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_the_clock_closes_no_window_that_a_step_may_still_have_records_for(ordered: bool) -> None:
+    """A step that is slow, or down, is not an origin without traffic: that it says in a mark."""
+    by: Rekey[Fare, Fare] = Rekey(name="by", source=FARES, by=lambda fare: "all")
+    counts: Windowed[Fare, int] = Windowed(
+        name="hours",
+        source=by,
+        by=lambda fare: fare.driver,
+        window=Tumbling(100),
+        fold=lambda count, fare: (count or 0) + 1,
+        row=int,
+        emit=final(Stream("hours-done", Json(WindowResult[int]))),
+        late="late",
+        idle="1s",
+        ordered=ordered,
+    )
+    with Topology([counts], partitions=1) as topology:
+
+        def fare(origin: int, at_ms: int, before_ms: int, now_ms: int) -> None:
+            told = (record_header(origin, before_ms, max(before_ms, at_ms)),)
+            topology.pipe(by.to, msgspec.json.encode(Fare("a", at_ms, 0)), key="a", at=now_ms, headers=told)
+
+        def mark(origin: int, at_ms: int, now_ms: int, *, ended: bool) -> None:
+            headers = mark_headers(Mark(origin, at_ms, ended, 2))
+            topology.pipe(by.to, None, at=now_ms, headers=headers)
+
+        def closed() -> list[tuple[int, int]]:
+            """Return start and count of the windows that have closed since the last call."""
+            results = topology.values(Stream("hours-done", Json(WindowResult[int])))
+            return [(each.start_ms, each.value) for _, each in results]
+
+        mark(1, 20, 1_000, ended=False)
+        fare(0, 50, UNHEARD, 1_000)
+        fare(0, 950, 50, 1_000)
+        for now_ms in (10_000, 100_000):
+            topology.tick(now_ms)
+            assert closed() == [], "origin 1 has yet to say that it is at its end"
+        fare(1, 60, 20, 100_000)
+        mark(1, 60, 100_000, ended=True)
+        assert closed() == [(0, 2)]
+        topology.tick(200_000)
+        assert closed() == [], "origin 0 may go on"
+        mark(0, 950, 200_000, ended=True)
+        topology.tick(210_000)
+        assert closed() == [(900, 1)], "nothing more is said, and the clock goes on"
+        assert not topology.read("late")
