@@ -7,10 +7,8 @@ from typing import Any
 
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.emits import Emit
-from holdfast.core.engine.origins import ALONE, UNHEARD, Mark, StepReached, mark_headers
+from holdfast.core.engine.origins import ALONE, Mark, StepReached, mark_headers, told_of
 from holdfast.testing.logs import TopicRecord
-
-_NOTHING = StepReached(UNHEARD, False)
 
 
 class KitMarks:
@@ -21,7 +19,6 @@ class KitMarks:
     def __init__(self, processors: Iterable[Processor[Any, Any]], partitions: int) -> None:
         self._partitions = partitions
         self._steps = [each for each in processors if each.told_topics]
-        self._reached: dict[tuple[str, int], StepReached] = {}
         self._told: dict[tuple[str, int, int], StepReached] = {}
         """The last mark about an origin for a partition, the last item, of a topic."""
 
@@ -29,32 +26,22 @@ class KitMarks:
         self, step: Processor[Any, Any], origin: int, reached: StepReached, sent: Iterable[TopicRecord]
     ) -> list[Emit]:
         """Return the marks after a record of *origin*, a partition of *step*, which sent records on."""
-        self._reached[step.name, origin] = reached
         for record in sent:
             place = record.topic, origin, record.partition
-            if place in self._told:
-                self._told[place] = StepReached(reached.watermark_ms, False)
+            if place in self._told and (told := told_of(record.headers)) is not None:
+                self._told[place] = StepReached(told.after_ms, False)
         return self._marks(step, origin, reached)
 
     def settled(
         self, step: Processor[Any, Any], reached_in: Callable[[int], StepReached | None]
     ) -> list[Emit]:
-        """Return the marks by which all partitions of *step* at the ends of their logs stop holding others
-        back; *reached_in* returns the progress of a partition of a processor that keeps rows.
+        """Return the marks by which all partitions of *step* that are at the ends of their logs let go;
+        *reached_in* returns how far one has come, None where it tells nothing.
         """
         found: list[Emit] = []
         for origin in range(self._partitions):
-            if not step.stateless:
-                if (told := reached_in(origin)) is not None:
-                    found += self._marks(step, origin, told)
-                continue
-            reached = self._reached.get((step.name, origin))
-            if reached is None:
-                clock = step.origin_clock()
-                if clock is None or not clock.speaks:
-                    continue
-                reached = _NOTHING
-            found += self._marks(step, origin, StepReached(reached.watermark_ms, True))
+            if (reached := reached_in(origin)) is not None:
+                found += self._marks(step, origin, reached)
         return found
 
     @property

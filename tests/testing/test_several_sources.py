@@ -14,6 +14,7 @@ import pytest
 
 from holdfast import Emit, Json, Processor, Rows, Source, Stream, by_key
 from holdfast.errors import FoldError, ImpureFoldError, TopologyError
+from holdfast.streams import Merge, Tumbling, Windowed, WindowResult, final
 from holdfast.testing import Topology
 
 
@@ -148,3 +149,27 @@ def test_what_it_is_asked_in_vain() -> None:
         topology.timers(JOIN, clock="wall")
     with pytest.raises(TopologyError, match="whole number of ms"):
         topology.tick(1.5)  # type: ignore[arg-type]
+
+
+def test_a_source_of_a_merge_that_has_no_record_holds_no_window_open() -> None:
+    """As with a worker, the step is as far as the other source once both are at their ends."""
+
+    def at_of(at_ms: int) -> int:
+        return at_ms
+
+    one, other = (Source(topic, Json(int), time=at_of) for topic in ("one", "other"))
+    both = Merge(name="both", sources=[one, other])
+    seconds = Windowed(
+        name="seconds",
+        source=both,
+        by=lambda at_ms: "all",
+        window=Tumbling("1s"),
+        fold=lambda count, at_ms: (count or 0) + 1,
+        row=int,
+        emit=final(Stream("counted", Json(WindowResult[int]))),
+    )
+    with Topology([both, seconds], partitions=1) as topology:
+        for at_ms in (10, 20, 2_500):
+            topology.pipe(one, at_ms)
+        results = topology.values(Stream("counted", Json(WindowResult[int])))
+        assert [(each.start_ms, each.value) for _, each in results] == [(0, 2)]
