@@ -21,6 +21,7 @@ from holdfast.errors import ChangelogError, DecodeError
 
 ORIGIN, MARK = "holdfast-origin", "holdfast-mark"
 """The names of the header of a record of a step, and of that of a mark, which has no key and no value."""
+_OF_STEPS = frozenset((ORIGIN, MARK))
 UNHEARD = -(1 << 62)
 """The watermark of an origin that has said nothing."""
 NAMELESS = -1
@@ -113,7 +114,10 @@ def told_of(headers: Headers) -> RecordOrigin | None:
         if name == ORIGIN:
             if value is None or len(value) != _RECORD.size or value[0] != _FORMAT:
                 raise _unfit(name, value)
-            return RecordOrigin(*_RECORD.unpack(value)[1:])
+            told = RecordOrigin(*_RECORD.unpack(value)[1:])
+            if not 0 <= told.origin < LIMIT_ORIGINS:
+                raise _unfit(name, value)
+            return told
     return None
 
 
@@ -123,9 +127,12 @@ def quickly_told_of(headers: Headers) -> tuple[int, int, int] | None:
     """
     try:
         ((name, value),) = headers
-        return _unpack(value) if name == ORIGIN and value and value[0] == _FORMAT else None
+        if name == ORIGIN and value and value[0] == _FORMAT:
+            told: tuple[int, int, int] = _unpack(value)
+            return told if 0 <= told[0] < LIMIT_ORIGINS else None
     except (ValueError, StructError):
-        return None
+        pass
+    return None
 
 
 def mark_of(headers: Headers) -> Mark:
@@ -154,6 +161,17 @@ def plain(headers: Headers) -> Headers:
     """
     if headers and any(name == ORIGIN for name, _ in headers):
         return tuple(each for each in headers if each[0] != ORIGIN)
+    return headers
+
+
+def unclaimed(headers: Headers) -> Headers:
+    """Return *headers* without those that steps alone write: of a record that no step wrote.
+
+    >>> unclaimed((("a", b"1"), record_header(0, 1, 2), *mark_headers(Mark(0, 7, True, 1))))
+    (('a', b'1'),)
+    """
+    if headers and any(name in _OF_STEPS for name, _ in headers):
+        return tuple(each for each in headers if each[0] not in _OF_STEPS)
     return headers
 
 

@@ -34,7 +34,7 @@ from holdfast.core.engine.declared.sources import (
 from holdfast.core.engine.declared.streams import Internal, Stream, tells_origins
 from holdfast.core.engine.emits import Emit, Emits, Headers
 from holdfast.core.engine.event_times import TimeWithin, limit_of, unlimited
-from holdfast.core.engine.origins import UNHEARD, StepClock, is_mark, mark_of
+from holdfast.core.engine.origins import UNHEARD, StepClock, is_mark, mark_of, unclaimed
 from holdfast.core.engine.state.rows import Rows
 from holdfast.core.streams.emitting import check_topics
 from holdfast.errors import ConfigError
@@ -109,12 +109,11 @@ class Step(Processor[Any, NoRow], Generic[T]):
         return StepClock(self._times, stored) if self._tells else None
 
     def told_by(self, clock: StepClock, append_ms: int, *columns: Any) -> Any:
-        """Return a record with the header of its origin; SKIPPED for a mark."""
-        value, key, headers, partition = columns
-        if is_mark(headers):
-            clock.mark(0, mark_of(headers))
+        """Return a record, with the header of its origin; SKIPPED for a mark."""
+        if self.meets_marks and is_mark(columns[2]):
+            clock.mark(0, mark_of(columns[2]))
             return SKIPPED
-        event = self.decode(*columns)[0]
+        event, value, key, headers, partition = self.decode(*columns)
         return event, value, key, clock.told(0, event, headers, partition, append_ms), partition
 
     def send_all(
@@ -134,7 +133,7 @@ class Step(Processor[Any, NoRow], Generic[T]):
         if not self.meets_marks:
             records = [*map(self.decode, *columns)]
             events = [record[0] for record in records]
-            headers_of = clock.told_all(events, columns[2], columns[3], append_times)
+            headers_of = clock.told_all(events, [record[3] for record in records], columns[3], append_times)
             return [
                 emit
                 for (event, value, key, _, partition), headers in zip(records, headers_of, strict=True)
@@ -199,7 +198,7 @@ class Map(Step[T], Generic[S, T]):
             on_error=on_error,
             emits_from=emits_from,
             fold=fold,
-            **_one(read, out, stays),
+            **_one(read, stays, out),
         )
 
 
@@ -246,7 +245,7 @@ class Filter(Step[T]):
             on_error=on_error,
             emits_from=emits_from,
             fold=fold,
-            **_one(read, out, stays),
+            **_one(read, stays, out),
         )
 
 
@@ -307,7 +306,7 @@ class Branch(Step[T]):
             return None
 
         stay = all(stays for _, _, stays in tests)
-        declared = {**_one(read, next(iter(branches.values())), stay), "emits": (*branches.values(),)}
+        declared = {**_one(read, stay, *branches.values())}
         self._declare(
             name=name, version=version, on_error=on_error, emits_from=emits_from, fold=fold, **declared
         )
@@ -484,7 +483,7 @@ class Rekey(Step[T], Generic[S, T]):
             on_error=on_error,
             emits_from=emits_from,
             fold=fold,
-            **_one(read, out, False),
+            **_one(read, False, out),
         )
 
 
@@ -494,11 +493,12 @@ Fold = Callable[[Rows[NoRow], Record, int], Emits]
 class _By:
     """The fold of `Rekey(by=...)`, one record at a time or, four times as fast, whole columns."""
 
-    __slots__ = ("_by", "_encode_key", "_frames", "_read", "_topic")
+    __slots__ = ("_by", "_claims", "_encode_key", "_frames", "_read", "_topic")
 
     def __init__(self, source: Source[Any], out: Stream[Any], by: Callable[[Any], Any]) -> None:
         self._topic, self._encode_key, self._by = str(out), out.key.encode, by
         self._read, self._frames = source.serde.decode, framing(source.serde)
+        self._claims = _claims(source, out)
 
     def __call__(self, rows: Rows[NoRow], record: Record, at_ms: int) -> Emits:
         event, value, _, headers, _ = record
@@ -511,6 +511,8 @@ class _By:
         self, columns: Sequence[Sequence[Any]], clock: StepClock | None, append_times: Sequence[int]
     ) -> list[Emit]:
         values, _, all_headers, partitions = columns
+        if self._claims and any(all_headers):
+            all_headers = [*map(unclaimed, all_headers)]
         topic, encode_key, read, by = self._topic, self._encode_key, self._read, self._by
         told = values if self._frames is None else map(self._frames, values, all_headers)
         if clock is not None:
@@ -587,24 +589,33 @@ def _as_is(serde: Serde[Any]) -> Any:
     return _AsIs(serde)
 
 
-def _one(source: Source[Any], out: Stream[Any], stays: bool) -> dict[str, Any]:
-    """Return the declaration of a step of one source, without its fold."""
+def _one(source: Source[Any], stays: bool, *out: Stream[Any]) -> dict[str, Any]:
+    """Return what a step of one source declares besides its fold."""
     return {
         "source": source.declared,
-        "decode": _record_of(source),
+        "decode": _record_of(source, claims=_claims(source, *out)),
         "inputs": _INPUTS,
-        "emits": (out,),
+        "emits": out,
         "in_place": stays,
     }
 
 
-def _record_of(source: Source[Any]) -> Callable[..., Record]:
-    """Return the decoder that makes a step's record from the columns of a source."""
+def _claims(source: Source[Any], *out: Stream[Any]) -> bool:
+    """Return whether a record of *source* may have headers of strangers that readers of *out* would believe:
+    those that steps alone write.
+    """
+    return not tells_origins(source.topic) and any(map(tells_origins, out))
+
+
+def _record_of(source: Source[Any], *, claims: bool) -> Callable[..., Record]:
+    """Return what makes a step's record of the columns of a source; with *claims* it has no headers of
+    steps.
+    """
     read, frames = source.serde.decode, framing(source.serde)
 
     def decode(value: bytes | None, key: bytes | None, headers: Headers, partition: int) -> Record:
         event = read(value if frames is None else frames(value, headers))
-        return event, value, key, headers, partition
+        return event, value, key, unclaimed(headers) if claims else headers, partition
 
     decode.time = source.reads_time  # type: ignore[attr-defined]  # see Step._times
     return decode

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from holdfast.core.engine.batches import Batch
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.declared.sources import SKIPPED, SourceFold
+from holdfast.core.engine.declared.streams import tells_origins
 from holdfast.core.engine.emits import Emit, Emits, Headers
 from holdfast.core.engine.fold.event_clock import event_clock_of
 from holdfast.core.engine.fold.folding import unless_skipped
@@ -48,7 +49,7 @@ from holdfast.core.engine.merge.choices import (
 )
 from holdfast.core.engine.merge.merging import Portion, Stretch
 from holdfast.core.engine.merge.ordering import NO_TIME, MergeOrder
-from holdfast.core.engine.origins import Mark
+from holdfast.core.engine.origins import Mark, unclaimed
 from holdfast.core.engine.state.codec import APPLIED, TICK
 from holdfast.core.engine.state.global_rows import GlobalTables, GlobalViews
 from holdfast.core.engine.state.handover import HANDOVER_FORMAT, Handover
@@ -176,10 +177,16 @@ class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
 
     def _one_fold(self, of: SourceFold) -> Callable[..., Emits]:
         """Return the fold of a source as it is called: for steps, with the headers of origins."""
-        clock = self.clock
+        clock, source, fold = self.clock, of.number, of.fold
+        claims = (
+            self.processor.stateless and not of.meets_marks and any(map(tells_origins, self.processor.emits))
+        )
         if clock is None:
-            return unless_skipped(of.fold) if of.meets_marks and not of.marks else of.fold
-        source, fold = of.number, of.fold
+            if claims:
+                return lambda rows, event, at_ms, key, headers, partition: fold(
+                    rows, event, at_ms, key, unclaimed(headers), partition
+                )
+            return unless_skipped(fold) if of.meets_marks and not of.marks else fold
 
         def told(
             rows: Rows[Any], event: Any, at_ms: int, key: Any, headers: Headers, partition: int
@@ -187,7 +194,8 @@ class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
             if event.__class__ is Mark:
                 clock.mark(source, event)
                 return None
-            sent = clock.told(source, event, headers, partition, at_ms)
+            given = unclaimed(headers) if claims else headers
+            sent = clock.told(source, event, given, partition, at_ms)
             return fold(rows, event, at_ms, key, sent, partition)
 
         return told
