@@ -9,6 +9,7 @@ from random import Random
 from typing import Any, TypeAlias
 
 from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.origins import is_mark
 from holdfast.testing.logs import TopicRecord
 
 Pace: TypeAlias = Sequence[Sequence[TopicRecord]]
@@ -73,8 +74,8 @@ def _shuffled(logs: Sequence[Sequence[TopicRecord]], rng: Random) -> list[TopicR
 
 
 def results_in(records: Iterable[TopicRecord]) -> Counter[tuple[bytes | None, bytes | None]]:
-    """Return how often each key and value was sent."""
-    return Counter((each.key, each.value) for each in records)
+    """Return how often each key and value was sent; marks, which depend on pace, are no results."""
+    return Counter((each.key, each.value) for each in records if not is_mark(each.headers))
 
 
 def told_difference(one: Results, other: Results) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from holdfast import Json, Source, Stream
+from holdfast import Internal, Json, Source, Stream
 from holdfast.errors import PaceError
 from holdfast.streams import Rekey, Tumbling, Windowed, WindowResult, final
 from holdfast.testing import Topology
@@ -65,3 +65,22 @@ def test_records_do_not_leave_the_stretch_between_two_looks() -> None:
         for number, at_ms in enumerate((10, 120, 230)):
             topology.pipe(RIDES, Ride(number, at_ms), partition=number % 2)
             topology.values(DONE)
+
+
+def test_marks_among_final_results_are_no_results() -> None:
+    """How many there are depends on pace: results to an `Internal` topic are what windows of windows read."""
+    told = Internal("told", Json(WindowResult[int]), time=lambda result: result.end_ms - 1)
+    hundreds: Windowed[Ride, int] = Windowed(
+        name="hundreds",
+        source=ALL,
+        by=lambda ride: "all",
+        window=Tumbling("100ms", grace="20ms"),
+        fold=lambda so_far, ride: (so_far or 0) + 1,
+        row=int,
+        emit=final(told),
+    )
+    with Topology([ALL, hundreds], partitions=2) as topology:
+        for number, (partition, at_ms) in enumerate(
+            ((1, 0), (0, 30), (0, 150), (1, 900), (0, 350), (0, 920))
+        ):
+            topology.pipe(RIDES, Ride(number, at_ms), partition=partition)
