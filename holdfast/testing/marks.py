@@ -36,7 +36,7 @@ class KitMarks:
         self, step: Processor[Any, Any], reached_in: Callable[[int], StepReached | None]
     ) -> list[Emit]:
         """Return the marks by which all partitions of *step* that are at the ends of their logs let go;
-        *reached_in* returns how far one has come, None where it tells nothing.
+        *reached_in* returns how far one has come, None where it has no marks.
         """
         found: list[Emit] = []
         for origin in range(self._partitions):

@@ -156,7 +156,7 @@ class PartitionRun(ABC):
             raise self._impure(f"{where} {_TOLD['puts']}", differs)
 
     def reached(self, at_end: frozenset[int]) -> StepReached | None:
-        """Return how far it has come, at the ends of the logs *at_end*; None where it tells nothing."""
+        """Return how far it has come, at the ends of the logs *at_end*; None where it has no marks."""
         if self.processor.stateless:
             clock = self._folder.clock
             return clock.reached_with(at_end) if clock is not None and clock.speaks else None

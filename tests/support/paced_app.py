@@ -32,7 +32,7 @@ DRIVERS = 50
 LAST = "zz-last"
 """The driver of the records that close all windows."""
 ORDERED = {"linger.ms": 50, "batch.size": 16_384, "enable.idempotence": True}
-"""A producer without idempotence writes a batch that it tries again behind those that came after it."""
+"""A producer without idempotence writes a batch that it tries again after later ones."""
 Window = tuple[str, int]
 
 

@@ -590,7 +590,7 @@ def _as_is(serde: Serde[Any]) -> Any:
 
 
 def _one(source: Source[Any], stays: bool, *out: Stream[Any]) -> dict[str, Any]:
-    """Return what a step of one source declares besides its fold."""
+    """Return the declaration of a step of one source but for its fold."""
     return {
         "source": source.declared,
         "decode": _record_of(source, claims=_claims(source, *out)),
@@ -608,7 +608,7 @@ def _claims(source: Source[Any], *out: Stream[Any]) -> bool:
 
 
 def _record_of(source: Source[Any], *, claims: bool) -> Callable[..., Record]:
-    """Return what makes a step's record of the columns of a source; with *claims* it has no headers of
+    """Return the function that makes a step's record of a source's columns; with *claims* it has no headers of
     steps.
     """
     read, frames = source.serde.decode, framing(source.serde)

@@ -1,6 +1,4 @@
-"""Headers that steps alone write, on records of strangers: in topics of theirs they say nothing, and behind a
-step none is believed that no step can have written.
-"""
+"""Headers that steps alone write mean nothing on records of strangers, in any topic that no step writes."""
 
 from __future__ import annotations
 
@@ -83,7 +81,7 @@ Results = tuple[list[tuple[int, int]], int]
 
 
 def results(source: Source[Fare], step: Any, header: tuple[str, bytes | None]) -> Results:
-    """Return start and count of each closed window behind *step*, and how many records were late, where the
+    """Return start and count of each closed window downstream of *step*, and how many records were late, where the
     third of seven records has *header* besides one of its own.
     """
     minutes: Windowed[Fare, int] = Windowed(
@@ -109,16 +107,14 @@ def results(source: Source[Fare], step: Any, header: tuple[str, bytes | None]) -
 
 @pytest.mark.parametrize("header", FORGED)
 @pytest.mark.parametrize("step", STEPS)
-def test_what_a_stranger_says_of_origins_in_a_source_is_not_believed_behind_a_step(
-    step: str, header: str
-) -> None:
+def test_a_strangers_headers_of_origins_in_a_source_are_not_believed(step: str, header: str) -> None:
     source, made = STEPS[step]
     assert results(source, made(), FORGED[header]) == ([(0, 5), (5_000, 1)], 0)
 
 
 @pytest.mark.parametrize("header", FORGED)
 def test_a_step_sends_the_same_record_by_record(header: str) -> None:
-    """Where one record of a transaction fails, all of them are folded one by one."""
+    """If one record of a transaction fails, all of them are folded one by one."""
     step = Rekey(name="step", source=FARES, by=lambda fare: fare.driver)
     values = [msgspec.json.encode(Fare("a", at_ms, 0)) for at_ms in (100, 250)]
     sent = []
