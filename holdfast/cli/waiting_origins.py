@@ -8,7 +8,7 @@ from typing import NamedTuple
 from holdfast.cli.options.application import Application
 from holdfast.clients.tables.directory import WorkersTopic
 from holdfast.config import Settings
-from holdfast.console.showing.rendering import duration
+from holdfast.console.showing.durations import duration
 from holdfast.console.watching.findings import is_worth_telling
 from holdfast.console.watching.reports import HeldOriginReport, Silence, WorkerReport, WorkerReports
 

@@ -68,7 +68,7 @@ def test_records_do_not_leave_the_stretch_between_two_looks() -> None:
 
 
 def test_marks_among_final_results_are_no_results() -> None:
-    """The number of marks depends on pace: results to an `Internal` topic are what windows of windows read."""
+    """The number of marks depends on pace: windows of windows read results in an `Internal` topic."""
     told = Internal("told", Json(WindowResult[int]), time=lambda result: result.end_ms - 1)
     hundreds: Windowed[Ride, int] = Windowed(
         name="hundreds",

@@ -608,8 +608,8 @@ def _claims(source: Source[Any], *out: Stream[Any]) -> bool:
 
 
 def _record_of(source: Source[Any], *, claims: bool) -> Callable[..., Record]:
-    """Return the function that makes a step's record of a source's columns; with *claims* it has no headers of
-    steps.
+    """Return the function that makes a step's record of a source's columns; with *claims* it has no headers
+    of steps.
     """
     read, frames = source.serde.decode, framing(source.serde)
 

@@ -81,8 +81,8 @@ Results = tuple[list[tuple[int, int]], int]
 
 
 def results(source: Source[Fare], step: Any, header: tuple[str, bytes | None]) -> Results:
-    """Return start and count of each closed window downstream of *step*, and how many records were late, where the
-    third of seven records has *header* besides one of its own.
+    """Return start and count of each closed window downstream of *step*, and how many records were late, if
+    the third of seven records has *header* besides one of its own.
     """
     minutes: Windowed[Fare, int] = Windowed(
         name="minutes",
