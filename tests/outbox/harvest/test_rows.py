@@ -167,7 +167,7 @@ def test_poison_is_set_aside_whole_and_comes_back_at_the_end(of_any_layout: list
 
 @pytest.mark.parametrize("statement", ["INSERT", "DELETE"])
 @pytest.mark.parametrize("kind", ["postgres", "mariadb", "mysql"])
-@pytest.mark.variants("mysql")
+@pytest.mark.variants("mysql-INSERT", "mysql-DELETE")
 def test_what_two_put_back_at_the_same_time_comes_back_once(
     kind: str, statement: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
