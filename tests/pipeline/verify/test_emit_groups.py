@@ -153,7 +153,7 @@ def test_of_a_compacted_topic_the_rest_is_in_order_and_the_last_exists(
     assert told == ([] if apart is None else [apart])
 
 
-COUNT, VALUE = 6_000, b"v" * 200
+COUNT, VALUE = 12_000, b"v" * 200
 
 
 def one_key(key: bytes | None) -> Iterator[Placed]:
