@@ -62,7 +62,7 @@ Written = tuple[str, int | None, bytes | None, bytes]
 
 @dataclass(frozen=True)
 class Day:
-    """What is written for one work, and what it should give: its results by name, each once."""
+    """The logs of one work, and its expected results by name, each once."""
 
     work: str
     records: int
@@ -158,7 +158,7 @@ def _names(stem: str) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one process made of a day, in so many seconds of the clock and of the processor."""
+    """The results of one process for a day, with the seconds that it took by the clock and the processor."""
 
     right: int
     wrong: int
