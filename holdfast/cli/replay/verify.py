@@ -119,7 +119,7 @@ class _Shown:
 def _nothing_to_compare(context: typer.Context, processor: Processor[Any, Any], why: str) -> _Shown:
     if output_of(context) is not Output.JSON:
         note(f"{processor.name}: {why}")
-    document = {"processor": processor.name, "version": processor.version, "equal": True, "nothing": why}
+    document = {"processor": processor.name, "version": processor.version, "equal": True, "note": why}
     return _Shown(document)
 
 
