@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from sqlalchemy.engine import Connection, CursorResult, Dialect
-from sqlalchemy.orm import Session, scoped_session
 
 from holdfast.errors import OutboxError
 
@@ -33,7 +32,7 @@ def opened(target: Any) -> tuple[Execute, str, str]:
     """Return a function that executes on *target*, its kind of database (mysql for MariaDB too), and how its
     driver marks parameters.
     """
-    if isinstance(target, Session | scoped_session):
+    if _is_session(target):
         target = target.connection()  # on which the session begins its transaction
     if isinstance(target, Connection):
         refuse_autocommit(target.connection.dbapi_connection)
@@ -100,6 +99,11 @@ async def opened_async(target: Any) -> tuple[ExecuteAsync, str, str]:
 
 def _rows_of(result: CursorResult[Any]) -> int:
     return len(result.fetchall()) if result.returns_rows else int(result.rowcount)
+
+
+def _is_session(target: Any) -> bool:
+    """Return whether *target* is a session of SQLAlchemy's, without importing its ORM for those who have none."""
+    return any(base.__module__.startswith("sqlalchemy.orm.") for base in type(target).__mro__)
 
 
 def _is_async(target: Any) -> bool:

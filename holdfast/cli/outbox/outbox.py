@@ -27,7 +27,6 @@ from holdfast.outbox.schema.tables import (
     outbox_tables,
     problems,
 )
-from holdfast.outbox.trial import trial_findings
 
 app = typer.Typer(cls=CommandGroup, no_args_is_help=True, rich_markup_mode=None, add_completion=False)
 quarantine = typer.Typer(
@@ -133,6 +132,8 @@ def _findings(outbox: _Outbox) -> tuple[list[str], list[str]]:
             connection, outbox_tables(outbox.layout, outbox.table, dialect=read.get_backend_name())
         )
     if not found:
+        from holdfast.outbox.trial import trial_findings  # the writer's packages, which no harvester needs
+
         with OutboxRows(outbox.url, table=outbox.table, layout=outbox.layout) as rows:
             problems, more = trial_findings(rows)
         found, notes = found + problems, notes + more
