@@ -102,7 +102,7 @@ def _rows_of(result: CursorResult[Any]) -> int:
 
 
 def _is_session(target: Any) -> bool:
-    """Return whether *target* is a session of SQLAlchemy's, without importing its ORM for those who have none."""
+    """Return whether *target* is a session of SQLAlchemy's, without importing SQLAlchemy's ORM."""
     return any(base.__module__.startswith("sqlalchemy.orm.") for base in type(target).__mro__)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -92,6 +93,16 @@ def test_setting_a_row_to_none_removes_it_at_once_and_after_the_commit(kind: typ
         with pytest.raises(KeyError):
             rows["a"]
         store.take(rows)
+
+
+@pytest.mark.parametrize(
+    ("name", "cure"),
+    [("items", "rows.scan(prefix)"), ("pop", "del rows[key]"), ("append", "rows[key] = row")],
+)
+def test_a_method_that_rows_lack_is_refused_with_its_replacement(name: str, cure: str) -> None:
+    with pytest.raises(AttributeError, match=f"rows have no {name}: .*{re.escape(cure)}"):
+        getattr(rows_over(), name)
+    assert not hasattr(Rows, "__getattr__"), "it would slow down each look-up of an attribute"
 
 
 def test_setting_none_removes_the_row_even_one_that_only_the_store_has() -> None:
