@@ -136,6 +136,11 @@ class Replica(Protocol):
         ...
 
     @property
+    def topic_ids(self) -> Mapping[str, str]:
+        """Return Kafka's ids of the sources that its offsets belong to, by topic, where they are known."""
+        ...
+
+    @property
     def source_ends(self) -> Mapping[str, int]:
         """Return the end of each source, as `source_end` does. Asked of tables of several alone."""
         ...
@@ -195,6 +200,11 @@ class GlobalReplica(Protocol):
     @property
     def applied(self) -> Mapping[int, int]:
         """Return the last offset in the copy of each partition of the topic, -1 for none."""
+        ...
+
+    @property
+    def topic_ids(self) -> Mapping[str, str]:
+        """Return Kafka's id of the topic by its name, where it is known."""
         ...
 
     @property

@@ -43,6 +43,7 @@ HoldfastError
 │   ├── NotReadyError        the owner is still restoring
 │   ├── MovedError           the partition has another owner and one redirect did not find it
 │   ├── OffsetTimeoutError   the owner did not reach the awaited offset in time
+│   ├── OtherTopicError      the awaited offset is of another topic of the same name
 │   ├── NoSuchTableError     no processor of that name in this application
 │   └── AccessError          the endpoint asks for a token or certificate that was not given
 ├── QuarantineError          a refused record cannot be found, or cannot be tried again
@@ -321,6 +322,10 @@ class MovedError(QueryError):
 
 class OffsetTimeoutError(QueryError):
     """The owner did not reach the awaited offset in time."""
+
+
+class OtherTopicError(QueryError):
+    """The awaited offset is of another topic of the same name: one was deleted and made again."""
 
 
 class NoSuchTableError(QueryError):

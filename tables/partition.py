@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from holdfast.clock import system_clock
 from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.state.source_ids import SOURCE_IDS, decode_source_ids
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.tables.held_origins import HeldOrigin
 from holdfast.tables.owner import PartitionOwner
@@ -118,6 +119,14 @@ class Partition(CommittedState):
     @property
     def late(self) -> tuple[int, int] | None:
         return self.owner.late
+
+    @property
+    def topic_ids(self) -> dict[str, str]:
+        """Return Kafka's ids of the sources that its offsets belong to, by topic, where they are known."""
+        noted = self.owner.sources if self.active else decode_source_ids(self.store.get(SOURCE_IDS))
+        if noted is None or noted.cluster_id != self.environment.cluster_id:
+            return {}
+        return noted.known(self.processor.topics)
 
     @property
     def changelog_end(self) -> int:

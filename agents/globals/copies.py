@@ -24,6 +24,7 @@ from holdfast.core.engine.fold.patience import Waiting
 from holdfast.core.engine.fold.skips import OffsetRanges
 from holdfast.core.engine.fold.stepping import Refused
 from holdfast.core.engine.merge.global_copies import GlobalCopy, WorkerGlobals
+from holdfast.core.engine.state.source_ids import SOURCE_IDS_FORMAT, SourceIds
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import BrokerError, GlobalsError, TopicError
 from holdfast.kafka.fetching.source_fetcher import Fetched
@@ -95,6 +96,7 @@ class GlobalCopies:
         self._feed: GlobalFeed | None = None
         self._opened = asyncio.Event()
         self.environment: Environment | None = None
+        self._ids = SourceIds(SOURCE_IDS_FORMAT, "", {})
         self.counts: dict[str, int] = {}
         """The number of partitions of each topic."""
         self.whole = not self.reads
@@ -108,14 +110,21 @@ class GlobalCopies:
         self._pause = ThreadPause(self._waits, lambda: host.progressed())
         self.closed = False
 
-    async def open(self, environment: Environment) -> None:
-        """Make the copies, empty; call it before partitions are opened."""
+    async def open(self, environment: Environment, ids: Mapping[str, str]) -> None:
+        """Make the copies, empty, of topics with these *ids*; call it before partitions are opened."""
+        self._ids = SourceIds(SOURCE_IDS_FORMAT, environment.cluster_id, {**ids})
         if not self.reads or self.copies:
             return
         self.environment = environment
         self.counts = await self._host.thread(partitions_of, self._host.settings, sorted(self._topics))
         await self._host.thread(self._make)
         self._opened.set()
+
+    def topic_ids(self, table: Global[Any]) -> dict[str, str]:
+        """Return Kafka's id of the topic of *table* by its name, as of the worker's start, where it has
+        one.
+        """
+        return self._ids.known([table.topic])
 
     @property
     def _topics(self) -> set[str]:

@@ -35,6 +35,11 @@ class ServedGlobal:
         return {at: trimmed_at(vector, at) for at in range(max(count, len(vector)))}
 
     @property
+    def topic_ids(self) -> Mapping[str, str]:
+        """Return Kafka's id of the topic by its name, where it is known."""
+        return self._copies.topic_ids(self.table)
+
+    @property
     def lags(self) -> Mapping[int, int]:
         """Return how many offsets of each partition are not in the copy, those of markers included, as far as
         it is known.

@@ -183,7 +183,7 @@ class PartitionManager:
         """
         self._cluster = await self.thread(survey, self.settings, list(self.processors.values()))
         await self.upgrading.open(self.cluster.versions)
-        await self.globals.open(self.cluster.environment)
+        await self.globals.open(self.cluster.environment, self.cluster.topics.topics)
 
     @property
     def cluster(self) -> Survey:

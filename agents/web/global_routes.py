@@ -13,6 +13,7 @@ from aiohttp import web
 
 from holdfast.agents.serving import GlobalReplica, Serving
 from holdfast.agents.web.bounding import bounded, size_of_row, size_of_value
+from holdfast.agents.web.reaching import ids_of, require_topics
 from holdfast.agents.web.replies import (
     OF_A_COPY,
     OF_A_SCAN,
@@ -93,7 +94,7 @@ class GlobalPages:
         def read(view: GlobalView) -> tuple[dict[str, Any], T]:
             position = [*view.vector, *[-1] * (count - len(view.vector))]
             about = {"table": copy.table.name, "position": position, "stream_ms": view.stream_ms}
-            return about, work(view)
+            return {**about, **ids_of(copy)}, work(view)
 
         try:
             async with self._reading:
@@ -122,6 +123,7 @@ class GlobalPages:
                 f"no global table {name[:100]!r} in application {self._app}; its global tables: {names}",
             )
         _require_ready(copy)
+        require_topics(request, f"global table {name}", [copy.table.topic], copy)
         wanted = _wanted(copy, terms)
         if not wanted or await copy.reached(wanted, terms.timeout_ms / 1000):
             return copy

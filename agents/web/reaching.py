@@ -4,13 +4,15 @@ sources.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from holdfast.agents.serving import Replica
-from holdfast.agents.web.replies import malformed
+from aiohttp import web
+
+from holdfast.agents.serving import GlobalReplica, Replica
+from holdfast.agents.web.replies import RequestRefused, malformed
 from holdfast.core.engine.declared.processor import Processor
-from holdfast.core.engine.query_wire import AtOffset
+from holdfast.core.engine.query_wire import TOPIC_IDS, AtOffset
 
 
 def as_of(replica: Replica) -> dict[str, Any]:
@@ -20,7 +22,37 @@ def as_of(replica: Replica) -> dict[str, Any]:
         told["as_of"] = dict(replica.offsets)
     if partial := replica.partial:
         told["partial"] = dict(partial)
-    return told
+    return {**told, **ids_of(replica)}
+
+
+def ids_of(served: Replica | GlobalReplica) -> dict[str, Any]:
+    """Return a reply's field about the topics that its offsets are of, if they are known."""
+    return {"topic_ids": dict(topic_ids)} if (topic_ids := served.topic_ids) else {}
+
+
+def require_topics(
+    request: web.Request, whose: str, topics: Collection[str], served: Replica | GlobalReplica
+) -> None:
+    """Refuse a request with offsets of other topics than *whose* table is folded from, which are *topics*."""
+    if (text := request.headers.get(TOPIC_IDS)) is None:
+        return
+    known = served.topic_ids
+    for each in text.split(","):
+        topic, colon, asked = each.strip().rpartition(":")
+        if not colon or topic not in topics:
+            raise malformed(
+                f"{TOPIC_IDS} is {text[:200]!r}; write TOPIC:ID once for each source of {whose}, as"
+                f" topic_ids of a reply has them; its sources: {', '.join(topics)}"
+            )
+        if known.get(topic, asked) != asked:
+            raise RequestRefused(
+                409,
+                "other_topic",
+                f"the offset asked for is of topic {topic} with id {asked[:40]}, and {whose} is folded from"
+                f" one of that name with id {known[topic]}: the topic was deleted and made again, and an"
+                " offset in one means nothing in the other; ask without it, or for that of a record written"
+                " or an answer given since",
+            )
 
 
 def wanted_of(processor: Processor[Any, Any], asked: AtOffset | None) -> AtOffset | None:

@@ -26,7 +26,7 @@ from holdfast.agents.web.access import Access
 from holdfast.agents.web.bounding import bounded, size_of_row, size_of_value
 from holdfast.agents.web.global_routes import GlobalPages, described
 from holdfast.agents.web.inspection_routes import InspectionPages
-from holdfast.agents.web.reaching import as_of, has_reached, shown_offsets, wanted_of
+from holdfast.agents.web.reaching import as_of, has_reached, require_topics, shown_offsets, wanted_of
 from holdfast.agents.web.replies import (
     OF_A_SCAN,
     OF_WINDOWS,
@@ -541,8 +541,11 @@ class _Tables:
 
         def find() -> Replica:
             if earlier:
-                return self._find_earlier(table, partition)
-            return self._find(request, table, partition, terms.staleness)
+                found = self._find_earlier(table, partition)
+            else:
+                found = self._find(request, table, partition, terms.staleness)
+            require_topics(request, f"{table}/{partition}", processor.topics, found)
+            return found
 
         replica = find()
         if wanted is None or has_reached(replica, wanted):

@@ -42,6 +42,7 @@ class MemoryReplica:
         self.is_earlier = False
         self.stalled: str | None = None
         self.partial: dict[str, int] = {}
+        self.topic_ids: dict[str, str] = {}
         self.rows: dict[str, bytes] = {}
         self.named: dict[str, dict[str, bytes]] = {name: {} for name in processor.tables}
         self.held_back: list[HeldOrigin] = []
@@ -143,6 +144,7 @@ class MemoryGlobal:
         self.cause: str | None = None
         self.lags: dict[int, int] = {}
         self.failures: dict[int, int] = {}
+        self.topic_ids: dict[str, str] = {}
         self._moved = asyncio.Event()
 
     def put(self, key: str, row: Any, *, offset: int, partition: int = 0) -> None:

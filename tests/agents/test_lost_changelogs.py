@@ -4,22 +4,26 @@ and no sent result is sent a second time. Where that cannot be, the worker does 
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions, Producer
 from confluent_kafka.admin import AdminClient, NewPartitions  # type: ignore[attr-defined]
 
 from holdfast.clients.groups.broker import BrokerGroups
+from holdfast.clients.tables.answers import Answer, AtLeast
+from holdfast.clients.tables.blocking import BlockingTableClient
 from holdfast.clients.topics.admin import Admin
 from holdfast.clients.topics.application import create_topics
 from holdfast.config import Settings
 from holdfast.core.engine.commit_notes import decode_commit_note, shortened
 from holdfast.embedded.kafka import EmbeddedKafka
-from holdfast.errors import GroupError
+from holdfast.errors import GroupError, OtherTopicError
 from holdfast.pipeline.replay import ReplayOptions
 from holdfast.pipeline.verify.table import verify
 from tests.agents import lossy_shop
@@ -298,6 +302,39 @@ def test_a_source_of_the_same_name_is_another(shop: Shop) -> None:
     shop.run()
     now = shop.results()
     assert (now["big"] - before["big"]).total() == 50, "what the other log's position says counts for nothing"
+
+
+@pytest.mark.parametrize("table", ["totals", "both"])
+def test_an_answer_of_the_old_log_is_no_bound_for_one_of_the_new(shop: Shop, table: str) -> None:
+    def ask(at_least: AtLeast | None) -> Answer[Any]:
+        with BlockingTableClient(shop.settings, lossy_shop.processors()) as tables:
+            return tables.get(table, "o1", partition=0, at_least=at_least, timeout_s=DEADLINE_S)
+
+    shop.write("orders", ["o1"] * 30)
+    shop.write("customers", ["o1"] * 3)
+    shop.run()
+    before = ask(None)
+    ids = Admin(shop.settings).topic_ids(["orders", "customers"]).topics
+    assert before.reached.topic_ids == {
+        topic: ids[topic] for topic in (["orders"] if table == "totals" else ["orders", "customers"])
+    }
+    assert ask(before.reached) == before
+    shop.worker.stop()
+    shop.admin.delete([*map(shop.changelog, ALL), "orders", "customers", "shouts.v1", "shop-both-choices"])
+    shop.sent.clear()
+    for topic in ("orders", "customers"):
+        shop.kafka.create_topic(topic, config={"message.timestamp.type": "LogAppendTime"})
+    shop.create()
+    shop.write("orders", ["o1"] * 50)
+    shop.write("customers", ["o1"] * 3)
+    shop.run()
+    with pytest.raises(
+        OtherTopicError, match=f"topic orders with id {re.escape(ids['orders'])}.* made again"
+    ):
+        ask(before.reached)
+    now = ask({0: before.reached.offsets[0]})
+    assert now.value == (50 if table == "totals" else 53), "the new log reaches that offset too"
+    assert ask(now.reached).value == now.value
 
 
 @pytest.mark.variant

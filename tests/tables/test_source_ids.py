@@ -79,3 +79,18 @@ def test_a_table_of_an_earlier_holdfast_takes_its_sources_for_those_that_it_fold
 def test_an_unreadable_note_is_an_error(value: bytes, why: str) -> None:
     with pytest.raises(ChangelogError, match=why):
         decode_source_ids(value)
+
+
+def test_its_offsets_are_of_the_ids_that_its_owner_asked_for_or_noted(tmp_path: Path) -> None:
+    part = activated(tmp_path, "first", cluster_id="c")
+    assert part.topic_ids == {"in": "first"}, "before anything is folded"
+    fold(part, 0, b"a")
+    part.stand_by()
+    assert part.topic_ids == {"in": "first"}, "by the note"
+    part.close()
+    part = activated(tmp_path, "other", cluster_id="copy")
+    assert part.topic_ids == {}, "ids of another cluster prove nothing"
+    part.close()
+    part = opened(tmp_path, counting(One))
+    assert part.topic_ids == {"in": "first"}
+    part.close()

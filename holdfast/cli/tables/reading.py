@@ -22,7 +22,7 @@ from holdfast.cli.options.asking import TIMEOUT_S, StaleOk, TimeoutOption, stale
 from holdfast.cli.options.context import LAST_PARTITION, globals_of, output_of
 from holdfast.cli.output import Cell, Output, escaped_json, note, show
 from holdfast.cli.watching import WatchedLooks
-from holdfast.clients.tables.answers import Answer
+from holdfast.clients.tables.answers import Answer, Reached
 from holdfast.clients.tables.blocking import BlockingTableClient
 from holdfast.clients.tables.directory import WorkersTopic
 from holdfast.core.claims.resets import parse_datetime_ms
@@ -59,10 +59,11 @@ AtLeastOption = Annotated[
     list[str] | None,
     typer.Option(
         "--at-least",
-        metavar="P:OFFSET",
+        metavar="P:OFFSET[@ID]",
         help=(
             "Wait until the answer reflects the source up to this offset of partition P (P:TOPIC:OFFSET where"
-            " there are several); may be repeated."
+            " there are several), of the topic with this id, if given; may be repeated. `reached` of an"
+            " answer as JSON has it so."
         ),
     ),
 ]
@@ -141,10 +142,15 @@ def get(
     stale_ok: StaleOk = None,
     timeout: TimeoutOption = TIMEOUT_S,
 ) -> None:
-    bound, written = staleness(stale_ok), _offsets(at_least)
-    with _asking(context, processor, globals_too=True) as (table, client):
+    bound, written = staleness(stale_ok), _Written.parse(at_least)
+    with _asking(context, processor, globals_too=True) as (table, client, source):
         answer = client.get(
-            table, key, partition=partition, at_least=written, timeout_s=timeout, max_staleness=bound
+            table,
+            key,
+            partition=partition,
+            at_least=written.of(source),
+            timeout_s=timeout,
+            max_staleness=bound,
         )
     if answer.value is None:
         note(f"{processor} has no row {key!r} (as of {_as_of(answer, ', ')})")
@@ -169,13 +175,13 @@ def scan(
     stale_ok: StaleOk = None,
     timeout: TimeoutOption = TIMEOUT_S,
 ) -> None:
-    bound, written, output = staleness(stale_ok), _offsets(at_least), output_of(context)
-    with _asking(context, processor, globals_too=True) as (table, client):
+    bound, written, output = staleness(stale_ok), _Written.parse(at_least), output_of(context)
+    with _asking(context, processor, globals_too=True) as (table, client, source):
         answers = client.scan(
             table,
             prefix,
             partition=partition,
-            at_least=written,
+            at_least=written.of(source),
             timeout_s=timeout,
             max_staleness=bound,
             page_rows=min(limit + 1, 1_000),
@@ -209,18 +215,18 @@ def windows(
     stale_ok: StaleOk = None,
     timeout: TimeoutOption = TIMEOUT_S,
 ) -> None:
-    bound, written, output = staleness(stale_ok), _offsets(at_least), output_of(context)
+    bound, written, output = staleness(stale_ok), _Written.parse(at_least), output_of(context)
     since_ms, until_ms = _moment("--since", since), _moment("--until", until)
     if (why := why_no_range(since_ms, until_ms)) is not None:
         raise ConfigError(f"--since {since or 'not given'}, --until {until or 'not given'}: {why}")
-    with _asking(context, processor) as (table, client):
+    with _asking(context, processor) as (table, client, source):
         answers = client.windows(
             table,
             key,
             since_ms=since_ms,
             until_ms=until_ms,
             partition=partition,
-            at_least=written,
+            at_least=written.of(source),
             timeout_s=timeout,
             max_staleness=bound,
             page_rows=min(limit + 1, 1_000),
@@ -253,7 +259,7 @@ def watch(
 ) -> None:
     before: object = _Unseen
     looks = WatchedLooks()
-    with _asking(context, processor, globals_too=True) as (table, client):
+    with _asking(context, processor, globals_too=True) as (table, client, _):
         while True:
             answer = looks.take(lambda: client.get(table, key, partition=partition, timeout_s=timeout))
             if answer is not None and answer.value != before:
@@ -270,7 +276,8 @@ class _Unseen:
 @contextmanager
 def _asking(
     context: typer.Context, name: str, *, globals_too: bool = False
-) -> Iterator[tuple[str | Global[Any], BlockingTableClient]]:
+) -> Iterator[tuple[str | Global[Any], BlockingTableClient, str]]:
+    """Open a client; yield the table as it is asked for, the client, and the table's source, or the first."""
     application = _application(context)
     of, dot, table = name.partition(".")
     if globals_too and all(each.name != of for each in application.processors):
@@ -279,13 +286,13 @@ def _asking(
             for read in reader.reads:
                 if read.name == name:
                     with BlockingTableClient(application.settings, [reader]) as client:
-                        yield read, client
+                        yield read, client, read.topic
                     return
     processor = application.processor(of)
     if dot:
         processor.row_of(table or name)  # raises for one that is not declared
     with BlockingTableClient(application.settings, [processor]) as client:
-        yield name, client
+        yield name, client, processor.topics[0]
 
 
 def _application(context: typer.Context) -> Application:
@@ -293,23 +300,63 @@ def _application(context: typer.Context) -> Application:
     return load_application(chosen.application, chosen.settings())
 
 
-def _offsets(at_least: list[str] | None) -> dict[int, AtOffset] | None:
-    """Read PARTITION:OFFSET and, for tables of several sources, PARTITION:TOPIC:OFFSET."""
-    out: dict[int, AtOffset] = {}
-    by_topic: dict[int, dict[str, int]] = {}
-    for text in at_least or ():
-        partition, _, rest = text.partition(":")
-        topic, _, offset = rest.rpartition(":")
-        if not partition.isdecimal() or not offset.isdecimal():
-            raise ConfigError(
-                f"--at-least {text}: write PARTITION:OFFSET, as a producer is told when it has written, or"
-                " PARTITION:TOPIC:OFFSET for a table of several sources"
-            )
-        if topic:
-            by_topic.setdefault(int(partition), {})[topic] = int(offset)
-        else:
-            out[int(partition)] = int(offset)
-    return {**out, **by_topic} or None
+class _Written(msgspec.Struct, frozen=True):
+    """The offsets that an answer must reflect, as given: by partition, or by partition and topic, with the
+    ids of the topics; "" is the only source of a table.
+    """
+
+    offsets: dict[int, AtOffset]
+    topic_ids: dict[str, str]
+
+    @classmethod
+    def parse(cls, texts: list[str] | None) -> _Written:
+        """Read PARTITION:OFFSET and, for tables of several sources, PARTITION:TOPIC:OFFSET; each may end with
+        @ID.
+        """
+        found, by_topic = cls({}, {}), dict[int, dict[str, int]]()
+        for text in texts or ():
+            parsed = _WRITTEN.fullmatch(text)
+            if parsed is None:
+                raise ConfigError(
+                    f"--at-least {text}: write PARTITION:OFFSET, as a producer is told when it has written,"
+                    " or PARTITION:TOPIC:OFFSET for a table of several sources; add @ID for the topic's id"
+                )
+            partition, topic, offset = int(parsed["partition"]), parsed["topic"] or "", int(parsed["offset"])
+            if topic:
+                by_topic.setdefault(partition, {})[topic] = offset
+            else:
+                found.offsets[partition] = offset
+            if (topic_id := parsed["id"]) is not None and found.topic_ids.setdefault(
+                topic, topic_id
+            ) != topic_id:
+                raise ConfigError(
+                    f"--at-least {text}: another one has the id {found.topic_ids[topic]}; offsets are of one"
+                    " topic"
+                )
+        found.offsets.update(by_topic)
+        return found
+
+    def of(self, source: str) -> Reached | None:
+        """Return them as a client takes them, for a table of *source*."""
+        if not self.offsets:
+            return None
+        return Reached(self.offsets, {topic or source: found for topic, found in self.topic_ids.items()})
+
+
+_WRITTEN = re.compile(
+    "(?P<partition>[0-9]+):(?:(?P<topic>.+):)?(?P<offset>[0-9]+)(?:@(?P<id>[a-zA-Z0-9+/=_-]{1,64}))?"
+)
+
+
+def _reached(answer: Answer[Any]) -> list[Cell]:
+    """Return how far an answer is true, as `--at-least` takes it."""
+    reached, found = answer.reached, list[Cell]()
+    for partition, offsets in sorted(reached.offsets.items()):
+        for topic, offset in [("", offsets)] if isinstance(offsets, int) else sorted(offsets.items()):
+            ids = list(reached.topic_ids.values()) if not topic else [reached.topic_ids.get(topic, "")]
+            text = f"{topic}:{offset}" if topic else f"{offset}"
+            found.append(f"{partition}:{text}@{ids[0]}" if any(ids) else f"{partition}:{text}")
+    return found
 
 
 def _row(answer: Answer[Any], output: Output) -> dict[str, Cell]:
@@ -325,6 +372,8 @@ def _row(answer: Answer[Any], output: Output) -> dict[str, Cell]:
         )
     else:
         as_of = {"partition": answer.partition, "as_of_offset": answer.as_of_offset}
+    if output is not Output.TABLE:
+        as_of["reached"] = _reached(answer)
     return {"key": answer.key, **as_of, "role": str(answer.role), "value": value}
 
 

@@ -29,10 +29,24 @@ T = TypeVar("T")
 NOWHERE = -1
 _WEAKEST_FIRST: tuple[Role, ...] = ("earlier", "standby", "active")
 
-AtLeast: TypeAlias = tuple[int, AtOffset] | Mapping[int, AtOffset]
+
+class Reached(msgspec.Struct, frozen=True):
+    """The reach of an answer: *offsets* of source partitions (of a table of several sources, of each by
+    topic), and Kafka's ids of the topics that these are offsets of, by topic, where they are known.
+
+    As `at_least` of a later query it asks for an answer that is not older. With the ids, that query ends with
+    `OtherTopicError` if the topic was deleted and made again; without, it may wait for an offset that means
+    something else now.
+    """
+
+    offsets: Mapping[int, AtOffset]
+    topic_ids: Mapping[str, str] = {}
+
+
+AtLeast: TypeAlias = tuple[int, AtOffset] | Mapping[int, AtOffset] | Reached
 """A (source partition, offset) to be reflected in the answer, or several by partition: as returned to a
 producer when it had written. Of a table of several sources, the offset is one by topic: `(3, {"orders":
-17})`.
+17})`. Or what an earlier answer had `reached`.
 """
 
 Bound: TypeAlias = Staleness | timedelta | int
@@ -48,7 +62,8 @@ class Answer(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     *as_of_offset* is how many offsets these are in all, less one. *stream_ms* is the highest append time the
     answer reflects (the lowest of those, when several partitions were asked), -1 for none. Of a table of
     several sources, *as_of* has the offset of each, and *as_of_offset* is how many offsets these are in all,
-    less one. *partial* is True if records of a source were deleted before this version of the table began,
+    less one. *reached* says how far the answer is true as `at_least` of a later query takes it. *partial* is
+    True if records of a source were deleted before this version of the table began,
     and are not reflected (of several partitions, in one of them). *version* is the processor's; 0 for a
     global table. *role* "earlier" is the rest of a version that is no longer folded: it does not change.
     *routed* is True if there is no row in the partition of the table's route, the only one that was asked: a
@@ -63,6 +78,7 @@ class Answer(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     role: Role | Literal["copy"]
     positions: Mapping[int, int]
     as_of: Mapping[str, int] = {}
+    reached: Reached = Reached({})
     version: int = 0
     partial: bool = False
     routed: bool = False
@@ -71,11 +87,13 @@ class Answer(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
 class ReadTerms:
     """The conditions that the caller sets for every answer of one call."""
 
-    __slots__ = ("at_least", "deadline_s", "staleness")
+    __slots__ = ("at_least", "deadline_s", "staleness", "topic_ids")
 
     def __init__(self, at_least: AtLeast | None, max_staleness: Bound | None, deadline_s: float) -> None:
+        self.topic_ids = at_least.topic_ids if isinstance(at_least, Reached) else {}
+        given = at_least.offsets if isinstance(at_least, Reached) else at_least
         self.at_least: Mapping[int, AtOffset] = (
-            {at_least[0]: at_least[1]} if isinstance(at_least, tuple) else at_least or {}
+            {given[0]: given[1]} if isinstance(given, tuple) else given or {}
         )
         self.staleness = None if max_staleness is None else Staleness.of(max_staleness)
         self.deadline_s = deadline_s
@@ -108,6 +126,7 @@ class ReadTerms:
             verb=verb,
             body=encoded,
             at_offset=_not_below_0(at_offset),
+            topic_ids=self.topic_ids,
             staleness=self.staleness,
         )
 
@@ -125,7 +144,12 @@ class ReadTerms:
                 " 17}"
             )
         return GlobalQuestion(
-            table=name, verb=verb, body=_encoded(f"global table {name}", body), at_offset=offsets, first=first
+            table=name,
+            verb=verb,
+            body=_encoded(f"global table {name}", body),
+            at_offset=offsets,
+            topic_ids=self.topic_ids,
+            first=first,
         )
 
 
@@ -142,9 +166,23 @@ def _not_below_0(offset: AtOffset | None) -> AtOffset | None:
     return {topic: max(0, each) for topic, each in offset.items()} or None
 
 
+def _reached(folded: Mapping[int, AtOffset], topic_ids: Mapping[str, str]) -> Reached:
+    """Return how far a reply is true, without partitions and topics of which nothing was folded."""
+    offsets = {
+        partition: offset
+        if isinstance(offset, int)
+        else {at: each for at, each in offset.items() if each >= 0}
+        for partition, offset in folded.items()
+    }
+    held = {partition: offset for partition, offset in offsets.items() if offset not in (NOWHERE, {})}
+    return Reached(held, topic_ids)
+
+
 def answering(decode: Callable[[bytes], Any], reply: Reply) -> Callable[[str, bytes | None], Answer[Any]]:
     """Return a function that makes an answer of each row of *reply*."""
     positions = MappingProxyType({reply.partition: reply.as_of_offset})
+    folded = reply.as_of or reply.as_of_offset
+    reached = _reached({reply.partition: folded}, reply.topic_ids)
 
     def answer(key: str, value: bytes | None) -> Answer[Any]:
         return Answer(
@@ -156,6 +194,7 @@ def answering(decode: Callable[[bytes], Any], reply: Reply) -> Callable[[str, by
             role=reply.role,
             positions=positions,
             as_of=reply.as_of,
+            reached=reached,
             version=reply.version,
             partial=bool(reply.partial),
         )
@@ -169,6 +208,7 @@ def answering_of_copy(
     """Return a function that makes an answer of each row of a copy's *reply*."""
     positions = MappingProxyType(dict(enumerate(reply.position)))
     counted = sum(offset + 1 for offset in reply.position) - 1
+    reached = _reached(positions, reply.topic_ids)
 
     def answer(key: str, value: bytes | None) -> Answer[Any]:
         return Answer(
@@ -179,6 +219,7 @@ def answering_of_copy(
             stream_ms=reply.stream_ms,
             role="copy",
             positions=positions,
+            reached=reached,
         )
 
     return answer
@@ -198,6 +239,10 @@ def first_found(partials: Iterable[Mapping[str, Answer[Any]]]) -> dict[str, Answ
 
 def _merged(one: Answer[Any], other: Answer[Any]) -> Answer[Any]:
     positions = MappingProxyType({**one.positions, **other.positions})
+    reached = Reached(
+        {**one.reached.offsets, **other.reached.offsets},
+        {**one.reached.topic_ids, **other.reached.topic_ids},
+    )
     if one.value is not None and other.value is not None:
         raise QueryError(
             f"key {one.key[:80]!r} has rows in partitions {one.partition} and {other.partition}: say which"
@@ -212,7 +257,9 @@ def _merged(one: Answer[Any], other: Answer[Any]) -> Answer[Any]:
             stream_ms=min(one.stream_ms, other.stream_ms),
             role=next((role for role in _WEAKEST_FIRST if role in (one.role, other.role)), one.role),
             positions=positions,
+            reached=reached,
             version=one.version,
             partial=one.partial or other.partial,
         )
-    return msgspec.structs.replace(one if one.value is not None else other, positions=positions)
+    found = one if one.value is not None else other
+    return msgspec.structs.replace(found, positions=positions, reached=reached)

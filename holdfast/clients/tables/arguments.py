@@ -4,16 +4,20 @@ look like a worker or a broker that does not answer.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from datetime import timedelta
 from numbers import Integral
 from typing import Any
 
+from holdfast.clients.tables.answers import Reached
 from holdfast.config.client_arguments import is_seconds
 from holdfast.core.engine.query_wire import Staleness
 from holdfast.errors import QueryError
 
 LAST_PARTITION = 2**31 - 1
+_NAME = re.compile("[a-zA-Z0-9._+/=-]{1,249}")
+"""A name that Kafka takes for a topic, or an id that it gives to one: base64."""
 
 
 def check_timeout(timeout_s: Any) -> None:
@@ -30,7 +34,8 @@ def check_terms(timeout_s: Any, partition: Any, at_least: Any, max_staleness: An
     if at_least is not None and not _is_at_least(at_least):
         raise QueryError(
             f"at_least is {at_least!r:.100}: write (partition, offset), or offsets by partition as {{0: 17}};"
-            " of a table of several sources an offset is one by topic, {'orders': 17}"
+            " of a table of several sources an offset is one by topic, {'orders': 17}; or what an answer had"
+            " reached"
         )
     if max_staleness is not None and not (
         isinstance(max_staleness, Staleness | timedelta) or _is_whole(max_staleness)
@@ -63,10 +68,18 @@ def _is_place(given: Any) -> bool:
 
 
 def _is_at_least(given: Any) -> bool:
+    if isinstance(given, Reached):
+        return _is_at_least(given.offsets) and _are_ids(given.topic_ids)
     if isinstance(given, tuple):
         return len(given) == 2 and _is_place(given[0]) and _is_offset(given[1])
     return isinstance(given, Mapping) and all(
         _is_place(partition) and _is_offset(offset) for partition, offset in given.items()
+    )
+
+
+def _are_ids(given: Any) -> bool:
+    return isinstance(given, Mapping) and all(
+        isinstance(each, str) and _NAME.fullmatch(each) for pair in given.items() for each in pair
     )
 
 

@@ -24,6 +24,7 @@ from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.query_wire import (
     LIMIT_REPLY_BYTES,
     MSGPACK,
+    TOPIC_IDS,
     GlobalReply,
     Refusal,
     Reply,
@@ -38,6 +39,7 @@ from holdfast.errors import (
     NoSuchTableError,
     NotReadyError,
     OffsetTimeoutError,
+    OtherTopicError,
     QueryError,
 )
 from holdfast.tracing.spans import outgoing, sending
@@ -388,7 +390,7 @@ class QueryRouter:
                 self._opened().post(
                     self._url(url, question, attempt_s),
                     data=question.body,
-                    headers={**self._token.headers(url), **outgoing()},
+                    headers={**self._token.headers(url), **_topics_of(question), **outgoing()},
                     ssl=self._tls_for(url),
                     allow_redirects=False,
                 ) as response,
@@ -514,6 +516,8 @@ class QueryRouter:
                 )
             case 503:
                 return _Setback(NotReadyError(message), busy=True)
+            case 409:
+                return _Setback(OtherTopicError(message), final=True)
             case 504:
                 return _Setback(OffsetTimeoutError(message), at_once=True)
             case 404:
@@ -534,6 +538,13 @@ class QueryRouter:
         except ValueError:
             return None
         return None if url.startswith("https:") and not target.startswith("https:") else target
+
+
+def _topics_of(question: AnyQuestion) -> dict[str, str]:
+    """Return the header that says to which topics the question's offsets belong, if that is known."""
+    if question.offsets is None or not question.topic_ids:
+        return {}
+    return {TOPIC_IDS: ",".join(f"{topic}:{topic_id}" for topic, topic_id in question.topic_ids.items())}
 
 
 @lru_cache(maxsize=4096)

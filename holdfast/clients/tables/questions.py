@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from holdfast.clients.tables.directory import Workers
@@ -23,6 +23,8 @@ class Question:
     table: str = ""
     body: bytes
     at_offset: AtOffset | None
+    topic_ids: Mapping[str, str] = field(default_factory=dict)
+    """The ids of the topics that *at_offset* is of, as far as they are known."""
     staleness: Staleness | None
 
     def __str__(self) -> str:
@@ -85,6 +87,7 @@ class GlobalQuestion:
     verb: str
     body: bytes
     at_offset: Mapping[int, int] | None
+    topic_ids: Mapping[str, str] = field(default_factory=dict)
     first: int = 0
     processor: None = None
     staleness: None = None

@@ -21,6 +21,7 @@ from typing import NoReturn, TypeAlias, assert_never
 
 import msgspec
 
+from holdfast.core.engine.state.source_ids import NO_TOPIC_ID
 from holdfast.errors import FrameError
 
 HEARTBEAT_INTERVAL_S = 60
@@ -376,10 +377,6 @@ def coordination_partition(topic: str, partitions: int) -> int:
     """
     prefix = hashlib.md5(topic.encode(), usedforsecurity=False).digest()[:8]
     return int.from_bytes(prefix, "little") % partitions
-
-
-NO_TOPIC_ID = "A" * 22
-"""The topic id in answers of brokers before Kafka 2.8: 16 bytes of zero."""
 
 
 def topic_mark(topic_id: str) -> int | None:

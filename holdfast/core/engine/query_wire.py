@@ -18,6 +18,10 @@ import msgspec
 from holdfast.core.untrusted import careful
 
 JSON, MSGPACK = "application/json", "application/msgpack"
+TOPIC_IDS = "Holdfast-Topic-Ids"
+"""The header by which a query says to which topics its at-offset belongs: TOPIC:ID, separated by commas.
+Workers that do not know it read the offset alone.
+"""
 
 LIMIT_BODY_BYTES = 8 << 20
 LIMIT_REPLY_BYTES = 8 << 20
@@ -37,6 +41,7 @@ Reason = Literal[
     "moved",
     "not_ready",
     "offset_timeout",
+    "other_topic",
     "no_such_table",
     "no_token",
     "wrong_token",
@@ -58,7 +63,8 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     For a table of several sources, *as_of* has the offset of each, and *as_of_offset* the number of these
     offsets in all, less one. *stream_ms* is the highest append time among those records, -1 for none.
     *partial* has, for each source whose head was deleted before this version began, the first offset that was
-    there: nothing before is reflected.
+    there: nothing before is reflected. *topic_ids* are Kafka's ids of the sources, where they are known: an
+    offset means something in that topic alone, not in another of its name.
     """
 
     table: str
@@ -69,6 +75,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     stream_ms: int
     as_of: Mapping[str, int] = {}
     partial: Mapping[str, int] = {}
+    topic_ids: Mapping[str, str] = {}
 
 
 class RowReply(Reply, frozen=True, kw_only=True):
@@ -100,15 +107,16 @@ class PageReply(Reply, frozen=True, kw_only=True):
     after: str | None
 
 
-class GlobalReply(msgspec.Struct, frozen=True, kw_only=True):
+class GlobalReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The fields of every reply of a worker's copy of a global table: its *position*, the last offset in it
     of each partition of the table's topic (-1 for none), and *stream_ms*, the highest append time among those
-    records, -1 for none.
+    records, -1 for none. *topic_ids* has Kafka's id of the topic, where it is known.
     """
 
     table: str
     position: Annotated[list[int], msgspec.Meta(max_length=LIMIT_PARTITIONS)]
     stream_ms: int
+    topic_ids: Mapping[str, str] = {}
 
 
 class GlobalRowReply(GlobalReply, frozen=True, kw_only=True):

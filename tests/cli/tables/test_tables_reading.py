@@ -253,6 +253,7 @@ def test_windows_come_by_key_or_by_time(with_windows: None, announced: MemoryWor
             "key": key,
             "partition": by_key(key, PARTITIONS),
             "as_of_offset": 40,
+            "reached": [f"{by_key(key, PARTITIONS)}:40"],
             "role": "active",
             "value": value,
             "start_ms": AT_MS + MINUTE_MS,
@@ -279,7 +280,7 @@ def with_a_global(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_global_is_read_from_a_workers_copy(
     with_a_global: None, announced: MemoryWorker, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with_rates(announced)
+    with_rates(announced).globals["rates"].topic_ids = {"rates": "a+rate/id"}
     code, out, said = run("get", "rates", "usd")
     assert (code, said) == (0, "")
     assert out.splitlines()[1].split() == ["usd", "-", "0:20,1:30,2:-1", "copy", "0.9"]
@@ -290,6 +291,7 @@ def test_a_global_is_read_from_a_workers_copy(
             "partition": None,
             "as_of_offset": 51,
             "positions": {"0": 20, "1": 30, "2": -1},
+            "reached": ["0:20@a+rate/id", "1:30@a+rate/id"],
             "role": "copy",
             "value": rate,
         }
@@ -298,6 +300,8 @@ def test_a_global_is_read_from_a_workers_copy(
     code, out, said = run("get", "rates", "eur")
     assert (code, out) == (1, "")
     assert "rates has no row 'eur' (as of 0:20, 1:30, 2:-1)" in said
+    assert run("get", "rates", "usd", "--at-least", "0:20@a+rate/id", "--at-least", "1:30")[0] == 0
+    assert "topic was deleted and made again" in run("get", "rates", "usd", "--at-least", "0:20@another")[2]
     assert run("get", "rates", "usd", "--partition", "0")[0] == 1
     assert "no processor rates" in run("windows", "rates")[2]
     assert "no processor rate" in run("get", "rate", "usd")[2]
@@ -312,6 +316,20 @@ def test_an_offset_can_be_waited_for(announced: MemoryWorker, run: Run) -> None:
         if "41" in said:
             break
     assert "41" in said
+
+
+def test_an_offset_is_of_the_topic_with_its_id(announced: MemoryWorker, run: Run) -> None:
+    for replica in announced.replicas.values():
+        replica.topic_ids = {topic: f"id+of/{topic}" for topic in replica.processor.topics}
+    (found,) = json.loads(run("get", "totals", "ada", "--output", "json")[1])
+    at, topic = by_key("ada", PARTITIONS), TOTALS.topics[0]
+    assert found["reached"] == [f"{at}:40@id+of/{topic}"]
+    for written in (*found["reached"], f"{at}:{topic}:40@id+of/{topic}"):
+        assert run("get", "totals", "ada", "--at-least", written)[0] == 0
+    for verb in (("get", "totals", "ada"), ("scan", "totals", "--partition", str(at))):
+        code, out, said = run(*verb, "--at-least", f"{at}:40@another")
+        assert (code, out) == (1, "")
+        assert f"topic {topic} with id another" in said
 
 
 def test_a_row_is_watched_until_it_is_enough(
@@ -365,6 +383,11 @@ def test_a_watch_outlives_a_rebalance_and_prints_it_once(
     [
         (("get", "total", "ada"), "no processor total"),
         (("get", "totals", "ada", "--at-least", "1"), "--at-least 1: write PARTITION:OFFSET"),
+        (("get", "totals", "ada", "--at-least", "0:7@a b"), "add @ID for the topic's id"),
+        (
+            ("scan", "totals", "--at-least", "0:7@a", "--at-least", "1:7@b"),
+            "another one has the id a; offsets are of one topic",
+        ),
         (("get", "totals", "ada", "--stale-ok", "soon"), "--stale-ok"),
         (("windows", "total"), "no processor total"),
         (("windows", "totals", "--since", "soon"), "--since: 'soon' is not a valid time"),

@@ -8,7 +8,7 @@ of its own, which prove nothing.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 import msgspec
 
@@ -18,6 +18,8 @@ from holdfast.errors import ChangelogError
 
 SOURCE_IDS = META + b"source-ids"
 SOURCE_IDS_FORMAT = 1
+NO_TOPIC_ID = "A" * 22
+"""The topic id in answers of brokers before Kafka 2.8: 16 bytes of zero."""
 
 
 class SourceIds(msgspec.Struct, frozen=True, array_like=True):
@@ -26,6 +28,15 @@ class SourceIds(msgspec.Struct, frozen=True, array_like=True):
     format: int
     cluster_id: str
     topics: dict[str, str]
+
+    def known(self, topics: Iterable[str]) -> dict[str, str]:
+        """Return the ids of those of *topics* that have one.
+
+        >>> SourceIds(1, "c", {"orders": "a", "old": NO_TOPIC_ID}).known(["orders", "old", "new"])
+        {'orders': 'a'}
+        """
+        found = {topic: self.topics.get(topic, NO_TOPIC_ID) for topic in topics}
+        return {topic: topic_id for topic, topic_id in found.items() if topic_id != NO_TOPIC_ID}
 
     def other_logs(self, now: SourceIds, folded: Collection[str]) -> list[str]:
         """Return those of *folded*, topics that a state has records of, that have been made again since these
