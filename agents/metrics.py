@@ -361,10 +361,11 @@ class _Page(Collector):
     def _replicas(self, replicas: Iterable[Replica]) -> Iterator[Metric]:
         labels = ("table", "partition", "role")
         serving = GaugeMetricFamily("holdfast_serving", "1 while this replica answers queries", labels=labels)
-        standing = GaugeMetricFamily(
-            "holdfast_standing",
-            "1 while a partition waits or stands still; /health/ready says why",
-            labels=labels[:2],
+        stalled, standing = (
+            GaugeMetricFamily(
+                name, "1 while a partition waits or is stalled; /health/ready says why", labels=labels[:2]
+            )
+            for name in ("holdfast_stalled", "holdfast_standing")  # the second is the old name
         )
         applied = GaugeMetricFamily(
             "holdfast_applied_offset",
@@ -405,6 +406,7 @@ class _Page(Collector):
             labelled = (*place, replica.role)
             serving.add_metric(labelled, int(replica.serving))
             if replica.active:
+                stalled.add_metric(place, int(replica.stalled is not None))
                 standing.add_metric(place, int(replica.stalled is not None))
                 for each in replica.held_back:
                     held_back.add_metric((*place, each.topic, each.origin), each.lag_s)
@@ -422,7 +424,7 @@ class _Page(Collector):
                     lag.add_metric(place, behind(replica))
                 if (age_ms := age_bound_ms(replica, self._now_ms)) is not None:
                     age.add_metric(place, age_ms / 1000)
-        yield from (serving, standing, applied, stream, held_back, late, rows, partial, lag, age)
+        yield from (serving, stalled, standing, applied, stream, held_back, late, rows, partial, lag, age)
 
 
 def source_positions(replica: Replica) -> Iterator[tuple[str, int, int]]:

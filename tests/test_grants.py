@@ -185,7 +185,7 @@ def check_refusal(application: Application, kafka: Mapping[str, str], patience_s
         worker = application.worker()
         worker._environment |= environment(kafka)
         assert worker.start().wait_exit(patience_s) > 0
-        assert worker.said("run `holdfast reset --yes` again"), worker.tail()
+        assert worker.said("run `holdfast reset --execute` again"), worker.tail()
         application.workers.clear()
 
 

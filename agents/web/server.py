@@ -359,7 +359,12 @@ class _Tables:
                     **({} if replica.role != "earlier" else {"version": replica.processor.version}),
                     "role": replica.role,
                     "serving": replica.serving,
-                    **({} if replica.stalled is None else {"standing": replica.stalled}),
+                    # the second key is the old name, which consoles of the last release read
+                    **(
+                        {}
+                        if replica.stalled is None
+                        else {"stalled": replica.stalled, "standing": replica.stalled}
+                    ),
                     **as_of(replica),
                     "stream_ms": replica.stream_ms,
                     **self._held_back(replica),

@@ -87,7 +87,7 @@ def killed_at(app: Application, settings: Settings, step: int) -> None:
 
 def check_shut(app: Application, settings: Settings) -> None:
     """No worker starts, and no topic is created, until the reset has ended."""
-    with pytest.raises(TopicError, match="run `holdfast reset --yes` again, which ends it"):
+    with pytest.raises(TopicError, match="run `holdfast reset --execute` again, which ends it"):
         require_topics(settings, app.processors)
     with pytest.raises(TopicError, match="was begun and has not ended"):
         create_topics(settings, app.processors, partitions=2)

@@ -18,6 +18,7 @@ from holdfast.cli.groups.tails import without_records
 from holdfast.cli.logs import broker_logs
 from holdfast.cli.options.application import load_application
 from holdfast.cli.options.context import LAST_OFFSET, globals_of, output_of
+from holdfast.cli.options.executing import ExecuteOption
 from holdfast.cli.output import Cell, Output, OutputRow, note, number_of, show, show_json, utc
 from holdfast.cli.waiting_origins import follows_time, waiting_partitions
 from holdfast.clients.groups.admin import RESET_DEADLINE_S, GroupAdmin, ResetPlan
@@ -381,7 +382,7 @@ def reset_offsets(
             "--topic", metavar="TOPIC[:P,P]", help="Only these partitions; may be repeated. Else all topics."
         ),
     ] = None,
-    execute: Annotated[bool, typer.Option("--execute", help="Do it.")] = False,
+    execute: ExecuteOption = False,
     wait: Annotated[
         float, typer.Option("--wait", min=1, max=86_400, help="Longest wait for the members, in seconds.")
     ] = RESET_DEADLINE_S,

@@ -34,12 +34,12 @@ from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import TopicError
 from holdfast.terminal import printable
 
-GROUP_COLUMNS = ("group", "standing", "partitions", "lag", "worst")
+GROUP_COLUMNS = ("group", "status", "partitions", "lag", "worst")
 PARTITION_COLUMNS = (
     "group",
     "topic",
     "partition",
-    "standing",
+    "status",
     "committed",
     "end",
     "lag",
@@ -141,14 +141,15 @@ def by_group(found: Sequence[PartitionLag]) -> list[OutputRow]:
         lines.append(
             {
                 "group": group,
-                "standing": str(of_group(each.standing for each in of_it)),
+                "status": (status := str(of_group(each.standing for each in of_it))),
+                "standing": status,  # its old name
                 "partitions": len(of_it),
                 "lag": sum(each.lag for each in of_it),
                 "worst": f"{worst.place[0]}-{worst.place[1]}" if worst.lag else None,
             }
         )
     order = [str(each) for each in (LagStanding.ERR, LagStanding.WARN, LagStanding.OK)]
-    return sorted(lines, key=lambda line: order.index(str(line["standing"])))
+    return sorted(lines, key=lambda line: order.index(str(line["status"])))
 
 
 def by_partition(found: Sequence[PartitionLag]) -> list[OutputRow]:
@@ -158,7 +159,8 @@ def by_partition(found: Sequence[PartitionLag]) -> list[OutputRow]:
             "group": each.group,
             "topic": each.place[0],
             "partition": each.place[1],
-            "standing": str(each.standing),
+            "status": str(each.standing),
+            "standing": str(each.standing),  # its old name
             "committed": each.committed,
             "end": each.end,
             "lag": each.lag,
@@ -181,7 +183,7 @@ def lag(
             min=1,
             max=3600,
             metavar="SECONDS",
-            help="Look again and again; print partitions whose standing changes.",
+            help="Look again and again; print partitions whose status changes.",
         ),
     ] = None,
     metrics_port: Annotated[

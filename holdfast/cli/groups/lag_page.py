@@ -11,6 +11,8 @@ from holdfast.cli.groups.partition_lag import PartitionLag, of_groups
 from holdfast.core.broker_logs.lag import of_group
 
 GROUP, PLACE = ("consumergroup",), ("consumergroup", "topic", "partition")
+STATUS_WORDS = ("status", "standing")
+"""The end of a metric's name and its label; the second is the old one."""
 
 
 class LagPage(Collector):
@@ -36,25 +38,29 @@ class LagPage(Collector):
         lag = GaugeMetricFamily(
             "kafka_consumergroup_lag", "Offsets between that and the end of what is stable", labels=PLACE
         )
-        standing = GaugeMetricFamily(
-            "holdfast_consumergroup_partition_standing",
-            "1 for how the group stands in a partition: OK, WARN, STOP, STALL or REWIND",
-            labels=(*PLACE, "standing"),
+        status, standing = (
+            GaugeMetricFamily(
+                f"holdfast_consumergroup_partition_{word}",
+                "1 for the status of the group in a partition: OK, WARN, STOP, STALL or REWIND",
+                labels=(*PLACE, word),
+            )
+            for word in STATUS_WORDS
         )
         for each in found:
             place = (each.group, each.place[0], str(each.place[1]))
             offset.add_metric(place, each.committed)
             lag.add_metric(place, each.lag)
-            standing.add_metric((*place, str(each.standing)), 1)
-        yield from (offset, lag, standing)
+            for family in (status, standing):
+                family.add_metric((*place, str(each.standing)), 1)
+        yield from (offset, lag, status, standing)
 
     def _groups(self, found: Sequence[PartitionLag]) -> Iterator[Metric]:
-        family = GaugeMetricFamily(
-            "holdfast_consumergroup_standing",
-            "1 for how the group stands: OK, WARN or ERR",
-            labels=(*GROUP, "standing"),
-        )
-        for group, of_it in of_groups(found):
-            stands = of_group(each.standing for each in of_it)
-            family.add_metric((group, str(stands)), 1)
-        yield family
+        for word in STATUS_WORDS:
+            family = GaugeMetricFamily(
+                f"holdfast_consumergroup_{word}",
+                "1 for the status of the group: OK, WARN or ERR",
+                labels=(*GROUP, word),
+            )
+            for group, of_it in of_groups(found):
+                family.add_metric((group, str(of_group(each.standing for each in of_it))), 1)
+            yield family

@@ -226,7 +226,13 @@ def show_producer(
         raise typer.Exit(1)
     if output is Output.JSON:
         show_json(
-            {"producer": name, "registration": registered, "books": list(records), "outbox": list(progress)}
+            {
+                "producer": name,
+                "registration": registered,
+                "ledger": list(records),
+                "books": list(records),  # its old name
+                "outbox": list(progress),
+            }
         )
         return
     if registered is not None:

@@ -12,6 +12,7 @@ import typer
 
 from holdfast.cli.command_group import CommandGroup
 from holdfast.cli.options.context import output_of, settings_of
+from holdfast.cli.options.executing import ExecuteOption
 from holdfast.cli.outbox import harvest
 from holdfast.cli.output import Output, OutputRow, note, show, utc_ms
 from holdfast.clock import system_clock
@@ -293,9 +294,7 @@ def discard_rows(
     context: typer.Context,
     ids: Annotated[list[int] | None, typer.Argument(metavar="[ID]...")] = None,
     everything: Annotated[bool, typer.Option("--all", help="All rows of the quarantine.")] = False,
-    execute: Annotated[
-        bool, typer.Option("--execute", help="Delete them; without it, nothing changes.")
-    ] = False,
+    execute: ExecuteOption = False,
     database: DatabaseOption = None,
     table: TableName = None,
     layout: Chosen = None,

@@ -49,7 +49,7 @@ app.command(
 app.command(
     help=(
         "Show which records may be deleted from the application's sources: those that the lake holds,"
-        " compared one by one, and that all tables have folded. With --yes, delete them."
+        " compared one by one, and that all tables have folded. With --execute, delete them."
     )
 )(trim)
 

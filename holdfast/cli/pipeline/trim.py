@@ -11,6 +11,7 @@ import typer
 from holdfast.cli.lake.lakes import absolute, names_of
 from holdfast.cli.options.application import load_application
 from holdfast.cli.options.context import globals_of, output_of
+from holdfast.cli.options.executing import ExecuteOrYes
 from holdfast.cli.output import Output, note, show
 
 COLUMNS = ("topic", "partition", "first", "before", "offsets", "held_by")
@@ -31,7 +32,7 @@ def trim(
         list[str] | None,
         typer.Option("--group", help="Keep what this consumer group has not committed; may be repeated."),
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do it.")] = False,
+    execute: ExecuteOrYes = False,
 ) -> None:
     from holdfast.pipeline.trimming import LandedTrim
 
@@ -46,7 +47,7 @@ def trim(
         agents_read=application.faust.read,
     )
     plan = trimming.plan()
-    if yes:
+    if execute:
         trimming.trim(plan)
     show(
         [
@@ -63,8 +64,8 @@ def trim(
         COLUMNS,
         output_of(context),
     )
-    if output_of(context) is Output.TABLE and not yes:
+    if output_of(context) is Output.TABLE and not execute:
         note(
             "nothing was deleted; other applications that read these topics lose it too: name their groups"
-            " with --group, and give --yes"
+            " with --group, and give --execute"
         )

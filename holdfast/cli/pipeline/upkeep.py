@@ -10,6 +10,7 @@ import typer
 from holdfast.cli.lake.lakes import absolute, names_of, tables_in
 from holdfast.cli.lake.sources import time_ms
 from holdfast.cli.options.context import output_of
+from holdfast.cli.options.executing import DryRunOption, ExecuteOption, is_executed
 from holdfast.cli.output import note, show
 from holdfast.clock import system_clock
 from holdfast.errors import ConfigError
@@ -98,23 +99,25 @@ def expire(
             "--all-topics", help="In place of --topics: all of a lake on this machine, except choices."
         ),
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be removed.")] = False,
+    execute: ExecuteOption = False,
+    dry_run: DryRunOption = False,
 ) -> None:
     from holdfast.pipeline.upkeep.expire import expire as remove
     from holdfast.pipeline.upkeep.expire import holds_choices
 
     where, before_ms = absolute(lake), _before_ms(days, before)
+    removes = is_executed("expire", execute=execute, dry_run=dry_run)
     if (topics is None) != all_topics:
         raise ConfigError("say whose records expire: --topics TOPIC,... or --all-topics")
     names = names_of(topics or "")
     if topics is None:
         names = [each for each in tables_in(where) if not holds_choices(each, where)]
-    reports = [remove(each, where, before_ms=before_ms, dry_run=dry_run) for each in names]
+    reports = [remove(each, where, before_ms=before_ms, dry_run=not removes) for each in names]
     columns = ("topic", "partition", "first", "begins", "rows", "version")
     rows = [{**asdict(each), "version": report.version} for report in reports for each in report.expired]
     show(rows, columns, output_of(context))
     count = sum(each.rows for report in reports for each in report.expired)
-    note(f"{count} rows {'would be' if dry_run else 'were'} removed")
+    note(f"{count} rows {'were' if removes else 'would be'} removed")
 
 
 def _before_ms(days: float | None, before: str | None) -> int:
@@ -143,17 +146,17 @@ def vacuum(
     ] = 168,
     folds: FoldsOption = None,
     derived: DerivedOption = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only show which files would be removed.")
-    ] = False,
+    execute: ExecuteOption = False,
+    dry_run: DryRunOption = False,
 ) -> None:
     from holdfast.pipeline.upkeep.vacuum import vacuum_table
 
+    removes = is_executed("vacuum", execute=execute, dry_run=dry_run)
     paths = _paths(absolute(lake), topics, folds, derived)
-    reports = [vacuum_table(path, name, hours=hours, dry_run=dry_run) for name, path in paths.items()]
+    reports = [vacuum_table(path, name, hours=hours, dry_run=not removes) for name, path in paths.items()]
     rows = [{"topic": each.topic, "file": file} for each in reports for file in each.files]
     show(rows, ("topic", "file"), output_of(context))
-    note(f"{len(rows)} files {'would be' if dry_run else 'were'} removed")
+    note(f"{len(rows)} files {'were' if removes else 'would be'} removed")
 
 
 def _paths(lake: str, topics: str | None, folds: str | None, derived: str | None) -> dict[str, str]:

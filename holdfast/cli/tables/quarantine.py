@@ -15,6 +15,7 @@ import typer
 from holdfast.cli.command_group import CommandGroup
 from holdfast.cli.options.application import Application, load_application
 from holdfast.cli.options.context import globals_of, output_of
+from holdfast.cli.options.executing import ExecuteOption
 from holdfast.cli.output import Cell, Output, OutputRow, note, show, show_json
 from holdfast.cli.tables.quarantine_skips import register_skips
 from holdfast.clients.quarantine.records import (
@@ -131,9 +132,7 @@ def retry(
     ] = False,
     processor: Of = None,
     topic: From = None,
-    execute: Annotated[
-        bool, typer.Option("--execute", help="Send them; without it, nothing changes.")
-    ] = False,
+    execute: ExecuteOption = False,
     again: Annotated[bool, typer.Option("--again", help="Also records that were retried before.")] = False,
     shared: Annotated[
         bool,

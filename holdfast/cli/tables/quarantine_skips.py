@@ -14,6 +14,7 @@ import typer
 
 from holdfast.cli.options.application import load_application
 from holdfast.cli.options.context import LAST_OFFSET, LAST_PARTITION, globals_of, output_of
+from holdfast.cli.options.executing import ExecuteOption
 from holdfast.cli.output import Cell, Output, note, show, show_json, utc
 
 if TYPE_CHECKING:
@@ -79,9 +80,7 @@ def skip(
             ),
         ),
     ],
-    execute: Annotated[
-        bool, typer.Option("--execute", help="Ask for it; without it, nothing changes.")
-    ] = False,
+    execute: ExecuteOption = False,
     timeout: TimeoutOption = TIMEOUT_S,
 ) -> None:
     skipping = _open(context, timeout)

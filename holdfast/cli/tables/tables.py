@@ -14,6 +14,7 @@ import typer
 from holdfast.cli.command_group import CommandGroup
 from holdfast.cli.options.application import load_application, load_function
 from holdfast.cli.options.context import globals_of, output_of
+from holdfast.cli.options.executing import ExecuteOption
 from holdfast.cli.output import Cell, Output, note, show, show_json
 from holdfast.cli.tables.reading import add_commands
 from holdfast.cli.tables.switching import switch
@@ -77,7 +78,7 @@ def repair(
             help="Empty the table: the next worker folds the source from its beginning, and emits again.",
         ),
     ] = False,
-    execute: Annotated[bool, typer.Option("--execute", help="Do it.")] = False,
+    execute: ExecuteOption = False,
 ) -> None:
     from holdfast.cli.tables.mending import Mender, require_stopped
 
@@ -146,7 +147,7 @@ def take_over(
             "--from-app", metavar="ID", help="The Faust application's id, if it is not that of this one."
         ),
     ] = None,
-    execute: Annotated[bool, typer.Option("--execute", help="Do it.")] = False,
+    execute: ExecuteOption = False,
 ) -> None:
     from holdfast.cli.tables.mending import require_stopped
     from holdfast.cli.tables.taking import FaustTakeover, OldTable

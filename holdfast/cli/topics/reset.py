@@ -11,6 +11,7 @@ import typer
 
 from holdfast.cli.options.application import load_application
 from holdfast.cli.options.context import globals_of, output_of
+from holdfast.cli.options.executing import ExecuteOrYes
 from holdfast.cli.output import Cell, Output, note, show
 from holdfast.core.claims.resets import parse_datetime_ms
 from holdfast.errors import ConfigError, GroupError
@@ -33,13 +34,13 @@ class Outputs(StrEnum):
 @app.command(
     help=(
         "Show what would take the application back to its beginning: state, positions, recorded choices and"
-        " internal topics go, sources stay. With --yes, do it. Stop all workers first. To continue an"
+        " internal topics go, sources stay. With --execute, do it. Stop all workers first. To continue an"
         " interrupted reset, run it again."
     )
 )
 def reset(
     context: typer.Context,
-    yes: Annotated[bool, typer.Option("--yes", help="Do it.")] = False,
+    execute: ExecuteOrYes = False,
     outputs: Annotated[
         Outputs | None,
         typer.Option(
@@ -71,13 +72,13 @@ def reset(
         to_ms=None if to_datetime is None else parse_datetime_ms(to_datetime),
     )
     topics = found.topics
-    if topics.outputs and yes:
+    if topics.outputs and execute:
         _check_outputs(topics.outputs, topics.folded_outputs, outputs)
     found.check()
-    _check_workers(found, yes=yes)
+    _check_workers(found, execute=execute)
     records: list[dict[str, Cell]] = []
     for step in found.steps():
-        if yes:
+        if execute:
             step.do()
         records.append({"action": step.action, "kind": step.kind, "name": step.name})
     kept = () if outputs is Outputs.EMPTY else topics.outputs
@@ -87,7 +88,7 @@ def reset(
         records.append({"action": "leave", "kind": "group", "name": application.settings.app})
     show(records, COLUMNS, output_of(context))
     if output_of(context) is Output.TABLE:
-        _tell(application.settings.app, topics.outputs, done=yes, to=to_datetime)
+        _tell(application.settings.app, topics.outputs, done=execute, to=to_datetime)
         if topics.bases:
             note(
                 "the rows that tables began with, taken over from an earlier version or from Faust, go with"
@@ -97,12 +98,12 @@ def reset(
             note("agents go on at their committed offsets, for Faust's tables and repartition topics stay")
 
 
-def _check_workers(found: ApplicationReset, *, yes: bool) -> None:
+def _check_workers(found: ApplicationReset, *, execute: bool) -> None:
     """Raise GroupError while workers run; a preview only says so."""
     try:
         found.require_stopped()
     except GroupError as error:
-        if yes:
+        if execute:
             raise
         note(str(error))
 
@@ -123,9 +124,9 @@ def _check_outputs(topics: tuple[str, ...], folded: tuple[str, ...], outputs: Ou
 
 def _tell(name: str, outputs: tuple[str, ...], *, done: bool, to: str | None) -> None:
     if not done:
-        note("nothing was done; stop all workers and give --yes to do it")
+        note("nothing was done; stop all workers and give --execute to do it")
         if outputs:
-            note(f"with --yes, say what becomes of {', '.join(outputs)}: --outputs keep, or --outputs empty")
+            note(f"also say what becomes of {', '.join(outputs)}: --outputs keep, or --outputs empty")
         return
     place = "at its beginning" if to is None else f"where its sources were at {to}"
     note(f"{name} is {place}; the next worker folds its sources from there, and emits again")

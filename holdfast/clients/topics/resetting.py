@@ -87,5 +87,5 @@ def under_way(settings: Settings) -> TopicFinding:
             f"says that a reset of {settings.app} was begun and has not ended: some of its state may be gone"
             " and some not"
         ),
-        remedy="run `holdfast reset --yes` again, which ends it",
+        remedy="run `holdfast reset --execute` again, which ends it",
     )

@@ -1,4 +1,4 @@
-"""`holdfast pipeline trim` shows which records of a source may go, and deletes them with `--yes`."""
+"""`holdfast pipeline trim` shows which records of a source may go, and deletes them with `--execute`."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_it_deletes_the_landed_and_folded_records_once_it_is_asked_to(
         assert run("-o", "json", *command, "--yes", "--group", "late") == 0
         (row,) = json.loads(capsys.readouterr().out)
         assert (row["before"], row["held_by"]) == (0, "group late")
-        assert run(*command, "--yes") == 0
+        assert run(*command, "--execute") == 0
         assert first() == ORDERS
         assert run(*command, "--topics", "other") == 2
         assert "topic other is no source" in capsys.readouterr().err

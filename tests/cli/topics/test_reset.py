@@ -114,7 +114,7 @@ def test_a_time_is_where_the_sources_are_folded_from(
         assert [each.base for each in read_live(totals, settings)] == [None] * 3, "a preview writes nothing"
         # the cut records are given again, and the second reset begins with deleting those it placed
         for _ in range(2):
-            assert reset("--yes", *time) == 0
+            assert reset("--execute", *time) == 0
             assert [each.applied for each in read_live(totals, settings)] == [2, -1, 4]
         verdict = verify(totals, settings, ReplayOptions(engine="local"))
         assert (verdict.equal, verdict.partial) == (True, ())

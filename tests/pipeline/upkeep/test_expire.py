@@ -454,7 +454,7 @@ def test_the_command(topic: TopicInMemory, tmp_path: Path, capsys: pytest.Captur
     code, told = run("--topics", "t", "--before", "0000000001010", "--dry-run")
     assert (code, [each["begins"] for each in told]) == (0, [left(topic, 10)[p][0] for p in (0, 1)])
     assert rows(path) == left(topic, 0)
-    assert run("--all-topics", "--older-than-days", "1")[0] == 0
+    assert run("--all-topics", "--older-than-days", "1", "--execute", "--dry-run")[0] == 0
     assert rows(path) == {0: [], 1: []}
 
 
