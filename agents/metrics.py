@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 from holdfast.agents.books_metrics import book_families
 from holdfast.agents.serving import UNKNOWN, GlobalReplica, Replica, Serving
 from holdfast.clock import Clock, system_clock
-from holdfast.core.engine.merge.choices import Choice
+from holdfast.core.engine.choices import Choice
 
 COMMIT_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 RESTORE_BOUNDS_S = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
@@ -429,9 +429,6 @@ class _Page(Collector):
 
 def source_positions(replica: Replica) -> Iterator[tuple[str, int, int]]:
     """Yield (topic, last offset applied, end) of each source."""
-    if replica.processor.on is None:
-        yield replica.processor.topics[0], replica.applied, replica.source_end
-        return
     ends = replica.source_ends
     for topic, applied in replica.offsets.items():
         yield topic, applied, ends[topic]

@@ -75,7 +75,7 @@ class Life:
             self.store.write(changes.puts, changes.marker, self.offset + 1)
             self.folder.commit()
             self.transactions += 1
-            self.offset = changes.marker.applied + 1
+            self.offset = changes.marker.applied[0] + 1
             left = values[self.offset - first :]
 
     def _step(self, batch: Batch) -> None:

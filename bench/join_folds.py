@@ -24,7 +24,8 @@ from holdfast.core.engine.declared.partitioners import of_key
 from holdfast.core.engine.declared.processor import Emit, Processor
 from holdfast.core.engine.fold.folding import Folder
 from holdfast.core.engine.merge.merging import Merger
-from holdfast.core.engine.merge.merging_folder import MergingFolder, start_of
+from holdfast.core.engine.merge.merging_folder import MergingFolder
+from holdfast.core.engine.positions import start_of
 from holdfast.core.engine.state.memory_store import DictStore
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.kafka.transactions.transactional_client import BATCH_BYTES, SentBatch, _Lot

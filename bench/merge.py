@@ -19,7 +19,8 @@ from holdfast.core.engine.declared.serdes import Msgpack
 from holdfast.core.engine.declared.sources import Source
 from holdfast.core.engine.fold.folding import Folder
 from holdfast.core.engine.merge.merging import Merger
-from holdfast.core.engine.merge.merging_folder import MergingFolder, start_of
+from holdfast.core.engine.merge.merging_folder import MergingFolder
+from holdfast.core.engine.positions import start_of
 from holdfast.core.engine.state.memory_store import DictStore
 from holdfast.core.engine.state.rows import Rows
 
@@ -121,7 +122,7 @@ def one(records: Kept) -> Callable[[], None]:
             assert changes is not None
             store.apply(changes.puts)
             folder.commit()
-        assert folder.applied == RECORDS - 1
+        assert folder.marker.applied[0] == RECORDS - 1
 
     return run
 

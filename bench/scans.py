@@ -14,7 +14,6 @@ from typing import Any
 
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.fold.folding import Batch, Folder
-from holdfast.core.engine.state.codec import NOTHING_APPLIED
 from holdfast.core.engine.state.rows import Rows
 
 RECORDS = 40_000
@@ -54,7 +53,7 @@ def plain(rows: Rows[int], number: int, at_ms: int) -> None:
 def rate(fold: Callable[[Rows[int], int, int], None], size: int) -> float:
     """Return how many records a second are folded in transactions of *size*."""
     counted: Processor[int, int] = Processor(name="scans", source="numbers", decode=int, fold=fold, row=int)
-    folder: Folder[Any] = Folder(counted, Nothing(), applied=NOTHING_APPLIED)
+    folder: Folder[Any] = Folder(counted, Nothing())
     began_s, records = time.process_time(), 0
     while records < RECORDS and time.process_time() - began_s < 20:
         numbers = range(records, records + size)

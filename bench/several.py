@@ -23,10 +23,10 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 
 from holdfast.clients.topics.application import create_topics
 from holdfast.config import Settings
+from holdfast.core.engine.choices import Choice, encode_choice
 from holdfast.core.engine.declared.processor import Emit, Processor
 from holdfast.core.engine.declared.serdes import Msgpack
 from holdfast.core.engine.declared.sources import Source, fingerprint
-from holdfast.core.engine.merge.choices import Choice, encode_choice
 from holdfast.core.engine.state.rows import Rows
 from holdfast.dev.broker.cluster import Cluster
 from holdfast.pipeline.replay import ReplayOptions, replay

@@ -37,10 +37,11 @@ from holdfast.clients.topics.application import create_topics
 from holdfast.config import Settings
 from holdfast.core.claims.frames import Heartbeat, encode
 from holdfast.core.engine.batches import Batch
+from holdfast.core.engine.choices import Choice
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.fold.folding import Folder
-from holdfast.core.engine.merge.choices import Choice, VectorMarker
-from holdfast.core.engine.state.codec import APPLIED, ROW, Marker, RowCodec, encode_marker
+from holdfast.core.engine.positions import Position, encode_position
+from holdfast.core.engine.state.codec import APPLIED, ROW, RowCodec
 from holdfast.core.kafka.record_batch import Record, RecordBatch, encode_batch
 from holdfast.dev.ports import free_ports
 from holdfast.kafka.requests.connections import connector
@@ -88,7 +89,7 @@ def store(rows: int) -> None:
                 last = turn * rows + first
                 opened.write(
                     rows_of(numbers[first : first + TRANSACTION]),
-                    Marker(last, 1, 1),
+                    Position((last,), 1, 1),
                     last + 1,
                     options=UNLOGGED,
                 )
@@ -114,7 +115,7 @@ def stores(count: int) -> None:
         opened = []
         for number in range(count):
             each = PartitionStore(Path(folder) / str(number), STAMP, budget)
-            each.write(rows_of(list(range(100))), Marker(1, 1, 1), 2, options=UNLOGGED)
+            each.write(rows_of(list(range(100))), Position((1,), 1, 1), 2, options=UNLOGGED)
             opened.append(each)
         files = sum(each.stat().st_size for each in Path(folder).rglob("*") if each.is_file())
         print(
@@ -149,7 +150,7 @@ def cache(text_bytes: int, rows: int = 100_000) -> None:
     values = [b"%020d" % number + b"x" * max(0, text_bytes - 20) for number in range(rows)]
     with tempfile.TemporaryDirectory() as folder:
         opened = PartitionStore(Path(folder) / "store", STAMP, Budget.of(64 << 20, 64 << 20))
-        folder_of: Folder[Any] = Folder(processor, opened, applied=-1, stream_ms=0, cache_rows=4 * rows)
+        folder_of: Folder[Any] = Folder(processor, opened, cache_rows=4 * rows)
         gc.collect()
         tracemalloc.start()
         for first in range(0, rows, TRANSACTION):
@@ -158,7 +159,7 @@ def cache(text_bytes: int, rows: int = 100_000) -> None:
             changes = folder_of.fold([batch])
             assert changes is not None
             assert len(changes.puts) == len(part)
-            opened.write(changes.puts, changes.marker, changes.marker.applied + 1, options=UNLOGGED)
+            opened.write(changes.puts, changes.marker, changes.marker.applied[0] + 1, options=UNLOGGED)
             folder_of.commit()
             del changes, batch
         gc.collect()
@@ -186,7 +187,7 @@ async def written(bootstrap: str, rows: int, name: str) -> float:
             (ROW + b"key-%016d" % (number * rows + row), codec.encode(Count(1, 2, 3, b"", b"x" * 80)))
             for row in range(rows)
         ]
-        closing = (APPLIED, encode_marker(Marker(number, 1, 1)))
+        closing = (APPLIED, encode_position(Position((number,), 1, 1)))
         part = ChangelogPart([*puts, closing], [])
         await writer.write_parts(partial(tuple, [part]), 10)
     used_s = time.process_time() - used_s
@@ -223,7 +224,7 @@ def choice(sources: int) -> None:
     offsets = tuple(10**9 + each for each in range(sources))
     made = msgspec.msgpack.encode(Choice(number=10**6, sources=2**62, applied=offsets))
     marker = msgspec.msgpack.encode(
-        VectorMarker(offsets, 1 << 40, 1, 2, (1 << 40,) * sources, 0, 1 << 40, 10**6, 2**62)
+        Position(offsets, 1 << 40, 1, (1 << 40,) * sources, 0, 1 << 40, 10**6, 2**62)
     )
     size = len(encode_batch(RecordBatch(records=(Record(value=made),))))
     print(f"  a choice of {sources} sources: {size} B in its batch; marker {len(marker)} B", flush=True)

@@ -19,7 +19,8 @@ from typing import Any
 
 from holdfast.core.engine.batches import Batch
 from holdfast.core.engine.fold.folding import Folder
-from holdfast.core.engine.state.codec import ROW, WAKE, Marker, RowCodec, encode_due
+from holdfast.core.engine.positions import Position
+from holdfast.core.engine.state.codec import ROW, WAKE, RowCodec, encode_due
 from holdfast.streams import dedupe
 from holdfast.tables.rocks import UNLOGGED, Budget
 from holdfast.tables.store import PartitionStore, StoreStamp
@@ -47,7 +48,7 @@ def opened(folder: Path) -> PartitionStore:
 def transact(store: PartitionStore, folder: Folder[Any], batch: Batch) -> int:
     changes = folder.fold([batch])
     assert changes is not None
-    store.write(changes.puts, changes.marker, changes.marker.applied + 1, options=UNLOGGED)
+    store.write(changes.puts, changes.marker, changes.marker.applied[0] + 1, options=UNLOGGED)
     folder.commit()
     return len(changes.puts)
 
@@ -62,7 +63,7 @@ def fill(path: Path, ids: int) -> None:
             puts.append((ROW + value, row(at_ms)))
             puts.append((WAKE + value, encode_due(at_ms + TTL_MS)))
         last = first + TRANSACTION - 1
-        store.write(puts, Marker(last, batch.times_ms[-1], 1), last + 1, options=UNLOGGED)
+        store.write(puts, Position((last,), batch.times_ms[-1], 1), last + 1, options=UNLOGGED)
     took_s = time.perf_counter() - began_s
     print(
         f"{ids:,d} rows and timers are stored, {ids / took_s:,.0f}/s; {resident_mb():.0f} MB resident at"
@@ -83,7 +84,7 @@ def resident_mb() -> float:
 def take_over(path: Path, ids: int) -> None:
     before_mb, store = resident_mb(), opened(path)
     began_s = time.perf_counter()
-    folder: Folder[Any] = Folder(SEEN, store, applied=ids - 1, stream_ms=START_MS + ids // 20)
+    folder: Folder[Any] = Folder(SEEN, store, marker=Position((ids - 1,), START_MS + ids // 20, SEEN.version))
     ready_s = time.perf_counter() - began_s
     puts = transact(store, folder, batch_at(ids, TRANSACTION, START_MS + TTL_MS))
     folded_s = time.perf_counter() - began_s

@@ -28,10 +28,10 @@ from holdfast.agents.partitions.manager import PartitionManager
 from holdfast.agents.services.bookkeeper import books, dedupe
 from holdfast.agents.services.rationalizer import processors
 from holdfast.config import Settings, settings_from_environment
+from holdfast.core.engine.choices import Choice
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.declared.serdes import Bytes
 from holdfast.core.engine.declared.sources import Source
-from holdfast.core.engine.merge.choices import Choice
 from holdfast.core.engine.state.rows import Rows
 from holdfast.kafka.fetching.source_fetcher import Fetched, SourceFetcher
 from holdfast.streams import Rekey

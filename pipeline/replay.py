@@ -16,7 +16,7 @@ import pyarrow as pa
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.fold.skips import OffsetRanges, kept
-from holdfast.core.engine.merge.choices import VectorMarker
+from holdfast.core.engine.positions import Position, counted
 from holdfast.errors import ConfigError
 from holdfast.kafka.reading.skip_log import read_skips
 from holdfast.pipeline.bronze.extent import (
@@ -66,7 +66,7 @@ class ReplayOptions:
     *out* is a folder to write the tables to, which must not exist; without it they are in memory.
     *allow_holes* folds a log whose beginning was deleted. *skips* None: the offsets that the application
     skips of the source, by its topic, or for bronze by the note of the last landing. *positions* replace
-    *until* with several sources. *emits* returns the emits as well. *refused* are records, by topic and
+    *until*. *emits* returns the emits as well. *refused* are records, by topic and
     offset, that are refused unread. With *beside* another version is folded over the same records, and only
     the differences of the two are returned (holdfast/pipeline/folds/paired.py). About *memory_bytes* of a
     partition's state are in memory while it is folded, and all of it in a temporary file where there is more.
@@ -88,7 +88,7 @@ class ReplayOptions:
     format: Format = "parquet"
     allow_holes: bool = False
     skips: Mapping[int, OffsetRanges] | None = None
-    positions: Mapping[int, VectorMarker] | None = None
+    positions: Mapping[int, Position] | None = None
     emits: EmitsWanted | None = None
     refused: Mapping[int, frozenset[tuple[str, int]]] = field(default_factory=dict)
     through: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]] | None = None
@@ -168,6 +168,9 @@ def replay(
         warn_of_other_topics(processor, settings, str(options.lake))
     if processor.on is not None:
         return _from_several(plan, settings, options)
+    if options.positions is not None:
+        offsets = {at: counted(each.applied) for at, each in options.positions.items()}
+        options = replace(options, positions=None, until=Until(offsets=offsets))
     if options.until is not None and options.until.sources:
         raise ConfigError(
             f"processor {processor.name} folds one source: --until takes PARTITION:OFFSET of it"

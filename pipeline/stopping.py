@@ -8,8 +8,8 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from holdfast.core.engine.merge.choices import VectorMarker
 from holdfast.core.engine.merge.merging import Stretch
+from holdfast.core.engine.positions import Position
 from holdfast.errors import ConfigError, PipelineError
 from holdfast.pipeline.bronze.extent import Until
 from holdfast.pipeline.topic import Span
@@ -27,7 +27,7 @@ class ReplayEnd:
     last: tuple[int | None, ...]
     at_ms: int | None = None
 
-    def is_behind(self, position: VectorMarker) -> bool:
+    def is_behind(self, position: Position) -> bool:
         """Return whether everything at *position* comes before the end."""
         if self.at_ms is not None and max(*position.reached_ms, position.tick_ms) > self.at_ms:
             return False

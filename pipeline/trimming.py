@@ -21,8 +21,7 @@ from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.declared.retention import landed_topics
 from holdfast.core.engine.declared.streams import Internal
-from holdfast.core.engine.merge.choices import VectorMarker
-from holdfast.core.engine.merge.positions import earlier_format, offsets_of, position_format
+from holdfast.core.engine.positions import earlier_format, position_format
 from holdfast.core.engine.upgrades import in_version, versions_on
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import ChangelogError, ConfigError, LakeError, PipelineError
@@ -229,12 +228,12 @@ def _offset_in(
     """Return the last offset of *topic* that the position in *value* has folded, -1 for none."""
     form = position_format(processor) if processor.version == own else earlier_format(processor)
     if value is None:
-        return offsets_of(form.start)[processor.topics.index(topic)]
+        return form.start.applied[processor.topics.index(topic)]
     position = form.decode(value)
-    if isinstance(position, VectorMarker) and position.sources != processor.signature:
+    if position.reached_ms and position.sources != processor.signature:
         raise ChangelogError(
             f"{changelog} tells where version {processor.version} of {processor.name} stood in other sources"
             f" than those that are declared now, so nothing of {topic} is deleted: delete that topic when"
             " nobody asks for the version any more"
         )
-    return offsets_of(position)[processor.topics.index(topic)]
+    return position.applied[processor.topics.index(topic)]

@@ -10,29 +10,17 @@ from typing import Any, TypeAlias
 
 from msgspec.structs import replace as replace_fields
 
+from holdfast.core.engine.choices import Choice, decode_choice, encode_choice
 from holdfast.core.engine.commit_notes import TableSent, shortened
 from holdfast.core.engine.declared.processor import Emit
 from holdfast.core.engine.fold.folding import Changes, Folder
 from holdfast.core.engine.fold.stepping import WATERMARKS
-from holdfast.core.engine.merge.choices import (
-    Choice,
-    VectorMarker,
-    decode_choice,
-    encode_choice,
-    event_ms_of,
-    globals_of,
-    origins_in,
-)
 from holdfast.core.engine.merge.global_copies import WorkerGlobals
 from holdfast.core.engine.merge.handing_over import barrier_at
-from holdfast.core.engine.merge.merging_folder import MergedChanges, MergingFolder
+from holdfast.core.engine.merge.merging_folder import MergingFolder
 from holdfast.core.engine.merge.ordering import MergeOrder
-from holdfast.core.engine.merge.positions import (
-    choices_of,
-    counted,
-    offsets_of,
-)
 from holdfast.core.engine.origins import StepReached
+from holdfast.core.engine.positions import counted, encode_position
 from holdfast.core.engine.state.codec import APPLIED, NOTHING_APPLIED
 from holdfast.core.engine.state.evolution import ROW_TYPES, decode_row_types, encode_row_types, evolved
 from holdfast.core.engine.state.handover import HANDOVER, HANDOVER_FORMAT, Handover, encode_handover
@@ -52,7 +40,6 @@ from holdfast.tables.store import WRITE_ROWS
 logger = logging.getLogger(__name__)
 
 AnyFolder: TypeAlias = Folder[Any] | MergingFolder[Any]
-AnyChanges: TypeAlias = Changes | MergedChanges
 
 
 class PartitionOwner:
@@ -130,8 +117,8 @@ class PartitionOwner:
         fenced, and the changelog was empty after that.
         """
         marker = self._state.store.marker
-        note = encode_handover(Handover(HANDOVER_FORMAT, offsets_of(marker), choices_of(marker)))
-        last = ChangelogPart([(HANDOVER, note), (APPLIED, self._state.positions.encode(marker))], [])
+        note = encode_handover(Handover(HANDOVER_FORMAT, marker.applied, marker.choices))
+        last = ChangelogPart([(HANDOVER, note), (APPLIED, encode_position(marker))], [])
         await builder.write_parts(lambda: (last,), timeout_s)
 
     @property
@@ -175,7 +162,7 @@ class PartitionOwner:
             (self._handover or self._state.store.handover) if self._state.processor.hands_over else None
         )
         recovery = self._recovered or self._state.store.recovery
-        if isinstance(marker, VectorMarker):
+        if marker.reached_ms:
             self._folder = MergingFolder(
                 self._state.processor,
                 self._state.store,
@@ -189,10 +176,7 @@ class PartitionOwner:
         self._folder = Folder(
             self._state.processor,
             self._state.store,
-            applied=marker.applied,
-            stream_ms=marker.stream_ms,
-            event_ms=event_ms_of(marker),
-            origins=origins_in(marker),
+            marker=marker,
             cache_rows=cache_rows,
             handover=handover,
             recovery=recovery,
@@ -225,20 +209,20 @@ class PartitionOwner:
         has obeyed one, and those of globals that it has looked into.
         """
         position = self._state.store.marker
-        if not isinstance(position, VectorMarker) or not position.choices:
+        if not position.choices:
             return []
         seen = [
             table.topic
-            for table, vector in zip(self._state.processor.reads, globals_of(position), strict=False)
+            for table, vector in zip(self._state.processor.reads, position.globals, strict=False)
             if any(offset != NOTHING_APPLIED for offset in vector)
         ]
-        return [self._state.choices_topic, *seen]
+        return [*self._state.choices_topics, *seen]
 
     def _compare_types(self) -> None:
         """Make the next transaction note the types of rows, unless the same are noted already."""
         if self._state.processor.stateless:
             return
-        is_empty = counted(offsets_of(self._state.store.marker)) == NOTHING_APPLIED
+        is_empty = counted(self._state.store.marker.applied) == NOTHING_APPLIED
         noted = None if is_empty else decode_row_types(self._state.store.get(ROW_TYPES))
         types = evolved(noted, self._state.processor)
         if types == noted:
@@ -291,7 +275,7 @@ class PartitionOwner:
         if self._held_origins.is_due:
             self.held_back  # noqa: B018
 
-    async def commit(self, changes: AnyChanges, extra: Sequence[Emit], timeout_s: float) -> int:
+    async def commit(self, changes: Changes, extra: Sequence[Emit], timeout_s: float) -> int:
         """Make one transaction durable in Kafka, and return the changelog's next offset: `keep` is to follow.
 
         Choices are written in it, so that they are known exactly when the records folded after them are.
@@ -299,7 +283,7 @@ class PartitionOwner:
         Raises FencedError, BrokerError, ChangelogError.
         """
         assert self._writer is not None, "fence first"
-        if isinstance(changes, MergedChanges):
+        if changes.choices or self._barrier is not None:
             extra = [*extra, *self._choices(changes)]
         marks = self._marks_of(changes)
         changelog_next = await self._writer.write(changes, extra, timeout_s, marks)
@@ -313,7 +297,7 @@ class PartitionOwner:
         self._barrier = None
         return changelog_next
 
-    def _marks_of(self, changes: AnyChanges) -> StepMarks | None:
+    def _marks_of(self, changes: Changes) -> StepMarks | None:
         marks, folder = self.marks, self._folder
         if marks is None or changes.reached is None or folder is None:
             return None
@@ -349,18 +333,18 @@ class PartitionOwner:
             self._reached = key, state.processor.reached_in(self.folder.rows, state.partition, at_end)
         return self._reached[1]
 
-    def _choices(self, changes: MergedChanges) -> Iterator[Emit]:
-        topic = self._state.choices_topic
+    def _choices(self, changes: Changes) -> Iterator[Emit]:
+        (topic,) = self._state.choices_topics
         for choice in (*([] if self._barrier is None else [self._barrier]), *changes.choices):
             yield Emit(topic, value=encode_choice(choice), partition=self._state.partition)
 
-    def keep(self, changes: AnyChanges, changelog_next: int) -> None:
+    def keep(self, changes: Changes, changelog_next: int) -> None:
         """Apply here what Kafka has committed. Blocks; raises StoreError."""
         self._state.store.write(changes.puts, changes.marker, changelog_next)
         if changes.puts and changes.puts[-1][0] in self._due:
             self._due = {}
 
-    def noted(self, changes: AnyChanges) -> AnyChanges:
+    def noted(self, changes: Changes) -> Changes:
         """Return *changes* with the notes that are due, before `commit` and `keep`: of the heads that were
         lost, where they bring the first record of such a source, of the handover, where it was just learned,
         of records that are refused for now, and of source ids and row types that are new here.
@@ -372,7 +356,7 @@ class PartitionOwner:
         notes += self._due.items()  # the last: see `keep`
         return replace(changes, puts=[*changes.puts, *notes]) if notes else changes
 
-    def _notes_of_refusals(self, changes: AnyChanges) -> Iterator[tuple[bytes, bytes]]:
+    def _notes_of_refusals(self, changes: Changes) -> Iterator[tuple[bytes, bytes]]:
         own = self._state.processor.topics[0]
         return (refusal_note(each.topic or own, each.offset) for each in changes.refused if each.passing)
 
@@ -386,7 +370,7 @@ class PartitionOwner:
         that.
         """
         found, marker = self._state.store.handover, self._state.store.marker
-        return found is None or found.covers(offsets_of(marker), choices_of(marker))
+        return found is None or found.covers(marker.applied, marker.choices)
 
     def learn_handover(self, stood: Handover, by_event: int = 0) -> None:
         """Take in the position of the versions before, before `activate` and after the reading of choices:
@@ -394,9 +378,8 @@ class PartitionOwner:
         by whose event times they merged since the last choice. Raises ChoicesError where choices are missing.
         """
         position = self._state.store.marker
-        if isinstance(position, VectorMarker):
-            recorded = [*map(decode_choice, self.recorded)]
-            stood, self._barrier = barrier_at(stood, position, recorded, by_event)
+        recorded = [*map(decode_choice, self.recorded)]
+        stood, self._barrier = barrier_at(stood, position, recorded, by_event)
         found = self._state.store.handover
         if found is not None and found.covers(stood.applied, stood.choices):
             self._barrier = None
@@ -412,7 +395,7 @@ class PartitionOwner:
         if (before := self._state.store.before) is None:
             return None
         folded, now = decode_source_ids(before.sources), self.sources
-        found = offsets_of(self._state.positions.decode(before.marker))
+        found = self._state.positions.decode(before.marker).applied
         if counted(found) == NOTHING_APPLIED:
             return None
         if now is not None and folded is not None and folded.other_logs(now, self._state.processor.topics):
@@ -426,7 +409,7 @@ class PartitionOwner:
             self._state.store.marker,
             self._state.store.recovery,
         )
-        applied, choices = offsets_of(marker)[at], choices_of(marker)
+        applied, choices = marker.applied[at], marker.choices
         if recovery is not None:
             applied, choices = max(applied, recovery.applied[at]), max(choices, recovery.choices)
         return TableSent(applied, choices, shortened(self._state.changelog_id))
@@ -443,9 +426,7 @@ class PartitionOwner:
         a tombstone for all that its changelog still holds. Follow with a restore. It is fenced and restored.
         """
         assert self._writer is not None, "fence first"
-        marker = self._state.positions.encode(
-            self._state.positions.start if emptied else self._state.store.marker
-        )
+        marker = encode_position(self._state.positions.start if emptied else self._state.store.marker)
         last = ChangelogPart([*notes, (RECOVERY, encode_recovery(recovery)), (APPLIED, marker)], [])
 
         def parts() -> Iterator[ChangelogPart]:
@@ -472,7 +453,7 @@ class PartitionOwner:
         come past that; before `activate` and after the reading of choices.
         """
         recovery, position = self._state.store.recovery, self._state.store.marker
-        if recovery is None or not isinstance(position, VectorMarker):
+        if recovery is None:
             return
         if not recovery.covers(position.applied, position.choices) or set(recovery.applied) == {
             NOTHING_APPLIED
@@ -488,8 +469,8 @@ class PartitionOwner:
             self._barrier = barrier
             self.recorded.append(encode_choice(barrier))
 
-    def _note_of_heads(self, changes: AnyChanges) -> Iterator[tuple[bytes, bytes]]:
-        before, now = offsets_of(self._state.store.marker), offsets_of(changes.marker)
+    def _note_of_heads(self, changes: Changes) -> Iterator[tuple[bytes, bytes]]:
+        before, now = self._state.store.marker.applied, changes.marker.applied
         if NOTHING_APPLIED not in before or before == now:
             return
         begun = [
@@ -516,7 +497,7 @@ class PartitionOwner:
         """Raise OutOfRangeError when a source was read from its beginning, for another table, and that lies
         after the next record of this one.
         """
-        for place, offset in zip(self._state.places, offsets_of(self._state.store.marker), strict=True):
+        for place, offset in zip(self._state.places, self._state.store.marker.applied, strict=True):
             head = self._state.head_of(place)
             if NOTHING_APPLIED < offset < head - 1:
                 raise OutOfRangeError(

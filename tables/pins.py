@@ -10,7 +10,7 @@ from typing import cast
 
 import rocksdict as R
 
-from holdfast.core.engine.merge.positions import Position, counted, offsets_of, told_position
+from holdfast.core.engine.positions import Position, counted, reply_position
 from holdfast.errors import StoreError
 
 STEP_ROWS = 256
@@ -78,9 +78,9 @@ class PinnedState:
     ) -> None:
         self._pinned, self._unread, self._shared = pinned, unread, shared
         self.stream_ms, self.changelog_next = marker.stream_ms, changelog_next
-        self.offsets = offsets_of(marker)
+        self.offsets = marker.applied
         self.applied = counted(self.offsets)
-        self.position = told_position(marker)
+        self.position = reply_position(marker)
 
     def step(self, start: bytes, limit: int) -> list[tuple[bytes, bytes]]:
         """Return up to *limit* keys and values from *start* on, bookkeeping included; none when there are

@@ -10,7 +10,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
-from holdfast.core.engine.merge.choices import VectorMarker, decode_choice
+from holdfast.core.engine.choices import decode_choice
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import BrokerError, ChoicesError
 from holdfast.kafka.codes import ends_reading, is_end
@@ -38,8 +38,7 @@ def read_choices(
     todo: dict[Place, Partition] = {}
     for part in parts:
         part.owner.recorded = []
-        if part.processor.on is not None:
-            todo[part.processor.choices(name), part.partition] = part
+        todo |= {(topic, part.partition): part for topic in part.processor.choices_topics(name)}
     if not todo:
         return
     consumer = changelog_consumer(client, name, wait_ms=10)
@@ -117,6 +116,4 @@ class _ChoicesReader:
 
 
 def _number(part: Partition) -> int:
-    position = part.position
-    assert isinstance(position, VectorMarker)
-    return position.choices
+    return part.position.choices

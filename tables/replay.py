@@ -8,9 +8,7 @@ from typing import Any
 from confluent_kafka import Message
 from rocksdict import WriteOptions
 
-from holdfast.core.engine.merge.positions import (
-    Position,
-)
+from holdfast.core.engine.positions import Position
 from holdfast.core.engine.state.codec import APPLIED
 from holdfast.errors import ChangelogError
 from holdfast.tables.state import UNKNOWN, CommittedState

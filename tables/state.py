@@ -9,13 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.engine.declared.processor import Processor
-from holdfast.core.engine.merge.positions import (
-    Position,
-    counted,
-    earlier_format,
-    offsets_of,
-    position_format,
-)
+from holdfast.core.engine.positions import Position, counted, earlier_format, position_format
 from holdfast.core.engine.state.base import BASE
 from holdfast.core.engine.state.codec import APPLIED, NOTHING_APPLIED, key_in_table
 from holdfast.core.engine.state.lost_heads import LostHeads
@@ -87,19 +81,19 @@ class CommittedState:
         """Return the last source offset in the committed state; -1 for none. Of several sources: how many of
         their offsets are in it, less one.
         """
-        return counted(offsets_of(self.store.marker))
+        return counted(self.store.marker.applied)
 
     @property
     def offsets(self) -> dict[str, int]:
         """Return the last offset in the committed state of each source; -1 for none."""
-        return dict(zip(self.processor.topics, offsets_of(self.store.marker), strict=True))
+        return dict(zip(self.processor.topics, self.store.marker.applied, strict=True))
 
     @property
     def partial(self) -> LostHeads:
         """Return the lost heads of the sources: records deleted before this table began are not in its state.
         The value is the first offset that was there, by topic.
         """
-        return {**self.store.lost_heads, **self.heads_before(offsets_of(self.store.marker))}
+        return {**self.store.lost_heads, **self.heads_before(self.store.marker.applied)}
 
     def heads_before(self, offsets: Sequence[int]) -> dict[str, int]:
         """Return the lost heads of the sources of which nothing is in a state at *offsets*."""
@@ -117,9 +111,9 @@ class CommittedState:
         return [(topic, self.partition) for topic in self.processor.topics]
 
     @property
-    def choices_topic(self) -> str:
-        """Return the topic of the choices, which a partition of several sources has."""
-        return self.processor.choices(self.environment.app)
+    def choices_topics(self) -> tuple[str, ...]:
+        """Return the topics in which choices of the order of sources are recorded."""
+        return self.processor.choices_topics(self.environment.app)
 
     @property
     def stream_ms(self) -> int:

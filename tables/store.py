@@ -12,14 +12,8 @@ from weakref import WeakSet
 import msgspec
 import rocksdict as R
 
-from holdfast.core.engine.merge.positions import Position, PositionFormat, of_one_source
-from holdfast.core.engine.state.codec import (
-    APPLIED,
-    META,
-    WAKE,
-    key_in_table,
-    place_of_row,
-)
+from holdfast.core.engine.positions import Position, PositionFormat, encode_position, plain_format
+from holdfast.core.engine.state.codec import APPLIED, META, WAKE, key_in_table, place_of_row
 from holdfast.core.engine.state.handover import HANDOVER, Handover, decode_handover
 from holdfast.core.engine.state.lost_heads import LOST_HEADS, LostHeads, decode_lost_heads
 from holdfast.core.engine.state.recovery import RECOVERY, Recovery, decode_recovery
@@ -125,7 +119,7 @@ class PartitionStore:
         self, path: Path, stamp: StoreStamp, budget: Budget, positions: PositionFormat | None = None
     ) -> None:
         self.path, self.stamp, self._budget = path, stamp, budget
-        self._positions = of_one_source(stamp.version) if positions is None else positions
+        self._positions = plain_format(stamp.version) if positions is None else positions
         self._before: Pinned | None = None
         self._unlogged = False
         self._pins: WeakSet[Pinned] = WeakSet()
@@ -434,7 +428,7 @@ class PartitionStore:
         self._write(
             rows[last:],
             {
-                APPLIED: self._positions.encode(marker),
+                APPLIED: encode_position(marker),
                 _CHANGELOG: b"%d" % changelog_next,
                 ORDERED: b"%d" % changelog_next,
             },

@@ -357,10 +357,26 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "origins": frozenset({"emits", "event_times"}),
         "trace_context": frozenset({"emits"}),
         "declared": frozenset({"batches", "emits", "event_times", "origins", "state"}),
-        "fold": frozenset({"batches", "declared", "emits", "origins", "state", "trace_context"}),
-        "merge": frozenset({"batches", "declared", "emits", "event_times", "fold", "origins", "state"}),
+        "choices": frozenset({"declared"}),
+        "positions": frozenset({"declared", "state"}),
+        "fold": frozenset(
+            {"batches", "choices", "declared", "emits", "origins", "positions", "state", "trace_context"}
+        ),
+        "merge": frozenset(
+            {
+                "batches",
+                "choices",
+                "declared",
+                "emits",
+                "event_times",
+                "fold",
+                "origins",
+                "positions",
+                "state",
+            }
+        ),
         "upgrades": frozenset({"declared"}),
-        "migrating": frozenset({"batches", "declared", "fold", "merge", "state"}),
+        "migrating": frozenset({"batches", "declared", "fold", "positions", "state"}),
     },
     "core.streams": {
         "emitting": frozenset(),

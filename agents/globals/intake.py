@@ -10,9 +10,9 @@ from typing import Any, Protocol
 
 from holdfast.agents.globals.copies import GlobalCopies
 from holdfast.agents.globals.history import GlobalHistory
-from holdfast.core.engine.merge.choices import GlobalsChoice, VectorMarker, globals_of
 from holdfast.core.engine.merge.global_copies import WorkerGlobals
 from holdfast.core.engine.merge.merging import Merger, Stretch
+from holdfast.core.engine.positions import Position
 from holdfast.core.engine.state.global_rows import Vector
 from holdfast.tables.partition import Partition
 
@@ -55,9 +55,9 @@ class GlobalIntake:
         self.waiting = False
         """True while the next transaction waits for a copy."""
 
-    def begin(self, merger: Merger, marker: VectorMarker) -> bool:
+    def begin(self, merger: Merger, marker: Position) -> bool:
         """Choose what the next transaction sees; False when it must wait."""
-        vectors = globals_of(marker)
+        vectors = marker.globals
         self.waiting = not (
             self._obey(vectors) if merger.next_choice is not None else self._see(merger, vectors)
         )
@@ -104,7 +104,7 @@ class GlobalIntake:
         staged.
         """
         choice = stretch.choice
-        if stretch.decided or not isinstance(choice, GlobalsChoice):
+        if stretch.decided or choice is None or not choice.globals:
             return True
         if self._history is not None and self._history.staged == choice.globals:
             return True

@@ -70,9 +70,9 @@ def _about(replica: Replica, state: ReplicaState) -> dict[str, Any]:
         "role": "active" if replica.active else "standby",
         "as_of_offset": state.applied,
         **(
-            {}
-            if replica.processor.on is None
-            else {"as_of": dict(zip(replica.processor.topics, state.offsets, strict=True))}
+            {"as_of": dict(zip(named, state.offsets, strict=True))}
+            if (named := replica.processor.named_sources)
+            else {}
         ),
         "stream_ms": state.stream_ms,
     }

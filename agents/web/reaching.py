@@ -18,7 +18,7 @@ from holdfast.core.engine.query_wire import TOPIC_IDS, AtOffset
 def as_of(replica: Replica) -> dict[str, Any]:
     """Return a reply's fields about its reach, and its start if that is not the beginning."""
     told: dict[str, Any] = {"as_of_offset": replica.applied}
-    if replica.processor.on is not None:
+    if replica.processor.named_sources:
         told["as_of"] = dict(replica.offsets)
     if partial := replica.partial:
         told["partial"] = dict(partial)
@@ -59,7 +59,7 @@ def wanted_of(processor: Processor[Any, Any], asked: AtOffset | None) -> AtOffse
     """Return the offset to be reached, as the table knows it; refuse one that names no offset of its
     sources.
     """
-    if asked is None or (isinstance(asked, int) and processor.on is None):
+    if asked is None or (isinstance(asked, int) and not processor.named_sources):
         return asked
     topics = processor.topics
     if isinstance(asked, int):
@@ -73,7 +73,7 @@ def wanted_of(processor: Processor[Any, Any], asked: AtOffset | None) -> AtOffse
             f"at-offset names {strange[0]}, which {processor.name} does not fold; its sources:"
             f" {', '.join(topics)}"
         )
-    return asked if processor.on is not None else asked[processor.topics[0]]
+    return asked if processor.named_sources else asked[processor.topics[0]]
 
 
 def has_reached(replica: Replica, wanted: AtOffset) -> bool:

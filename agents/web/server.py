@@ -345,9 +345,9 @@ class _Tables:
         return {
             "version": processor.version,
             **(
-                {"source": processor.topics[0]}
-                if processor.on is None
-                else {"sources": list(processor.topics)}
+                {"sources": list(named)}
+                if (named := processor.named_sources)
+                else {"source": processor.topics[0]}
             ),
             **({"tables": list(processor.tables)} if processor.tables else {}),
             "partitions": partitions,
@@ -400,11 +400,11 @@ class _Tables:
         told: dict[str, Any] = {}
         if replica.source_end != UNKNOWN:
             told["behind"] = behind(replica)
-            if replica.processor.on is not None:
+            if named := replica.processor.named_sources:
                 told["behind_of"] = {
                     topic: max(0, end - applied - 1)
                     for topic, applied, end in source_positions(replica)
-                    if end != UNKNOWN
+                    if topic in named and end != UNKNOWN
                 }
         if replica.role == "standby" and (age_ms := age_bound_ms(replica, self._clock.now_ms())) is not None:
             told["age_ms"] = age_ms

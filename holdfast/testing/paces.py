@@ -28,19 +28,15 @@ def final_topics(processors: Mapping[str, Processor[Any, Any]]) -> tuple[str, ..
 
     def follows(topic: str) -> bool:
         writer = writers.get(topic)
-        return writer is None or (topic in writer.told_topics and all(map(follows, _sources(writer))))
+        return writer is None or (topic in writer.told_topics and all(map(follows, writer.topics)))
 
     found = [
         str(topic)
         for each in processors.values()
-        if all(map(follows, _sources(each)))
+        if all(map(follows, each.topics))
         for topic in each.final_emits
     ]
     return tuple(dict.fromkeys(found))
-
-
-def _sources(processor: Processor[Any, Any]) -> Sequence[str]:
-    return [processor.source] if processor.on is None else [each.topic for each in processor.on]
 
 
 def other_paces(piped: Pace) -> Iterator[tuple[str, Pace]]:

@@ -10,15 +10,16 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from holdfast.core.engine.batches import Batch
+from holdfast.core.engine.choices import Choice
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.emits import Emit
 from holdfast.core.engine.fold.folding import Folder, Refused
 from holdfast.core.engine.fold.stepping import SteppingFolder, TopicOffset, Written
-from holdfast.core.engine.merge.choices import Choice
 from holdfast.core.engine.merge.global_copies import GlobalReplay
 from holdfast.core.engine.merge.merging import Merger, Stretch, replayed
-from holdfast.core.engine.merge.merging_folder import MergingFolder, start_of
+from holdfast.core.engine.merge.merging_folder import MergingFolder
 from holdfast.core.engine.origins import StepReached
+from holdfast.core.engine.positions import start_of
 from holdfast.core.engine.state.codec import (
     EVENT,
     TICK,
@@ -218,10 +219,7 @@ class SingleRun(PartitionRun):
         again: Folder[Any] = Folder(
             self.processor,
             self._restored.store,
-            applied=folder.applied,
-            stream_ms=folder.stream_ms,
-            event_ms=folder.event_ms,
-            origins=folder.origins,
+            marker=folder.marker,
         )
         changes = _two((folder, [batch]), (self._folding(again), [batch]))
         self._log.append(record)

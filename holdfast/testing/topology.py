@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from holdfast.config.kafka_properties import suggest
+from holdfast.core.engine.choices import Choice
 from holdfast.core.engine.declared.chains import require_chains
 from holdfast.core.engine.declared.global_tables import Global
 from holdfast.core.engine.declared.graph import TopologyGraph
@@ -29,7 +30,6 @@ from holdfast.core.engine.declared.streams import Stream
 from holdfast.core.engine.event_times import no_limits
 from holdfast.core.engine.fold.stepping import Refused, Written
 from holdfast.core.engine.fold.user_frames import user_frames
-from holdfast.core.engine.merge.choices import Choice
 from holdfast.core.engine.origins import StepReached, is_mark, plain
 from holdfast.core.streams.windowing.rows import WindowResult, windows_of
 from holdfast.errors import Later, PaceError, StoppedError, TopologyError

@@ -10,8 +10,8 @@ from holdfast.clients.topics.specs import base_spec
 from holdfast.clients.topics.types import CreateTopic
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
-from holdfast.core.engine.merge.positions import Position, counted, offsets_of, stored_format
-from holdfast.core.engine.migrating import Beginning, told_sources
+from holdfast.core.engine.migrating import Beginning
+from holdfast.core.engine.positions import Position, counted, encode_position, offsets_by_topic
 from holdfast.core.engine.state.base import BASE_FORMAT, TableBase
 from holdfast.core.engine.state.codec import digest
 from holdfast.pipeline.bootstrap.fencing import TRANSACTION_S, fenced_writer
@@ -25,12 +25,12 @@ def beginning(
     base = TableBase(
         format=BASE_FORMAT,
         version=processor.version,
-        position=stored_format(processor).encode(position),
-        applied=counted(offsets_of(position)),
+        position=encode_position(position),
+        applied=counted(position.applied),
         entries=len(rows),
         digest=digest(rows),
         origin=origin,
-        sources=told_sources(processor, position),
+        sources=tuple(offsets_by_topic(processor, position).items()),
     )
     return Beginning(base=base, position=position, stored=rows, lost={})
 

@@ -12,8 +12,7 @@ from holdfast.clients.topics.earlier_positions import earlier_positions
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.fold.skips import Skips
-from holdfast.core.engine.merge.choices import VectorMarker
-from holdfast.core.engine.merge.positions import Position, counted, offsets_of
+from holdfast.core.engine.positions import Position, counted
 from holdfast.core.engine.state.codec import NOTHING_APPLIED
 from holdfast.core.engine.upgrades import versions_on
 from holdfast.errors import ConfigError, TopicError
@@ -244,11 +243,9 @@ def _upto_earlier(
     if not known:
         return replace(asked, until=_upto_committed(processor, settings, stood))
     if processor.on is None:
-        upto = {at: counted(offsets_of(each)) for at, each in known.items()}
+        upto = {at: counted(each.applied) for at, each in known.items()}
         return replace(asked, until=Until(offsets=upto, at_most=True))
-    return replace(
-        asked, positions={at: each for at, each in known.items() if isinstance(each, VectorMarker)}
-    )
+    return replace(asked, positions=known)
 
 
 def _require_comparable(processor: Processor[Any, Any], settings: Settings) -> None:

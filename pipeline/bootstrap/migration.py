@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from holdfast.clients.topics.admin import Admin
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Emit, Processor
-from holdfast.core.engine.merge.positions import counted, offsets_of, stored_format
 from holdfast.core.engine.migrating import Beginning, EarlierState, migrated
+from holdfast.core.engine.positions import counted, encode_position, stored_format
 from holdfast.core.engine.state.base import BASE, encode_base
 from holdfast.core.engine.state.codec import APPLIED, ROW_KINDS
 from holdfast.core.engine.state.lost_heads import LOST_HEADS, encode_lost_heads
@@ -64,7 +64,7 @@ def migrate(
     for at in partitions:
         outcome, found = begin(processor, settings, at, read_earlier(processor, settings, [at]), told)
         rows = sum(key[:1] in ROW_KINDS for key, _ in found.stored)
-        applied = counted(offsets_of(found.position))
+        applied = counted(found.position.applied)
         timers = len(found.stored) - rows
         yield MigratedPartition(at, outcome.value, applied, rows, timers, found.base.digest)
 
@@ -180,6 +180,6 @@ def parts_of(
     notes = ChangelogSink(processor=processor, settings=settings, heads={}).notes(found.position)
     if found.lost:
         notes.append((LOST_HEADS, encode_lost_heads(found.lost)))
-    marker = stored_format(processor).encode(found.position)
+    marker = encode_position(found.position)
     last = [*notes, (BASE, note), (APPLIED, marker)]
     yield ChangelogPart(last, [Emit(topic, BASE, note, (), partition)])

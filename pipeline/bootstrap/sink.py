@@ -18,7 +18,7 @@ from holdfast.core.engine.declared.processor import Emit, Processor
 from holdfast.core.engine.declared.streams import Internal
 from holdfast.core.engine.fold.folding import Refused
 from holdfast.core.engine.fold.stepping import WATERMARKS
-from holdfast.core.engine.merge.positions import Position, choices_of, counted, offsets_of, stored_format
+from holdfast.core.engine.positions import Position, counted, encode_position
 from holdfast.core.engine.state.codec import APPLIED, NOTHING_APPLIED
 from holdfast.core.engine.state.evolution import ROW_TYPES, encode_row_types, evolved
 from holdfast.core.engine.state.handover import HANDOVER, HANDOVER_FORMAT, Handover, encode_handover
@@ -107,7 +107,7 @@ class ChangelogSink:
 
     def _written(self, summary: FoldSummary, spool: Spool) -> pa.RecordBatch:
         position = position_of(self.processor, summary)
-        if counted(offsets_of(position)) == NOTHING_APPLIED:
+        if counted(position.applied) == NOTHING_APPLIED:
             return _results(summary, BootstrapOutcome.EMPTY, 0)
         self._check(summary.partition, position, spool.refused)
         copies = self._refused(summary.partition, spool.refused)
@@ -123,7 +123,7 @@ class ChangelogSink:
 
     def _check(self, partition: int, position: Position, refused: Iterable[Refused]) -> None:
         """Raise if no worker could continue from *position*, or could have come to it."""
-        for topic, offset in zip(self.processor.topics, offsets_of(position), strict=True):
+        for topic, offset in zip(self.processor.topics, position.applied, strict=True):
             head = self.heads[topic][partition]
             if offset + 1 < head:
                 raise LostRecordsError(
@@ -182,7 +182,7 @@ class ChangelogSink:
         if not self.processor.stateless:
             notes.append((ROW_TYPES, encode_row_types(evolved(None, self.processor))))
         if self.suppressed and emits_to_others(self.processor):
-            silent = Handover(HANDOVER_FORMAT, offsets_of(position), choices_of(position))
+            silent = Handover(HANDOVER_FORMAT, position.applied, position.choices)
             notes.append((HANDOVER, encode_handover(silent)))
         return notes
 
@@ -200,7 +200,7 @@ class _Writing:
         notes: list[tuple[bytes, bytes]],
     ) -> None:
         self._sink, self._partition, self._refused = sink, partition, refused
-        marker = stored_format(sink.processor).encode(position)
+        marker = encode_position(position)
         self._last = ChangelogPart([*notes, (APPLIED, marker)], [])
         self._spool = spool
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pyarrow import compute
 
 from holdfast.config import Settings
-from holdfast.core.engine.merge.positions import stored_format
+from holdfast.core.engine.positions import stored_format
 from holdfast.errors import LakeError, UnknownCommitError
 from holdfast.pipeline.bronze.commits import files_in
 from holdfast.pipeline.bronze.files import File, FileReader, filesystem_of

@@ -8,7 +8,6 @@ from typing import Any
 from holdfast.clients.topics.admin import Admin
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
-from holdfast.core.engine.merge.positions import offsets_of
 from holdfast.core.engine.migrating import Beginning, taken_up
 from holdfast.core.engine.state.base import BASE, TableBase, decode_base
 from holdfast.errors import ChangelogError, PipelineError, TopicError
@@ -83,7 +82,7 @@ def first_behind(bases: Mapping[int, Beginning], source: int = 0) -> dict[int, i
     """Return the first offset of the source with that number that is not in what each partition began
     with.
     """
-    return {at: offsets_of(each.position)[source] + 1 for at, each in bases.items()}
+    return {at: each.position.applied[source] + 1 for at, each in bases.items()}
 
 
 def behind_bases(extent: Extent, bases: Mapping[int, Beginning]) -> Extent:

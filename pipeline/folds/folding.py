@@ -23,17 +23,9 @@ from holdfast.core.engine.declared.processor import Emit, Headers, Input, Proces
 from holdfast.core.engine.fold.folding import Batch, Folder, Refused, Transition
 from holdfast.core.engine.fold.skips import OffsetRanges, behind
 from holdfast.core.engine.fold.stepping import WATERMARKS
-from holdfast.core.engine.merge.choices import event_ms_of, origins_in
-from holdfast.core.engine.merge.positions import Position, stored_format
 from holdfast.core.engine.migrating import Beginning
-from holdfast.core.engine.state.codec import (
-    NOTHING_APPLIED,
-    ROW_KINDS,
-    TIMER_KINDS,
-    Marker,
-    digest,
-    encode_marker,
-)
+from holdfast.core.engine.positions import Position, encode_position, stored_format
+from holdfast.core.engine.state.codec import NOTHING_APPLIED, ROW_KINDS, TIMER_KINDS, digest
 from holdfast.core.engine.state.handover import HANDOVER_FORMAT, Handover
 from holdfast.core.engine.state.timers import NEVER
 from holdfast.errors import OrderError
@@ -233,7 +225,7 @@ def watermarks_of(summary: FoldSummary) -> bytes | None:
 def other_event_time(position: Position, replayed: FoldSummary) -> str | None:
     """Return the event times of a state and of a replay, None where they agree."""
     there = -NEVER if replayed.event_ms is msgspec.UNSET else replayed.event_ms
-    here = event_ms_of(position)
+    here = position.event_ms
     return None if here is None or here == there else f"{here}, replayed {there}"
 
 
@@ -355,14 +347,11 @@ class PartitionFold:
         self._owns_store = state is None
         state = state or beginning_of(plan, partition)
         self._store, at = state.store, state.position
-        assert isinstance(at, Marker), "several sources are folded elsewhere"
+        assert not at.reached_ms, "several sources are folded elsewhere"
         self._folder: Folder[Any] = Folder(
             plan.processor,
             self._store,
-            applied=at.applied,
-            stream_ms=at.stream_ms,
-            event_ms=event_ms_of(at) if at.applied != NOTHING_APPLIED else None,
-            origins=origins_in(at),
+            marker=at,
             trace=self._trace if plan.transitions else None,
             handover=plan.handover(partition),
         )
@@ -375,7 +364,7 @@ class PartitionFold:
         self._where = f"replay of {plan.processor.table} partition {partition}"
         self._pending: list[Batch] = []
         self._pending_records = self._pending_bytes = self._records = self._refused = 0
-        self._last = at.applied
+        (self._last,) = at.applied
 
     def _trace(self, each: Transition[Any]) -> None:
         if self._plan.tells(each):
@@ -409,7 +398,7 @@ class PartitionFold:
 
     def _fold(self) -> None:
         pending, self._pending, self._pending_records, self._pending_bytes = self._pending, [], 0, 0
-        while pending and self._folder.applied < pending[-1].offsets[-1]:  # a handover cuts it
+        while pending and self._folder.marker.applied[0] < pending[-1].offsets[-1]:  # a handover cuts it
             changes = fold_whole(self._folder, pending, self._on_later, self._where)
             assert changes is not None, "feed() lets nothing through that was folded before"
             self._store.apply(changes.puts)
@@ -432,7 +421,7 @@ class PartitionFold:
             yield from states(self._store, self.partition)
         summary = FoldSummary(
             partition=self.partition,
-            applied=self._folder.applied,
+            applied=self._folder.marker.applied[0],
             stream_ms=self._folder.stream_ms,
             records=self._records,
             refused=self._refused,
@@ -442,9 +431,8 @@ class PartitionFold:
             **told_event_time(self._folder.event_ms if self._plan.processor.has_event_time else None),
             **told_watermarks(self._store.get(WATERMARKS)),
         )
-        if self._folder.origins is not None:
-            marker = self._folder.unchanged().marker
-            summary = msgspec.structs.replace(summary, position=b64encode(encode_marker(marker)).decode())
+        if (marker := self._folder.marker).origins is not None:
+            summary = msgspec.structs.replace(summary, position=b64encode(encode_position(marker)).decode())
         yield summary_batch(summary)
 
     def close(self) -> None:

@@ -16,14 +16,14 @@ import pyarrow as pa
 
 from holdfast.config import Settings
 from holdfast.core.engine.batches import Batch
+from holdfast.core.engine.choices import Choice, decode_choice
 from holdfast.core.engine.declared.global_tables import Global
 from holdfast.core.engine.declared.processor import Input
 from holdfast.core.engine.fold.skips import OffsetRanges
-from holdfast.core.engine.merge.choices import Choice, VectorMarker, decode_choice
 from holdfast.core.engine.merge.global_copies import GlobalLog, folded_by
 from holdfast.core.engine.merge.merging import Stretch, replayed
 from holdfast.core.engine.merge.merging_folder import beginning_upto
-from holdfast.core.engine.merge.positions import choices_of, counted
+from holdfast.core.engine.positions import Position, counted
 from holdfast.core.engine.state.handover import Handover
 from holdfast.errors import PipelineError
 from holdfast.pipeline.folds.folding import (
@@ -131,11 +131,11 @@ class MergedTopics:
 def first_choice(plan: FoldPlan, partition: int) -> int:
     """Return the number of the first choice that is not in what a partition began with."""
     base = plan.bases.get(partition)
-    return 0 if base is None else choices_of(base.position)
+    return 0 if base is None else base.position.choices
 
 
 def choices_upto(
-    values: Iterable[bytes | None], upto: VectorMarker | None, where: str, first: int = 0
+    values: Iterable[bytes | None], upto: Position | None, where: str, first: int = 0
 ) -> Iterator[Choice]:
     """Yield the choices in *values* from the *first* on, as far as the position *upto* knows of them; raises
     PipelineError when one of these is missing.
@@ -162,7 +162,7 @@ def fold_merged(
     stop: ReplayEnd | None = None,
     *,
     open_end: bool = False,
-    upto: VectorMarker | None = None,
+    upto: Position | None = None,
     open_global: OpenGlobal = no_globals,
     state: FoldedState | None = None,
     results: Results | None = None,

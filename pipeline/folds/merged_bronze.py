@@ -15,12 +15,12 @@ import pyarrow as pa
 
 from holdfast.config import Settings
 from holdfast.core.engine.batches import Batch
+from holdfast.core.engine.choices import Choice
 from holdfast.core.engine.declared.global_tables import Global
 from holdfast.core.engine.declared.processor import Input, Processor
 from holdfast.core.engine.fold.skips import OffsetRanges
-from holdfast.core.engine.merge.choices import Choice, VectorMarker
 from holdfast.core.engine.merge.global_copies import GlobalLog, folded_by
-from holdfast.core.engine.merge.positions import Position, offsets_of
+from holdfast.core.engine.positions import Position
 from holdfast.errors import LakeError, LostRecordsError
 from holdfast.kafka.reading.skip_log import read_skips
 from holdfast.pipeline.bronze.extent import Extent, Until, extent_of_bronze, landed_of
@@ -90,7 +90,7 @@ class MergedFiles:
         if state is not None:
             spans = [
                 Span(first=min(max(span.first, applied + 1), span.end), end=span.end)
-                for span, applied in zip(spans, offsets_of(state.position), strict=True)
+                for span, applied in zip(spans, state.position.applied, strict=True)
             ]
         logs = [
             left_of(files.batches(inputs, partition, span), self.skips[topic].get(partition, ()))
@@ -185,7 +185,7 @@ def open_several(
     plan: FoldPlan,
     app: str,
     lake: str,
-    upto: Mapping[int, VectorMarker],
+    upto: Mapping[int, Position],
     wanted: Iterable[int] | None,
     until: Until | None,
     begin: Mapping[int, Position] = MappingProxyType({}),
@@ -252,7 +252,7 @@ class LandedTables:
     def files(
         self,
         plan: FoldPlan,
-        upto: Mapping[int, VectorMarker],
+        upto: Mapping[int, Position],
         wanted: Iterable[int] | None,
         until: Until | None,
         begin: Mapping[int, Position],
@@ -273,14 +273,14 @@ class LandedTables:
 
 def firsts_behind(positions: Mapping[int, Position], source: int) -> dict[int, int]:
     """Return the first offset of the source with that number after each position."""
-    return {at: offsets_of(each)[source] + 1 for at, each in positions.items()}
+    return {at: each.applied[source] + 1 for at, each in positions.items()}
 
 
 def open_joined(
     plan: FoldPlan,
     settings: Settings,
     lake: str,
-    upto: Mapping[int, VectorMarker],
+    upto: Mapping[int, Position],
     wanted: Iterable[int] | None,
     until: Until | None,
 ) -> MergedFiles:
@@ -308,7 +308,7 @@ def _merged(
     choices: PartitionedLog,
     chosen: Mapping[int, Span],
     numbers: Mapping[int, int],
-    upto: Mapping[int, VectorMarker],
+    upto: Mapping[int, Position],
     wanted: Iterable[int] | None,
     until: Until | None,
 ) -> MergedFiles:

@@ -13,7 +13,7 @@ from holdfast.clock import system_clock
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.fold.skips import OffsetRanges, kept
-from holdfast.core.engine.merge.choices import VectorMarker
+from holdfast.core.engine.positions import Position
 from holdfast.errors import BrokerError, LostRecordsError, PipelineError, TopicError
 from holdfast.pipeline.bronze.extent import Until
 from holdfast.pipeline.folds.bases import first_behind, span_behind
@@ -31,7 +31,7 @@ class MergedExtent:
 
     spans: Mapping[str, Mapping[int, Span]]
     choices: Mapping[int, Span]
-    upto: Mapping[int, VectorMarker] = field(default_factory=dict)
+    upto: Mapping[int, Position] = field(default_factory=dict)
     stops: Mapping[int, ReplayEnd] = field(default_factory=dict)
     holes: tuple[str, ...] = ()
     globals: Mapping[str, Mapping[int, Span]] = field(default_factory=dict)
@@ -75,7 +75,7 @@ class MergedExtent:
 def merged_extent(
     settings: Settings,
     plan: FoldPlan,
-    upto: Mapping[int, VectorMarker],
+    upto: Mapping[int, Position],
     wanted: Iterable[int] | None,
     until: Until | None = None,
 ) -> MergedExtent:
@@ -154,7 +154,7 @@ def _holes_of_globals(tables: Mapping[str, Mapping[int, Span]]) -> Iterator[str]
 
 
 def source_span(
-    plan: FoldPlan, number: int, partition: int, span: Span, upto: Mapping[int, VectorMarker], where: str = ""
+    plan: FoldPlan, number: int, partition: int, span: Span, upto: Mapping[int, Position], where: str = ""
 ) -> Span:
     """Return the part of *span* of source *number* to read: from after the partition's first state, up to the
     position in *upto*.
@@ -172,7 +172,7 @@ def replay_ends(
     found = stops(until, processor.topics, spans, processor.name)
     for partition, base in plan.bases.items():
         end = found.get(partition)
-        assert isinstance(base.position, VectorMarker), "of several sources"
+        assert base.position.reached_ms, "of several sources"
         if end is not None and not end.is_behind(base.position):
             raise PipelineError(
                 f"partition {partition} of the table began with {base.base.told()}, so it cannot be replayed"
@@ -201,9 +201,7 @@ def settle(settings: Settings, topic: str, timeout_s: float) -> None:
             )
 
 
-def upto_position(
-    topic: str, partition: int, span: Span, number: int, upto: Mapping[int, VectorMarker]
-) -> Span:
+def upto_position(topic: str, partition: int, span: Span, number: int, upto: Mapping[int, Position]) -> Span:
     """Return *span* of source *number* up to the position in *upto*, where there is one."""
     if partition not in upto:
         return span

@@ -13,12 +13,11 @@ import pyarrow as pa
 
 from holdfast.core.engine.declared.global_tables import Global
 from holdfast.core.engine.fold.stepping import WATERMARKS, Transition
-from holdfast.core.engine.merge.choices import VectorMarker, encode_vector_marker, event_ms_of
 from holdfast.core.engine.merge.global_copies import GlobalLog, GlobalReplay
 from holdfast.core.engine.merge.merging import Stretch
 from holdfast.core.engine.merge.merging_folder import MergingFolder
 from holdfast.core.engine.merge.ordering import MergeOrder
-from holdfast.core.engine.merge.positions import counted
+from holdfast.core.engine.positions import Position, counted, encode_position
 from holdfast.core.engine.state.codec import ROW_KINDS, TIMER_KINDS, digest
 from holdfast.pipeline.folds.folding import (
     FoldedState,
@@ -49,7 +48,7 @@ class FoldedStretches(Protocol):
     """
 
     @property
-    def marker(self) -> VectorMarker: ...
+    def marker(self) -> Position: ...
 
     @property
     def order(self) -> MergeOrder: ...
@@ -76,7 +75,7 @@ class MergedFold:
     ) -> None:
         self._owns_store = state is None
         processor, state = plan.processor, state or beginning_of(plan, partition)
-        assert isinstance(state.position, VectorMarker), "of several sources"
+        assert state.position.reached_ms, "of several sources"
         self._plan, self._partition, self._results, self._store = plan, partition, results, state.store
         self._on_later = waiting(plan.later_timeout_s)
         self._where = f"replay of {processor.table} partition {partition}"
@@ -99,7 +98,7 @@ class MergedFold:
         self._records = self._refused = 0
 
     @property
-    def marker(self) -> VectorMarker:
+    def marker(self) -> Position:
         """Return the position that it has come to."""
         return self._folder.marker
 
@@ -145,8 +144,8 @@ class MergedFold:
                 digest=digest(self._store.everything()),
                 sources=dict(zip(self._plan.processor.topics, marker.applied, strict=True)),
                 choices=marker.choices,
-                position=b64encode(encode_vector_marker(marker)).decode(),
-                **told_event_time(event_ms_of(marker)),
+                position=b64encode(encode_position(marker)).decode(),
+                **told_event_time(marker.event_ms),
                 **told_watermarks(self._store.get(WATERMARKS)),
             )
         )

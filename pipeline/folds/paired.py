@@ -23,10 +23,9 @@ from holdfast.core.engine.batches import Batch
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.declared.sources import Input
 from holdfast.core.engine.fold.stepping import Transition
-from holdfast.core.engine.merge.choices import VectorMarker
 from holdfast.core.engine.merge.merging import Portion, Stretch
 from holdfast.core.engine.merge.ordering import MergeOrder
-from holdfast.core.engine.merge.positions import stored_format
+from holdfast.core.engine.positions import Position, stored_format
 from holdfast.pipeline.folds.folding import (
     OUT_ROWS,
     SUMMARY,
@@ -343,7 +342,7 @@ class PairedStretches(_TwoFolds):
             )
 
     @property
-    def marker(self) -> VectorMarker:
+    def marker(self) -> Position:
         return self._folds[0].marker
 
     @property

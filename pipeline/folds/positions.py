@@ -8,7 +8,7 @@ from typing import Any
 from msgspec import UNSET, structs
 
 from holdfast.core.engine.declared.processor import Processor
-from holdfast.core.engine.merge.positions import Position, stored_format
+from holdfast.core.engine.positions import Position, stored_format
 from holdfast.pipeline.folds.folding import FoldSummary
 
 
@@ -17,7 +17,7 @@ def position_of(processor: Processor[Any, Any], summary: FoldSummary) -> Positio
     positions = stored_format(processor)
     if summary.position:
         return positions.decode(b64decode(summary.position))
-    if processor.on is not None:
+    if processor.named_sources:
         return positions.start
-    moved = structs.replace(positions.start, applied=summary.applied, stream_ms=summary.stream_ms)
+    moved = structs.replace(positions.start, applied=(summary.applied,), stream_ms=summary.stream_ms)
     return moved if summary.event_ms is UNSET else structs.replace(moved, event_ms=summary.event_ms)

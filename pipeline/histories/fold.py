@@ -21,7 +21,7 @@ import msgspec
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.fold.skips import OffsetRanges
-from holdfast.core.engine.merge.positions import Position, counted, offsets_of, stored_format
+from holdfast.core.engine.positions import Position, counted, stored_format
 from holdfast.core.engine.state.codec import combine_digests, digest
 from holdfast.errors import ConfigError, LakeError, UnknownCommitError
 from holdfast.pipeline.bronze.extent import check_holes
@@ -263,7 +263,7 @@ class _TableFold:
             for at, each in ahead.partitions.items()
             if before.get(at, _NOTHING).position != each.position
         }
-        target = _Target(moved, sum(counted(offsets_of(upto[at])) for at in moved), ())
+        target = _Target(moved, sum(counted(upto[at].applied) for at in moved), ())
         left = self._landed.parts(self._plan(base), {}, upto)
         parts = self._parts(base, target, left, writes_output=False)
         for part in parts:
@@ -354,7 +354,7 @@ class _TableFold:
         for number, topic in enumerate(self._processor.topics):
             noted, now = base.skips.get(topic, {}), self._landed.skips[topic]
             for at, each in begins.items():
-                end = offsets_of(each)[number] + 1
+                end = each.applied[number] + 1
                 was, is_ = _upto(noted.get(at, ()), end), _upto(now.get(at, ()), end)
                 if was != is_:
                     raise ConfigError(
@@ -433,7 +433,7 @@ class _TableFold:
     def _report(self, now: FoldCommit) -> None:
         self.report.partitions = dict(now.partitions)
         positions = now.positions(self._processor)
-        self.report.applied = {at: counted(offsets_of(each)) for at, each in positions.items()}
+        self.report.applied = {at: counted(each.applied) for at, each in positions.items()}
 
 
 def _moved(part: FoldedPart, base: FoldCommit) -> bool:

@@ -15,7 +15,7 @@ import msgspec
 
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
-from holdfast.core.engine.merge.positions import Position, stored_format
+from holdfast.core.engine.positions import Position, encode_position, stored_format
 from holdfast.core.engine.state.evolution import RowTypes, decode_row_types, encode_row_types, evolved
 from holdfast.errors import ConfigError, LakeError
 from holdfast.pipeline.bronze.commits import TableCommit, is_data_kept
@@ -110,7 +110,7 @@ _decode = msgspec.json.Decoder(FoldCommit).decode
 
 
 def told_position(processor: Processor[Any, Any], position: Position) -> str:
-    return b64encode(stored_format(processor).encode(position)).decode()
+    return b64encode(encode_position(position)).decode()
 
 
 def noted_types(processor: Processor[Any, Any], before: FoldCommit | None) -> bytes:

@@ -15,9 +15,7 @@ from holdfast.config import Settings
 from holdfast.core.engine.batches import Batch
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.fold.skips import OffsetRanges
-from holdfast.core.engine.merge.choices import VectorMarker
-from holdfast.core.engine.merge.merging_folder import start_of
-from holdfast.core.engine.merge.positions import Position, choices_of, offsets_of
+from holdfast.core.engine.positions import Position, start_of
 from holdfast.errors import LakeError
 from holdfast.pipeline.bronze.extent import extent_of_bronze
 from holdfast.pipeline.bronze.lake import Cut, Landed, bronze_path
@@ -140,7 +138,7 @@ class LandedTopic:
 
 
 def _firsts(begins: Mapping[int, Position]) -> dict[int, int]:
-    return {at: offsets_of(each)[0] + 1 for at, each in begins.items()}
+    return {at: each.applied[0] + 1 for at, each in begins.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +165,7 @@ class TopicPart:
 
     def fold(self, state: FoldedState, results: Results) -> Iterator[pa.RecordBatch]:
         plan, at = self.whole.plan, self.partition
-        span, applied = self.whole.spans[at], offsets_of(state.position)[0]
+        span, applied = self.whole.spans[at], state.position.applied[0]
         rest = Span(first=min(max(span.first, applied + 1), span.end), end=span.end)
         read = self.whole.files.batches(plan.processor.columns, at, rest)
         kept = left_of(read, plan.skips.get(at, ()))  # skipped records do not count for the limit
@@ -207,7 +205,7 @@ class LandedSources:
         files = self._files({})
         self.ids, self.skips = files.ids, files.skips
 
-    def _position(self, cut: Cut, partition: int) -> VectorMarker:
+    def _position(self, cut: Cut, partition: int) -> Position:
         start, found = start_of(self._processor), cut.positions.get(partition)
         if found is None:
             return start
@@ -217,7 +215,7 @@ class LandedSources:
     def _files(
         self, begins: Mapping[int, Position], upto: Mapping[int, Position] | None = None
     ) -> MergedFiles:
-        ends = {at: each for at, each in (upto or self._known).items() if isinstance(each, VectorMarker)}
+        ends = {at: each for at, each in (upto or self._known).items() if each.reached_ms}
         plan = FoldPlan(processor=self._processor)
         return self._tables.files(plan, ends, sorted(ends), None, begins)
 
@@ -228,8 +226,8 @@ class LandedSources:
     def short(self, begins: Mapping[int, Position]) -> str | None:
         for at, begin in begins.items():
             there = self._known.get(at, start_of(self._processor))
-            if choices_of(there) < choices_of(begin) or any(
-                last < done for last, done in zip(offsets_of(there), offsets_of(begin), strict=True)
+            if there.choices < begin.choices or any(
+                last < done for last, done in zip(there.applied, begin.applied, strict=True)
             ):
                 return (
                     f"{self.path} tells of partition {at} that its table stood at"
@@ -245,8 +243,8 @@ class LandedSources:
         left = dict[int, int]()
         for at, begin in begins.items():
             there = self._known.get(at, begin)
-            ahead = [last - done for last, done in zip(offsets_of(there), offsets_of(begin), strict=True)]
-            left[at] = max(sum(ahead), choices_of(there) - choices_of(begin), 0)
+            ahead = [last - done for last, done in zip(there.applied, begin.applied, strict=True)]
+            left[at] = max(sum(ahead), there.choices - begin.choices, 0)
         return {at: each for at, each in left.items() if each}
 
     def parts(
@@ -257,8 +255,8 @@ class LandedSources:
 
 def _told(processor: Processor[Any, Any], position: Position) -> str:
     """Return a position of several sources as people write it."""
-    places = zip(processor.topics, offsets_of(position), strict=True)
-    return f"{', '.join(f'{topic} {offset}' for topic, offset in places)} and {choices_of(position)} choices"
+    places = zip(processor.topics, position.applied, strict=True)
+    return f"{', '.join(f'{topic} {offset}' for topic, offset in places)} and {position.choices} choices"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,8 +281,8 @@ class MergedPart:
 
     def fold(self, state: FoldedState, results: Results) -> Iterator[pa.RecordBatch]:
         files, at = self._whole.files, self._partition
-        self._recorded = RecordedChoices(files, at, choices_of(state.position), self._from)
+        self._recorded = RecordedChoices(files, at, state.position.choices, self._from)
         return files.fold(at, state, results, self._recorded, self._whole.limits.get(at))
 
     def choices_from(self, reached: Position) -> int:
-        return self._from if self._recorded is None else self._recorded.behind(choices_of(reached))
+        return self._from if self._recorded is None else self._recorded.behind(reached.choices)

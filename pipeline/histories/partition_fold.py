@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from holdfast.core.engine.merge.positions import counted, offsets_of, stored_format
+from holdfast.core.engine.positions import counted, stored_format
 from holdfast.core.engine.state.codec import (
     EVENT,
     ROW_KINDS,
@@ -179,7 +179,7 @@ class FoldWork:
         """
         begun = beginning_of(self.plan, partition)
         at = begun.position
-        made = Change(counted(offsets_of(at)), at.stream_ms, "", None)
+        made = Change(counted(at.applied), at.stream_ms, "", None)
         with closing(begun.store):
             for key, value in begun.store.everything():
                 change = made if key[:1] in ROW_KINDS else None

@@ -19,9 +19,9 @@ from holdfast.clients.topics.admin import Admin
 from holdfast.clients.topics.chain_state import last_positions
 from holdfast.clock import system_clock
 from holdfast.config import Settings
+from holdfast.core.engine.choices import decode_choice
 from holdfast.core.engine.declared.processor import Processor
-from holdfast.core.engine.merge.choices import VectorMarker, decode_choice, decode_vector_marker
-from holdfast.core.engine.merge.positions import counted
+from holdfast.core.engine.positions import Position, counted, decode_position
 from holdfast.core.engine.upgrades import in_version, versions_on
 from holdfast.errors import ChangelogError, SparkError
 from holdfast.pipeline.bronze.lake import Cut, TablePosition, bronze_path
@@ -143,7 +143,7 @@ def table_positions(settings: Settings, processor: Processor[Any, Any]) -> dict[
     """
     app, counts = settings.app, Admin(settings).partition_counts()
     choices = processor.choices(app)
-    found: dict[int, VectorMarker] = {}
+    found: dict[int, Position] = {}
     for version in sorted(
         {processor.version, *versions_on(app, processor.name, counts, counts.get(choices, 0))}
     ):
@@ -164,9 +164,9 @@ def table_positions(settings: Settings, processor: Processor[Any, Any]) -> dict[
     }
 
 
-def _vector(value: bytes) -> VectorMarker | None:
+def _vector(value: bytes) -> Position | None:
     try:
-        return decode_vector_marker(value)
+        return decode_position(value)
     except ChangelogError:  # of one source
         return None
 

@@ -19,8 +19,8 @@ from holdfast.config import Settings
 from holdfast.core.engine.declared.partitioners import of_key
 from holdfast.core.engine.declared.processor import Emit, Processor
 from holdfast.core.engine.declared.streams import Internal
-from holdfast.core.engine.merge.positions import Position, choices_of, offsets_of, stored_format
 from holdfast.core.engine.origins import is_mark, plain
+from holdfast.core.engine.positions import Position, stored_format
 from holdfast.core.engine.state.codec import NOTHING_APPLIED
 from holdfast.core.engine.state.handover import HANDOVER_FORMAT, Handover
 from holdfast.errors import ConfigError, LostRecordsError, TopicError
@@ -215,7 +215,7 @@ def _check_partitions(
 
 
 def _place(position: Position) -> Handover:
-    return Handover(HANDOVER_FORMAT, offsets_of(position), choices_of(position))
+    return Handover(HANDOVER_FORMAT, position.applied, position.choices)
 
 
 def _check_heads(
@@ -224,7 +224,7 @@ def _check_heads(
     """Raise LostRecordsError if a source has lost folded records."""
     form = stored_format(processor)
     bases = {
-        at: offsets_of(form.decode(each.base.position)) for at, each in live.items() if each.base is not None
+        at: form.decode(each.base.position).applied for at, each in live.items() if each.base is not None
     }
     for number, topic in enumerate(processor.topics):
         with TopicLog(settings, topic) as log:

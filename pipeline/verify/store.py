@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
-from holdfast.core.engine.merge.positions import Position, position_format
-from holdfast.core.engine.state.codec import NOTHING_APPLIED, ROW_KINDS, Marker, combine_digests, place_of_row
+from holdfast.core.engine.positions import position_in_reply
+from holdfast.core.engine.state.codec import NOTHING_APPLIED, ROW_KINDS, combine_digests, place_of_row
 from holdfast.core.engine.state.lost_heads import LostHeads
 from holdfast.errors import HoldfastError
 from holdfast.pipeline.folds.folding import FoldSummary, other_event_time
@@ -232,7 +232,10 @@ def _look(
     ends = {at: each.changelog_next for at, each in served.items()}
     with kept_live(processor, settings, options.memory_bytes, ends) as live:
         changelog = {each.partition: each for each in live}
-        positions = {at: _position(processor, each) for at, each in served.items()}
+        positions = {
+            at: position_in_reply(processor, each.position, each.as_of_offset, each.stream_ms)
+            for at, each in served.items()
+        }
         asked = replace(
             upto(processor, settings, options, positions),
             partitions=tuple(sorted(served)),
@@ -245,13 +248,6 @@ def _look(
             for at in sorted(served)
         ]
         return verdicts, replayed
-
-
-def _position(processor: Processor[Any, Any], served: Served) -> Position:
-    """Return the position of a state that is served."""
-    if not served.position:
-        return Marker(served.as_of_offset, served.stream_ms, processor.version)
-    return position_format(processor).decode(served.position)
 
 
 def _judge(
@@ -308,7 +304,8 @@ def _judge(
             differs=(STORE,),
             cause=f"the store's stream time is {served.stream_ms}, replayed {replayed.stream_ms}",
         )
-    if (other := other_event_time(_position(processor, served), replayed)) is not None:
+    at = position_in_reply(processor, served.position, served.as_of_offset, served.stream_ms)
+    if (other := other_event_time(at, replayed)) is not None:
         return replace(verdict, differs=(STORE,), cause=f"the store's event time is {other}")
     return verdict
 

@@ -12,8 +12,7 @@ from typing import Any, Protocol
 
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
-from holdfast.core.engine.merge.choices import VectorMarker
-from holdfast.core.engine.merge.positions import Position, counted, offsets_of, position_format
+from holdfast.core.engine.positions import Position, counted, position_format
 from holdfast.core.engine.state.base import BASE, TableBase, decode_base
 from holdfast.core.engine.state.codec import (
     APPLIED,
@@ -75,7 +74,7 @@ class LivePartition:
     @property
     def applied(self) -> int:
         """Return the last offset applied; of several sources, how many offsets of all, less one."""
-        return counted(offsets_of(self.marker))
+        return counted(self.marker.applied)
 
     @property
     def digest(self) -> str:
@@ -292,12 +291,11 @@ def upto(
 ) -> ReplayOptions:
     """Return the options of a replay up to *positions*, without what the application skips by now."""
     if processor.on is not None:
-        vectors = {at: each for at, each in positions.items() if isinstance(each, VectorMarker)}
-        return replace(options, positions=vectors)
+        return replace(options, positions=positions)
     return replace(
         options,
         skips=read_skips(settings).of_topic(processor.topics[0]),
-        until=Until(offsets={at: counted(offsets_of(each)) for at, each in positions.items()}),
+        until=Until(offsets={at: counted(each.applied) for at, each in positions.items()}),
     )
 
 
@@ -464,7 +462,7 @@ def _judge(
 
 def _apart(live: LivePartition, replayed: FoldSummary) -> str | None:
     """Return why a replay did not come to the position of the live state, None when it did."""
-    if isinstance(live.marker, VectorMarker):
+    if live.marker.reached_ms:
         sources = replayed.sources or {}
         here = (list(live.marker.applied), live.marker.choices)
         there = ([*sources.values()], replayed.choices)

@@ -15,7 +15,6 @@ from confluent_kafka import Producer
 
 from holdfast.clients.topics.application import create_topics
 from holdfast.config import Settings
-from holdfast.core.engine.merge.choices import OrderedMarker
 from holdfast.embedded.kafka import EmbeddedKafka
 from holdfast.pipeline.replay import ReplayOptions
 from holdfast.pipeline.verify.table import read_live, verify
@@ -95,5 +94,5 @@ def test_rides_of_a_backlog_have_the_rates_of_their_time(first: str, tmp_path: P
             worker.stop()
         assert rides() == oracle(logs["rates"], logs["rides"])
         (live,) = read_live(processors[0], settings, rows=False)
-        assert isinstance(live.marker, OrderedMarker)
+        assert live.marker.by_event
         assert verify(processors[0], settings, ReplayOptions(engine="local")).equal

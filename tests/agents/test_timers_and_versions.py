@@ -18,8 +18,7 @@ from holdfast.clients.tables.client import TableClient
 from holdfast.clients.tables.inspecting import StoreInspector
 from holdfast.clients.topics.application import create_topics
 from holdfast.core.engine.declared.processor import Processor
-from holdfast.core.engine.merge.choices import event_ms_of
-from holdfast.core.engine.merge.positions import position_format
+from holdfast.core.engine.positions import position_format
 from holdfast.core.engine.state.codec import APPLIED, WAKE, row_key, wake_key
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.errors import NoSuchTableError
@@ -189,7 +188,7 @@ def test_an_event_timer_survives_sigkill_and_loss_of_the_store_and_so_does_event
         assert [each.event_ms for each in replayed.partitions] == [1401]
         marker = dict(fleet.logged(processor))[APPLIED]
         assert marker is not None
-        assert event_ms_of(position_format(processor).decode(marker)) == 1401
+        assert position_format(processor).decode(marker).event_ms == 1401
 
 
 def due(fleet: Reminders, set_at: int) -> int | None:

@@ -16,7 +16,8 @@ import uuid
 
 from confluent_kafka import KafkaException, Producer
 
-from holdfast.core.engine.state.codec import APPLIED, Marker, encode_marker, row_key
+from holdfast.core.engine.positions import Position, encode_position
+from holdfast.core.engine.state.codec import APPLIED, row_key
 from tests.chaos.load import stop_at_end_of_input
 from tests.support.bombs import CODECS, MIB, one_value, send_batches
 from tests.support.patience import DEADLINE_S
@@ -171,7 +172,10 @@ class Harm:
         for place in range(self._partitions):
             producer.produce(self._source, b"add k1 1000000", b"k1", place)
             producer.produce(
-                f"{self._app}-counts.v1-changelog", encode_marker(Marker(1 << 40, 1, 1)), APPLIED, place
+                f"{self._app}-counts.v1-changelog",
+                encode_position(Position((1 << 40,), 1, 1)),
+                APPLIED,
+                place,
             )
             producer.produce(f"{self._app}-counts.v1-changelog", b"never", row_key("k1"), place)
         producer.flush(DEADLINE_S)

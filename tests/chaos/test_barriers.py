@@ -12,7 +12,6 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from holdfast.clients.topics.application import create_topics
-from holdfast.core.engine.merge.choices import GlobalsChoice
 from holdfast.dev.broker.cluster import Cluster
 from holdfast.dev.fixtures import SessionBroker
 from tests.support.harness import running, wait_for
@@ -108,4 +107,4 @@ def test_a_record_that_a_paused_broker_kept_is_folded_after_a_barrier(
             cluster.resume(kept_by)
         (outcome,) = app.prove().values()
         assert outcome.marker.applied == (5, 5)
-        assert any(each.tick_ms is None for each in outcome.choices if not isinstance(each, GlobalsChoice))
+        assert any(each.is_barrier for each in outcome.choices)

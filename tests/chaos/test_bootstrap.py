@@ -93,5 +93,5 @@ def test_workers_resume_after_a_bootstrap_that_was_killed(
     worker.wait_ready()
     assert verify(counts, app.settings, ReplayOptions(engine="local")).equal
     proof = prove(app, load.stop())
-    ends = {at: each.marker.applied for (name, at), each in proof.outcomes.items() if name == "counts"}
+    ends = {at: each.marker.applied[0] for (name, at), each in proof.outcomes.items() if name == "counts"}
     assert all(ends[at] > begun[at] for at in ends), "no record came behind the bootstrap"

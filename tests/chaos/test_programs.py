@@ -16,7 +16,7 @@ from confluent_kafka import Producer
 from holdfast import BlockingTableClient
 from holdfast.clients.topics.application import create_topics
 from holdfast.core.engine.declared.processor import Processor
-from holdfast.core.engine.merge.positions import offsets_of, position_format
+from holdfast.core.engine.positions import position_format
 from holdfast.core.engine.state.codec import APPLIED, ROW, text_key
 from holdfast.core.streams.windowing.rows import holds_windows, parse_window_key
 from holdfast.dev.broker.cluster import Cluster
@@ -90,7 +90,7 @@ class Programs(Application):
                 ends = tuple((log[number][-1].offset() or 0) if log[number] else -1 for log in logs)
                 told = [each.value() or b"" for each in messages if each.key() == APPLIED]
                 marker = form.decode(told[-1]) if told else form.start
-                if offsets_of(marker) != ends:
+                if marker.applied != ends:
                     return False
         return True
 

@@ -14,7 +14,8 @@ import pytest
 from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
-from holdfast.core.engine.state.codec import APPLIED, Marker, encode_marker, row_key
+from holdfast.core.engine.positions import Position, encode_position
+from holdfast.core.engine.state.codec import APPLIED, row_key
 from tests.chaos.conftest import MakeApplication
 from tests.support import fork_server
 from tests.support.harness import Application, Worker, wait_for
@@ -81,7 +82,7 @@ def a_transaction(app: Application, producer: Producer, changelog: str, state: d
     stranger.begin_transaction()
     for key in sorted(state)[:3]:
         stranger.produce(changelog, None, key, 0)
-    stranger.produce(changelog, encode_marker(Marker(100, 1, 1)), APPLIED, 0)
+    stranger.produce(changelog, encode_position(Position((100,), 1, 1)), APPLIED, 0)
     stranger.commit_transaction(DEADLINE_S)
 
 
@@ -147,7 +148,7 @@ def test_the_table_is_rebuilt_from_its_source(application: MakeApplication, way:
     assert f"goes on after source offset {-1 if way == '--rebuild' else 700}" in told
     state, marker = logged_state(read_topic(app.broker, changelog)[0])
     assert marker is not None
-    assert marker.applied == (-1 if way == "--rebuild" else 700)
+    assert marker.applied[0] == (-1 if way == "--rebuild" else 700)
     assert bool(state) == (way == "--applied")
     worker.start().wait_ready()
     ends = {at: messages[-1].offset() or 0 for at, messages in read_topic(app.broker, app.source).items()}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from random import Random
 
-from holdfast.core.engine.merge.choices import by_event_of, decode_choice
-from holdfast.core.engine.merge.merging_folder import start_of
+from holdfast.core.engine.choices import decode_choice
+from holdfast.core.engine.positions import start_of
 from holdfast.core.engine.state.codec import (
     ROW,
     TIMER_KINDS,
@@ -69,7 +69,7 @@ def check_schedule(seed: int) -> tuple[int, int]:
     worker.run(rng.randrange(12))
     check_replay(rng, logs, live)
     if worker.is_old:
-        assert not any(map(by_event_of, map(decode_choice, live.choices)))
+        assert not any(decode_choice(each).by_event for each in live.choices)
         worker.is_old = False
         worker.restart()
     if rng.random() < 0.3:  # a new version: obeys the recorded choices, then decides

@@ -15,20 +15,16 @@ from zlib import crc32
 import msgspec
 
 from holdfast.core.engine.batches import Batch
+from holdfast.core.engine.choices import decode_choice
 from holdfast.core.engine.declared.global_tables import Global
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.declared.serdes import Msgpack, Text
 from holdfast.core.engine.declared.sources import FoldWith, Source
 from holdfast.core.engine.emits import Emit
-from holdfast.core.engine.merge.choices import (
-    GlobalsChoice,
-    VectorMarker,
-    decode_choice,
-    decode_vector_marker,
-)
 from holdfast.core.engine.merge.global_copies import GlobalCopy, GlobalLog, GlobalReplay, WorkerGlobals
 from holdfast.core.engine.merge.merging import Merger, Stretch, replayed
 from holdfast.core.engine.merge.merging_folder import MergingFolder
+from holdfast.core.engine.positions import Position, decode_position
 from holdfast.core.engine.state.codec import APPLIED
 from holdfast.core.engine.state.global_rows import Vector, covers
 from holdfast.core.engine.state.rows import Rows
@@ -161,7 +157,7 @@ class GlobalsWorker:
 
     def restart(self) -> None:
         stored = self.journal.store.get(APPLIED)
-        marker = None if stored is None else decode_vector_marker(stored)
+        marker = None if stored is None else decode_position(stored)
         self.copies = [GlobalCopy(each) for each in GLOBALS]
         self.read = [[0] * len(table) for table in self.tables]
         self.follow()
@@ -254,8 +250,8 @@ class GlobalsWorker:
             turns -= 1
 
 
-def _vectors(marker: VectorMarker) -> tuple[Vector, ...]:
-    found: tuple[Vector, ...] = marker.globals  # type: ignore[attr-defined]
+def _vectors(marker: Position) -> tuple[Vector, ...]:
+    found: tuple[Vector, ...] = marker.globals
     return found
 
 
@@ -277,7 +273,7 @@ def check_replay(
         folder: MergingFolder[Seen] = MergingFolder(
             processor,
             again.store,
-            marker=None if stored is None else decode_vector_marker(stored),
+            marker=None if stored is None else decode_position(stored),
             views=GlobalReplay(GLOBALS, open_logs(rng, tables)),
         )
         batches = [_source_batches(rng, log) for log in cut]
@@ -308,7 +304,7 @@ def _source_batches(rng: Random, log: Log) -> Iterator[Batch]:
 def _check_positions(recorded: Iterable[Any]) -> None:
     before: tuple[Vector, ...] = ((), ())
     for each in recorded:
-        if isinstance(each, GlobalsChoice):
+        if each.globals:
             if not all(map(covers, each.globals, before)) or each.globals == before:
                 raise DiffersError("a position does not go on")
             before = each.globals
@@ -356,7 +352,7 @@ def _check_emits(
         ):
             told += _told(logs[source].values[at], seen)
         done = upto
-        if isinstance(choice, GlobalsChoice):
+        if choice is not None and choice.globals:
             seen = [naive_rows(table, vector) for table, vector in zip(tables, choice.globals, strict=True)]
     lists = [each.value for each in live.emits if (each.value or b"").startswith(b"[")]
     if lists != told:
@@ -397,4 +393,4 @@ def check_schedule(seed: int) -> tuple[int, int]:
         worker.run()
         check_replay(rng, logs, tables, live, 1)
     recorded = [decode_choice(each) for each in live.choices]
-    return sum(isinstance(each, GlobalsChoice) for each in recorded), worker.waited
+    return sum(bool(each.globals) for each in recorded), worker.waited

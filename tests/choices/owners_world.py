@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
-from holdfast.core.engine.merge.choices import VectorMarker
-from holdfast.core.engine.merge.merging_folder import MergedChanges
+from holdfast.core.engine.fold.folding import Changes
+from holdfast.core.engine.positions import Position
 from holdfast.core.engine.state.codec import combine_digests
 from holdfast.errors import FencedError
 from tests.choices.checks import DiffersError, check_replay
@@ -44,13 +44,13 @@ class TablePartition:
         self.epoch += 1
         return self.epoch
 
-    def append(self, epoch: int, version: int, changes: MergedChanges) -> None:
+    def append(self, epoch: int, version: int, changes: Changes) -> None:
         """Commit a transaction, as the broker does of the newest epoch alone."""
         if epoch < self.epoch:
             raise FencedError(f"epoch {epoch}, the newest is {self.epoch}")
         self.journal(version).commit(changes)
 
-    def position(self, version: int) -> VectorMarker | None:
+    def position(self, version: int) -> Position | None:
         return self.journal(version).position
 
     def whole(self, version: int) -> bool:
@@ -85,7 +85,7 @@ class Owner(Worker):
         self.store = MemoryStore(self.journal.store)
         self.restored = self.partition.position(self.version)
 
-    def commit(self, changes: MergedChanges) -> None:
+    def commit(self, changes: Changes) -> None:
         self.meanwhile(self)
         self.partition.append(self.epoch, self.version, changes)
         self.store.take(changes)

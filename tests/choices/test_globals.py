@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from holdfast.core.engine.batches import Batch
+from holdfast.core.engine.fold.folding import Changes
 from holdfast.core.engine.merge import global_copies
-from holdfast.core.engine.merge.choices import GlobalsChoice
 from holdfast.core.engine.merge.global_copies import GlobalCopy, GlobalView, WorkerGlobals
 from holdfast.core.engine.merge.merging import Merger
-from holdfast.core.engine.merge.merging_folder import MergedChanges
 from holdfast.core.engine.state import global_rows
 from holdfast.core.engine.state.global_rows import GlobalRows, Vector
 from holdfast.errors import ChoicesError, GlobalsError
@@ -60,8 +59,8 @@ def a_position_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
 def positions_are_recorded_and_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
     original = Journal.commit
 
-    def commit(self: Journal, changes: MergedChanges) -> None:
-        changes.choices = [each for each in changes.choices if not isinstance(each, GlobalsChoice)]
+    def commit(self: Journal, changes: Changes) -> None:
+        changes.choices = [each for each in changes.choices if not each.globals]
         original(self, changes)
 
     monkeypatch.setattr(Journal, "commit", commit)

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from holdfast.core.engine.merge.choices import VectorMarker
-from holdfast.core.engine.merge.merging_folder import MergedChanges
+from holdfast.core.engine.fold.folding import Changes
+from holdfast.core.engine.positions import Position
 from holdfast.errors import ChangelogError, ChoicesError
 from tests.choices import test_planted_faults as planted
 from tests.choices.owners_world import Owner, Table, TablePartition, check_owners
@@ -44,7 +44,7 @@ def test_they_change_none_in_many_schedules() -> None:
 
 
 def a_zombies_append_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
-    def append(self: TablePartition, epoch: int, version: int, changes: MergedChanges) -> None:
+    def append(self: TablePartition, epoch: int, version: int, changes: Changes) -> None:
         self.journal(version).commit(changes)
 
     monkeypatch.setattr(TablePartition, "append", append)
@@ -54,11 +54,9 @@ def a_zombies_choices_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a fenced transaction the choices stay: they were not written in it."""
     original = TablePartition.append
 
-    def append(self: TablePartition, epoch: int, version: int, changes: MergedChanges) -> None:
+    def append(self: TablePartition, epoch: int, version: int, changes: Changes) -> None:
         if epoch < self.epoch:
-            self.journal(version).commit(
-                MergedChanges(marker=changes.marker, records=0, choices=changes.choices)
-            )
+            self.journal(version).commit(Changes(marker=changes.marker, records=0, choices=changes.choices))
         original(self, epoch, version, changes)
 
     monkeypatch.setattr(TablePartition, "append", append)
@@ -77,7 +75,7 @@ def versions_have_epochs_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """An old version's owner is not fenced by the new one's, and both write choices."""
     append = TablePartition.append
 
-    def of_version(self: TablePartition, epoch: int, version: int, changes: MergedChanges) -> None:
+    def of_version(self: TablePartition, epoch: int, version: int, changes: Changes) -> None:
         if version == 1 and 2 in self.journals:
             self.journal(version).commit(changes)
         else:
@@ -95,7 +93,7 @@ def growth_loses_the_old_partitions_positions(monkeypatch: pytest.MonkeyPatch) -
     def forgetful(self: Table) -> None:
         old = [*self.partitions]
 
-        def lost(partition: TablePartition, version: int) -> VectorMarker | None:
+        def lost(partition: TablePartition, version: int) -> Position | None:
             return None if any(partition is each for each in old) else position(partition, version)
 
         monkeypatch.setattr(TablePartition, "position", lost)
@@ -126,7 +124,7 @@ def an_added_partition_begins_where_another_is(monkeypatch: pytest.MonkeyPatch) 
     def elsewhere(self: Table, partition: TablePartition) -> Owner:
         first = self.partitions[0]
 
-        def taken(asked: TablePartition, version: int) -> VectorMarker | None:
+        def taken(asked: TablePartition, version: int) -> Position | None:
             return position(asked, version) or position(first, version)
 
         monkeypatch.setattr(TablePartition, "position", taken)

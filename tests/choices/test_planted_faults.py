@@ -10,15 +10,18 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from holdfast.core.engine.batches import Batch
+from holdfast.core.engine.choices import Choice
 from holdfast.core.engine.declared.sources import SourceFold
-from holdfast.core.engine.merge import choices, merging, merging_folder
-from holdfast.core.engine.merge.choices import LOWEST, SOURCE_BITS, Choice, VectorMarker
-from holdfast.core.engine.merge.merging import Merger, Stretch
-from holdfast.core.engine.merge.merging_folder import MergedChanges, MergingFolder
+from holdfast.core.engine.fold.folding import Changes
+from holdfast.core.engine.merge import merging
+from holdfast.core.engine.merge.merging import LOWEST, SOURCE_BITS, Merger, Stretch
+from holdfast.core.engine.merge.merging_folder import MergingFolder
 from holdfast.core.engine.merge.ordering import MergeOrder
-from holdfast.core.engine.state.timers import TimerTable
+from holdfast.core.engine.positions import Position
+from holdfast.core.engine.state.timers import NEVER, TimerTable
 from holdfast.errors import ChoicesError
 from tests.choices import checks, world
 from tests.choices.checks import DiffersError, check_schedule
@@ -73,7 +76,7 @@ def a_tick_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
 def what_is_decided_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
     original = Journal.commit
 
-    def commit(self: Journal, changes: MergedChanges) -> None:
+    def commit(self: Journal, changes: Changes) -> None:
         changes.choices.clear()
         original(self, changes)
 
@@ -108,7 +111,7 @@ def records_are_merged_as_they_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def nothing_lies_below_what_was_folded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(VectorMarker, "last_key", property(lambda marker: LOWEST))
+    monkeypatch.setattr(merging, "last_key", lambda marker: LOWEST)
 
 
 def clocks_that_go_back_are_believed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +138,13 @@ def a_refused_record_keeps_its_tick_timer(monkeypatch: pytest.MonkeyPatch) -> No
 
 def event_time_is_not_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     """A new owner begins with the event time of the next record."""
-    monkeypatch.setattr(merging_folder, "event_ms_of", lambda marker: None)
+    original = MergingFolder.__init__
+
+    def begin(self: Any, *told: Any, **more: Any) -> None:
+        original(self, *told, **more)
+        self.event_ms = self._before_event_ms = -NEVER
+
+    monkeypatch.setattr(MergingFolder, "__init__", begin)
 
 
 def a_rollback_leaves_event_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +173,7 @@ def event_time_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
 
     finished = MergingFolder._finished
 
-    def last(self: Any, *args: Any) -> MergedChanges:
+    def last(self: Any, *args: Any) -> Changes:
         self.event_ms = told[0] if told else self.event_ms
         return finished(self, *args)
 
@@ -177,7 +186,7 @@ def the_merger_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     original = Merger.settle
     calls: set[int] = set()
 
-    def settle(self: Merger, marker: VectorMarker) -> None:
+    def settle(self: Merger, marker: Position) -> None:
         if id(self._sources) not in calls:
             calls.add(id(self._sources))
             original(self, marker)
@@ -190,7 +199,7 @@ def a_new_version_decides_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     original = Merger.__init__
 
     def init(
-        self: Merger, marker: VectorMarker, recorded: Iterable[Choice] = (), order: MergeOrder | None = None
+        self: Merger, marker: Position, recorded: Iterable[Choice] = (), order: MergeOrder | None = None
     ) -> None:
         original(self, marker, () if marker.choices == 0 else recorded, order)
 
@@ -201,7 +210,7 @@ def a_new_version_decides_anew(monkeypatch: pytest.MonkeyPatch) -> None:
 def the_position_is_that_of_the_fetches(monkeypatch: pytest.MonkeyPatch) -> None:
     original = MergingFolder._finished
 
-    def finished(self: Any, taken: list[Stretch], *args: Any) -> MergedChanges:
+    def finished(self: Any, taken: list[Stretch], *args: Any) -> Changes:
         changes = original(self, taken, *args)
         applied = list(changes.marker.applied)
         for stretch in taken:
@@ -220,20 +229,25 @@ def a_batch_is_folded_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def what_was_merged_by_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Choices are of the formats that say append time."""
-    original = choices.choice_of
-    monkeypatch.setattr(merging, "choice_of", lambda *told, by_event, **more: original(*told, **more))
+    monkeypatch.setattr(merging, "Choice", lambda *told, by_event, **more: Choice(*told, **more))
 
 
 def old_choices_are_read_as_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """Records merged by append time are merged by event time when they are folded again."""
-    monkeypatch.setattr(merging, "by_event_of", lambda recorded: 0xFF)
+    original = Merger._next_recorded
+
+    def read(self: Any) -> Choice | None:
+        found = original(self)
+        return None if found is None else replace(found, by_event=0xFF)
+
+    monkeypatch.setattr(Merger, "_next_recorded", read)
 
 
 def no_barrier_parts_the_two_orders(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker continues by event time where the one before had merged by append time."""
 
     def agree(self: Any, choice: Choice | None) -> None:
-        wanted = self._wanted if choice is None else choices.by_event_of(choice) & self._readable
+        wanted = self._wanted if choice is None else choice.by_event & self._readable
         if wanted != self._by_event:
             self._order_by(wanted)
 
@@ -246,7 +260,7 @@ def a_choice_does_not_end_what_was_reached(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def event_times_reached_are_not_restored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(merging, "ordered_of", lambda marker: (-1,) * len(marker.applied))
+    monkeypatch.setattr(Position, "order_ms", property(lambda marker: (-1,) * len(marker.applied)))
 
 
 FAULTS = [

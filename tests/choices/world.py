@@ -19,22 +19,17 @@ from zlib import crc32
 import msgspec
 
 from holdfast.core.engine.batches import Batch
+from holdfast.core.engine.choices import Choice, decode_choice, encode_choice
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.declared.serdes import Msgpack
 from holdfast.core.engine.declared.sources import FoldWith, Source
 from holdfast.core.engine.declared.streams import Stream
 from holdfast.core.engine.emits import Emit
+from holdfast.core.engine.fold.folding import Changes
 from holdfast.core.engine.fold.stepping import Refused
-from holdfast.core.engine.merge.choices import (
-    Choice,
-    VectorMarker,
-    by_event_of,
-    decode_choice,
-    decode_vector_marker,
-    encode_choice,
-)
 from holdfast.core.engine.merge.merging import Merger, Stretch, replayed
-from holdfast.core.engine.merge.merging_folder import MergedChanges, MergingFolder
+from holdfast.core.engine.merge.merging_folder import MergingFolder
+from holdfast.core.engine.positions import Position, decode_position
 from holdfast.core.engine.state.codec import APPLIED, META, digest
 from holdfast.core.engine.state.rows import NEVER, Clock, Rows
 from holdfast.errors import Later
@@ -186,7 +181,7 @@ class MemoryStore(dict[bytes, bytes]):
     def scan(self, prefix: bytes, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         yield from [(key, self[key]) for key in sorted(self) if key.startswith(prefix) and key >= start]
 
-    def take(self, changes: MergedChanges) -> None:
+    def take(self, changes: Changes) -> None:
         for key, value in changes.stored():
             if value is None:
                 self.pop(key, None)
@@ -206,16 +201,16 @@ class Journal:
     refused: list[Refused] = field(default_factory=list)
     choices: list[bytes] = field(default_factory=list)
 
-    def commit(self, changes: MergedChanges) -> None:
+    def commit(self, changes: Changes) -> None:
         self.store.take(changes)
         self.emits += changes.emits
         self.refused += changes.refused
         self.choices += map(encode_choice, changes.choices)
 
     @property
-    def position(self) -> VectorMarker | None:
+    def position(self) -> Position | None:
         stored = self.store.get(APPLIED)
-        return None if stored is None else decode_vector_marker(stored)
+        return None if stored is None else decode_position(stored)
 
     def told(self) -> tuple[Any, ...]:
         """Return the results that every fold must agree on: rows and timers, emits, refusals, position."""
@@ -238,7 +233,7 @@ class Worker:
     def restart(self) -> None:
         self.resume(self.journal.store, self.journal.position)
 
-    def resume(self, store: MemoryStore, marker: VectorMarker | None) -> None:
+    def resume(self, store: MemoryStore, marker: Position | None) -> None:
         """Continue from *marker*, whose rows and timers are in *store*."""
         self.folder: MergingFolder[Seen] = MergingFolder(
             self.processor, store, marker=marker, cache_rows=self.rng.choice((2, 1000))
@@ -306,7 +301,7 @@ class Worker:
             return
         merger.settle(folder.marker)
 
-    def commit(self, changes: MergedChanges) -> None:
+    def commit(self, changes: Changes) -> None:
         self.journal.commit(changes)
 
     def die(self) -> None:
@@ -324,14 +319,14 @@ class Worker:
 def recorded_of(journal: Journal) -> list[Choice]:
     """Return the choices up to the journal's marker."""
     stored = journal.store.get(APPLIED)
-    count = 0 if stored is None else decode_vector_marker(stored).choices
+    count = 0 if stored is None else decode_position(stored).choices
     return list(map(decode_choice, journal.choices))[:count]
 
 
 def logs_of(journal: Journal, logs: Sequence[Log]) -> list[Log]:
     """Return *logs* up to the journal's marker."""
     stored = journal.store.get(APPLIED)
-    applied = [-1] * len(logs) if stored is None else decode_vector_marker(stored).applied
+    applied = [-1] * len(logs) if stored is None else decode_position(stored).applied
     cut = [log.before(last) for log, last in zip(logs, applied, strict=True)]
     return [
         Log(log.offsets[:count], log.times_ms[:count], log.values[:count])
@@ -352,7 +347,7 @@ def replay(
     logs: Sequence[Log],
     recorded: Sequence[Choice],
     version: int = 1,
-    upto: VectorMarker | None = None,
+    upto: Position | None = None,
 ) -> Journal:
     """Fold *logs* from their beginning by the recorded choices, in batches and transactions of any size, now
     and then from a marker on; *upto* is the marker at which the recorded choices end.
@@ -361,7 +356,7 @@ def replay(
 
     def resumed() -> tuple[MergingFolder[Seen], Iterator[Stretch]]:
         stored = journal.store.get(APPLIED)
-        marker = None if stored is None else decode_vector_marker(stored)
+        marker = None if stored is None else decode_position(stored)
         folder: MergingFolder[Seen] = MergingFolder(processor, journal.store, marker=marker)
         order = folder.order.as_at(upto)
         return folder, replayed(
@@ -477,7 +472,7 @@ def by_append_time(
     return ((source, at) for _, source, at in sorted(keyed))
 
 
-def naive(logs: Sequence[Log], recorded: Sequence[Choice], upto: VectorMarker) -> Naive:
+def naive(logs: Sequence[Log], recorded: Sequence[Choice], upto: Position) -> Naive:
     """Fold *logs* between *recorded*, each part in the order that its choice says, the last as *upto*
     does.
     """
@@ -487,7 +482,7 @@ def naive(logs: Sequence[Log], recorded: Sequence[Choice], upto: VectorMarker) -
             len(log.offsets) if choice is None else log.before(choice.applied[source])
             for source, log in enumerate(logs)
         ]
-        by_event = by_event_of(upto if choice is None else choice)
+        by_event = (upto if choice is None else choice).by_event
         part = in_turn(logs, done, ends, by_event) if by_event else by_append_time(logs, done, ends)
         for source, at in part:
             log = logs[source]

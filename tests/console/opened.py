@@ -10,7 +10,7 @@ from typing import Any, cast
 import aiohttp
 
 from holdfast.clients.groups.admin import GroupAdmin
-from holdfast.clients.groups.records import GroupDescription, GroupKind, GroupSurvey, Position
+from holdfast.clients.groups.records import GroupDescription, GroupKind, GroupPosition, GroupSurvey
 from holdfast.clients.tables.directory import FixedDirectory
 from holdfast.config import Settings
 from holdfast.console.server import Console
@@ -44,7 +44,7 @@ class MadeUpGroups(GroupDesk):
             )
         )
 
-    def _lines(self, group: str, kind: GroupKind, places: Sequence[Place]) -> tuple[Position, ...]:
+    def _lines(self, group: str, kind: GroupKind, places: Sequence[Place]) -> tuple[GroupPosition, ...]:
         self.asked.append(len(places))
         return tuple(_position(group, *each) for each in sorted(places))
 
@@ -60,8 +60,8 @@ def _described(claims: int) -> GroupDescription:
     )
 
 
-def _position(group: str, topic: str, partition: int) -> Position:
-    return Position(
+def _position(group: str, topic: str, partition: int) -> GroupPosition:
+    return GroupPosition(
         group=group,
         topic=topic,
         partition=partition,

@@ -13,7 +13,8 @@ import pytest
 from holdfast.core import ranges
 from holdfast.core.claims import resets
 from holdfast.core.engine import query_wire
-from holdfast.core.engine.state.codec import Marker, RowCodec, decode_due, decode_marker, text_key
+from holdfast.core.engine.positions import Position, decode_position
+from holdfast.core.engine.state.codec import RowCodec, decode_due, text_key
 from holdfast.core.kafka.transaction_requests import added
 from holdfast.core.outbox import harvest
 from holdfast.core.producers import registry
@@ -55,8 +56,8 @@ def test_a_wish_that_is_no_text_is_none(data: bytes) -> None:
     [
         (decode_due, b"1"),
         (text_key, b"\x02\xff"),
-        (decode_marker, b"\x9d" + b"\x91" * 100_000),
-        (RowCodec[Marker](Marker).decode, b"\x01" + b"\x9d" + b"\x91" * 100_000),
+        (decode_position, b"\x9d" + b"\x91" * 100_000),
+        (RowCodec[Position](Position).decode, b"\x01" + b"\x9d" + b"\x91" * 100_000),
         (added, bytes(4) + b"\x02\x02\xff\x01\0\0"),
         (harvest.unpack_ids, [1]),
     ],

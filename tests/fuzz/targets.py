@@ -18,17 +18,8 @@ from holdfast.core.broker_logs.folds import decode_group, decode_transaction
 from holdfast.core.claims import frames, resets
 from holdfast.core.engine import query_wire
 from holdfast.core.engine.merge.strays import Audit
-from holdfast.core.engine.state.codec import (
-    EventMarker,
-    Marker,
-    RowCodec,
-    decode_due,
-    decode_marker,
-    encode_due,
-    encode_marker,
-    row_key,
-    text_key,
-)
+from holdfast.core.engine.positions import Position, decode_position, encode_position
+from holdfast.core.engine.state.codec import RowCodec, decode_due, encode_due, row_key, text_key
 from holdfast.core.groups import announcements
 from holdfast.core.groups.announcements import Announce, Leave, Summary, partitions_of
 from holdfast.core.kafka import compression
@@ -319,9 +310,9 @@ TARGETS: tuple[Target, ...] = (
     ),
     Target(
         name="position markers",
-        decode=decode_marker,
-        seeds=(encode_marker(Marker(41, 99, 1)), encode_marker(EventMarker(41, 99, 1, 4, 0, event_ms=7))),
-        encode=encode_marker,
+        decode=decode_position,
+        seeds=(encode_position(Position((41,), 99, 1)), encode_position(Position((41,), 99, 1, event_ms=7))),
+        encode=encode_position,
     ),
     Target(name="timers", decode=decode_due, seeds=(encode_due(1_700_000_000_000),), encode=encode_due),
     Target(name="row keys", decode=text_key, seeds=(row_key("a key"),), encode=row_key),

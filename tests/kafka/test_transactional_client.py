@@ -17,7 +17,8 @@ from confluent_kafka import KafkaError
 from holdfast.core.engine.declared.partitioners import by_key, murmur2
 from holdfast.core.engine.declared.processor import Emit
 from holdfast.core.engine.fold.folding import Changes
-from holdfast.core.engine.state.codec import APPLIED, Marker
+from holdfast.core.engine.positions import Position
+from holdfast.core.engine.state.codec import APPLIED
 from holdfast.core.kafka import transaction_requests as wire
 from holdfast.core.kafka.wire import put_compact
 from holdfast.errors import BrokerError, FencedError, WireError
@@ -62,7 +63,10 @@ def brokers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 def changes(applied: int, *emits: Emit) -> Changes:
     return Changes(
-        marker=Marker(applied, 1_000, 1), records=1, puts=[(b"\x02a", b"%d" % applied)], emits=list(emits)
+        marker=Position((applied,), 1_000, 1),
+        records=1,
+        puts=[(b"\x02a", b"%d" % applied)],
+        emits=list(emits),
     )
 
 

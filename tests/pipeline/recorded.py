@@ -9,9 +9,9 @@ from typing import Any
 import pyarrow as pa
 
 from holdfast.core.engine.batches import Batch
+from holdfast.core.engine.choices import Choice
 from holdfast.core.engine.declared.global_tables import Global
 from holdfast.core.engine.declared.processor import Processor
-from holdfast.core.engine.merge.choices import Choice
 from holdfast.core.engine.merge.global_copies import GlobalLog, folded_by
 from holdfast.core.engine.state.codec import digest
 from holdfast.pipeline.folds.folding import FoldPlan, fold_partition

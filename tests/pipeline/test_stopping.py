@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import pytest
 
+from holdfast.core.engine.choices import Choice
 from holdfast.core.engine.declared.sources import fingerprint
-from holdfast.core.engine.merge.choices import Choice, by_event_of
 from holdfast.errors import ConfigError, PipelineError
 from holdfast.pipeline.bronze.extent import Until, parse_until
 from holdfast.pipeline.folds.folding import FoldPlan, FoldSummary
@@ -44,7 +44,7 @@ def steps_of(logs: list[Log], recorded: list[Choice]) -> list[Step]:
             len(log.offsets) if choice is None else log.before(choice.applied[at])
             for at, log in enumerate(logs)
         ]
-        by_event = BY_EVENT if choice is None else by_event_of(choice)
+        by_event = BY_EVENT if choice is None else choice.by_event
         out += [
             Step(source, logs[source].offsets[at], max(logs[source].times_ms[: at + 1], default=-1))
             for source, at in world.in_turn(logs, done, upto, by_event)

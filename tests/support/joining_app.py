@@ -16,10 +16,11 @@ from confluent_kafka import Message, Producer
 
 from holdfast.clients.topics.application import create_topics
 from holdfast.core.engine.batches import Batch
-from holdfast.core.engine.merge.choices import Choice, VectorMarker, decode_choice, decode_vector_marker
+from holdfast.core.engine.choices import Choice, decode_choice
 from holdfast.core.engine.merge.global_copies import GlobalLog, GlobalReplay
 from holdfast.core.engine.merge.merging import replayed
-from holdfast.core.engine.merge.merging_folder import MergingFolder, start_of
+from holdfast.core.engine.merge.merging_folder import MergingFolder
+from holdfast.core.engine.positions import Position, decode_position, start_of
 from holdfast.core.engine.state.codec import APPLIED, digest
 from holdfast.core.engine.state.memory_store import DictStore
 from holdfast.dev.fixtures import SessionBroker
@@ -40,7 +41,7 @@ APPEND_TIME = {"message.timestamp.type": "LogAppendTime"}
 class JoinOutcome:
     """Result of one partition: live, and folded again."""
 
-    marker: VectorMarker
+    marker: Position
     choices: list[Choice]
     emits: list[bytes] = field(default_factory=list)
 
@@ -167,9 +168,9 @@ class JoinApplication(Application):
         logs = [read_topic(self.broker, topic) for topic in self.joined.topics]
         return {number: tuple(_last(log[number]) for log in logs) for number in range(self.partitions)}
 
-    def states(self) -> dict[int, tuple[State, VectorMarker]]:
+    def states(self) -> dict[int, tuple[State, Position]]:
         """Return the state in the changelog, by partition."""
-        out: dict[int, tuple[State, VectorMarker]] = {}
+        out: dict[int, tuple[State, Position]] = {}
         for number, messages in read_topic(self.broker, self.joined.changelog(self.name)).items():
             state: State = {}
             for message in messages:
@@ -179,7 +180,7 @@ class JoinApplication(Application):
                 else:
                     state[key] = value
             marker = state.pop(APPLIED, None)
-            found = start_of(self.joined) if marker is None else decode_vector_marker(marker)
+            found = start_of(self.joined) if marker is None else decode_position(marker)
             out[number] = state, found
         return out
 

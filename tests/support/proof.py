@@ -23,7 +23,8 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, Top
 from holdfast.clock import system_clock
 from holdfast.core.engine.declared.processor import Emit, Processor
 from holdfast.core.engine.fold.folding import Folder
-from holdfast.core.engine.state.codec import APPLIED, META, Marker, RowCodec, decode_marker, digest, row_key
+from holdfast.core.engine.positions import Position, decode_position
+from holdfast.core.engine.state.codec import APPLIED, META, RowCodec, digest, row_key
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.kafka.fetching.records import Records
 from tests.chaos.counting import EMIT_EVERY, Count
@@ -102,7 +103,7 @@ class Outcome:
     """
 
     state: State
-    marker: Marker
+    marker: Position
     emits: list[Emit]
     refused: list[int]
 
@@ -111,7 +112,7 @@ def model(processor: Processor[Any, Any], partition: int, messages: Sequence[Mes
     """Fold *messages* here, cut at arbitrary offsets."""
     store = DictStore()
     folder = Folder(processor, store, cache_rows=64)
-    out = Outcome(state=store.state, marker=Marker(-1, -1, processor.version), emits=[], refused=[])
+    out = Outcome(state=store.state, marker=Position((-1,), -1, processor.version), emits=[], refused=[])
     for start in range(0, len(messages), CUT):
         records = Records()
         take(records, messages[start : start + CUT])
@@ -129,7 +130,7 @@ def model(processor: Processor[Any, Any], partition: int, messages: Sequence[Mes
     return out
 
 
-def logged_state(messages: Sequence[Message]) -> tuple[State, Marker | None]:
+def logged_state(messages: Sequence[Message]) -> tuple[State, Position | None]:
     """Return the state and marker in a changelog partition."""
     state: State = {}
     for message in messages:
@@ -140,10 +141,10 @@ def logged_state(messages: Sequence[Message]) -> tuple[State, Marker | None]:
             state[key] = value
     marker = state.get(APPLIED)
     rows = {key: value for key, value in state.items() if key[:1] != META}
-    return rows, decode_marker(marker) if marker else None
+    return rows, decode_position(marker) if marker else None
 
 
-def stored_state(path: Path) -> tuple[State, Marker | None]:
+def stored_state(path: Path) -> tuple[State, Position | None]:
     """Return the state and marker in a RocksDB store; its worker must have ended, or the copy is out of
     date.
     """
@@ -156,7 +157,7 @@ def stored_state(path: Path) -> tuple[State, Marker | None]:
         database.close()
     marker = items.get(APPLIED)
     return {key: value for key, value in items.items() if key[:1] != META}, (
-        decode_marker(marker) if marker else None
+        decode_position(marker) if marker else None
     )
 
 

@@ -13,7 +13,7 @@ from confluent_kafka import Producer
 
 from holdfast.clients.topics.application import create_topics
 from holdfast.core.engine.declared.processor import Processor
-from holdfast.core.engine.merge.positions import offsets_of, position_format
+from holdfast.core.engine.positions import position_format
 from holdfast.core.engine.state.codec import APPLIED, ROW, RowCodec, text_key
 from holdfast.core.engine.state.source_ids import SOURCE_IDS
 from holdfast.dev.fixtures import SessionBroker
@@ -121,7 +121,7 @@ class StepsApplication(Application):
             ends = tuple((log[number][-1].offset() or 0) if log[number] else None for log in logs)
             form = position_format(processor)
             marker = form.decode(state[APPLIED]) if APPLIED in state else form.start
-            if any(end not in (None, at) for end, at in zip(ends, offsets_of(marker), strict=True)):
+            if any(end not in (None, at) for end, at in zip(ends, marker.applied, strict=True)):
                 return False
         return True
 

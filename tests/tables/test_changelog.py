@@ -14,7 +14,8 @@ from holdfast.config import Settings
 from holdfast.core.engine.declared.partitioners import by_key
 from holdfast.core.engine.declared.processor import Emit
 from holdfast.core.engine.fold.folding import Changes
-from holdfast.core.engine.state.codec import APPLIED, Marker, encode_marker
+from holdfast.core.engine.positions import Position, encode_position
+from holdfast.core.engine.state.codec import APPLIED
 from holdfast.core.kafka import transaction_requests
 from holdfast.core.kafka.sequences import MAX_EPOCH
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
@@ -79,7 +80,7 @@ def owned(
 
 
 def changes(puts: list[tuple[bytes, bytes | None]], applied: int, emits: list[Emit] | None = None) -> Changes:
-    return Changes(marker=Marker(applied, 1_000, 1), records=len(puts), puts=puts, emits=emits or [])
+    return Changes(marker=Position((applied,), 1_000, 1), records=len(puts), puts=puts, emits=emits or [])
 
 
 def committed(broker: SessionBroker, topic: str, partition: int = 1) -> list[Message]:
@@ -127,7 +128,7 @@ def test_rows_arrive_whole_in_order_and_the_marker_last(
     found = committed(broker, topic)
     assert [(message.key(), message.value()) for message in found[:-1]] == [
         *puts,
-        (APPLIED, encode_marker(first.marker)),
+        (APPLIED, encode_position(first.marker)),
     ]
     assert found[-1].key() == APPLIED
     assert nexts == [(message.offset() or 0) + 1 for message in found[-2:]]

@@ -13,7 +13,8 @@ import pytest
 import rocksdict as R
 from confluent_kafka import KafkaError, TopicPartition
 
-from holdfast.core.engine.state.codec import APPLIED, Marker, row_key, wake_key
+from holdfast.core.engine.positions import Position
+from holdfast.core.engine.state.codec import APPLIED, row_key, wake_key
 from holdfast.errors import BrokerError
 from holdfast.tables import checking
 from holdfast.tables.checking import _LATER, RECORDS_PER_S, CheckStopped, _compare, _Piece
@@ -32,7 +33,7 @@ def compared(
 ) -> str | None:
     """Compare a store with what its changelog holds before the store's offset; *later* changed after it."""
     store = PartitionStore(folder / "store", STAMP, BUDGET)
-    store.write(store_rows.items(), Marker(9, 90, 1), 10)
+    store.write(store_rows.items(), Position((9,), 90, 1), 10)
     scratch = R.Rdict(str(folder / "scratch"), BUDGET.options())
     try:
         for key, value in changelog_rows.items():
@@ -40,7 +41,7 @@ def compared(
         for key in later:
             scratch[_LATER + key] = b""
         state = store.pin()
-        store.write([(KEYS[5], b"of a later transaction"), (KEYS[6], None)], Marker(10, 100, 1), 20)
+        store.write([(KEYS[5], b"of a later transaction"), (KEYS[6], None)], Position((10,), 100, 1), 20)
         return _compare(state, scratch, threading.Event())
     finally:
         scratch.close()
@@ -82,7 +83,7 @@ def test_a_row_that_did_not_change_since_is_found_among_those_that_did(tmp_path:
 
 def test_a_walk_that_is_stopped_says_nothing_of_the_store(tmp_path: Path) -> None:
     store = PartitionStore(tmp_path / "store", STAMP, BUDGET)
-    store.write(RIGHT.items(), Marker(9, 90, 1), 10)
+    store.write(RIGHT.items(), Position((9,), 90, 1), 10)
     scratch = R.Rdict(str(tmp_path / "scratch"), BUDGET.options())
     for key, value in RIGHT.items():
         scratch[key] = value

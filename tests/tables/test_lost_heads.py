@@ -15,9 +15,8 @@ from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.declared.serdes import Text
 from holdfast.core.engine.declared.sources import Source
 from holdfast.core.engine.fold.folding import Changes
-from holdfast.core.engine.merge.choices import beginning
-from holdfast.core.engine.merge.merging_folder import MergedChanges
-from holdfast.core.engine.state.codec import APPLIED, Marker, encode_marker, row_key
+from holdfast.core.engine.positions import Position, encode_position, ordered_start
+from holdfast.core.engine.state.codec import APPLIED, row_key
 from holdfast.core.engine.state.lost_heads import LOST_HEADS, decode_lost_heads, encode_lost_heads
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import ChangelogError, OutOfRangeError
@@ -69,22 +68,20 @@ def opened(
 
 
 def changes(applied: int) -> Changes:
-    return Changes(marker=Marker(applied, 5, 1), records=1, puts=[(row_key("a"), b"x")])
+    return Changes(marker=Position((applied,), 5, 1), records=1, puts=[(row_key("a"), b"x")])
 
 
-def folded(part: Partition, made: Changes | MergedChanges, changelog_next: int) -> list[bytes]:
+def folded(part: Partition, made: Changes, changelog_next: int) -> list[bytes]:
     """Have a partition keep a transaction as a runner does; return the keys that it writes."""
     noted = part.owner.noted(made)
     part.owner.keep(noted, changelog_next)
     return [key for key, _ in noted.puts]
 
 
-def merged(left: int, right: int) -> MergedChanges:
-    start = beginning(2, 2, 1)
+def merged(left: int, right: int) -> Changes:
+    start = ordered_start(2, 2, 1)
     reached = (left, right)
-    return MergedChanges(
-        marker=type(start)(reached, 5, 1, start.format, (5, 5), 0, start.tick_ms, 0, TWO.lineage), records=1
-    )
+    return Changes(marker=Position(reached, 5, 1, (5, 5), 0, start.tick_ms, 0, TWO.lineage), records=1)
 
 
 def test_the_first_transaction_after_a_hole_says_so_and_no_other(tmp_path: Path) -> None:
@@ -124,7 +121,7 @@ def test_a_table_of_a_whole_log_is_not_partial_though_another_table_is(tmp_path:
     assert part.partial == {}
     part.head_of = lambda place: (
         5
-    )  # read from its beginning for another table; what this one has is before that
+    )  # read from its ordered_start for another table; what this one has is before that
     assert LOST_HEADS not in folded(part, changes(5), 6)
     assert part.partial == {}
     part.close()
@@ -160,10 +157,10 @@ def test_a_restore_and_a_standby_learn_it_from_the_changelog(tmp_path: Path, tak
     log: list[tuple[bytes, bytes | None]] = [
         (LOST_HEADS, encode_lost_heads({"in": 7})),
         (row_key("a"), b"x"),
-        (APPLIED, encode_marker(Marker(7, 1, 1))),
+        (APPLIED, encode_position(Position((7,), 1, 1))),
     ]
     if taken_back:  # as `tables repair` does, which folds all of the log again
-        log += [(LOST_HEADS, None), (APPLIED, encode_marker(Marker(8, 1, 1)))]
+        log += [(LOST_HEADS, None), (APPLIED, encode_position(Position((8,), 1, 1)))]
     part = opened(tmp_path)
     records = [
         Message(topic="log", partition=0, offset=at, key=key, value=value)

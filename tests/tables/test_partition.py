@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from holdfast.clock import ManualClock
 from holdfast.core.engine.declared.processor import Processor
-from holdfast.core.engine.state.codec import APPLIED, Marker, encode_marker, row_key
+from holdfast.core.engine.positions import Position, encode_position
+from holdfast.core.engine.state.codec import APPLIED, row_key
 from holdfast.errors import ChangelogError
 from holdfast.tables import partition as module
 from holdfast.tables import replay, store
@@ -79,7 +80,7 @@ def logged(transactions: list[Changes]) -> tuple[list[Message], dict[int, State]
     offset = 0
     for number, changes in enumerate(transactions):
         rows = [(row_key(key), value_of(change)) for key, change in changes.items()]
-        for key, value in [*rows, (APPLIED, encode_marker(Marker(number, number, 1)))]:
+        for key, value in [*rows, (APPLIED, encode_position(Position((number,), number, 1)))]:
             records.append(Message(topic="log", partition=0, offset=offset, key=key, value=value))
             offset += 1
         state = {key: value for key, value in {**state, **dict(rows)}.items() if value is not None}

@@ -11,7 +11,8 @@ import pytest
 
 from holdfast.core.engine.declared.processor import Emit
 from holdfast.core.engine.fold.folding import Changes
-from holdfast.core.engine.state.codec import APPLIED, Marker, encode_marker
+from holdfast.core.engine.positions import Position, encode_position
+from holdfast.core.engine.state.codec import APPLIED
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import BrokerError, FencedError
 from holdfast.kafka.transactions.transactional_producer import (
@@ -26,7 +27,7 @@ from holdfast.tables.changelog import ChangelogWriter
 from tests.support.patience import DEADLINE_S
 
 LOG, OUT = ("log", 3), ("out", 1)
-MARKER = Marker(7, 1_000, 1)
+MARKER = Position((7,), 1_000, 1)
 
 
 class ScriptedProducer:
@@ -103,7 +104,7 @@ def test_the_marker_is_the_last_record_and_all_of_it_is_one_transaction() -> Non
             "close",
         ]
         assert [key for key, _, _ in producer.committed[LOG]] == [b"\x02a", b"\x02b", APPLIED]
-        assert producer.committed[LOG][-1][1] == encode_marker(MARKER)
+        assert producer.committed[LOG][-1][1] == encode_position(MARKER)
         assert producer.committed[OUT] == [(b"k", b"v", [])]
 
     asyncio.run(run())

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.core.engine.state.codec import Marker, row_key
+from holdfast.core.engine.positions import Position
+from holdfast.core.engine.state.codec import row_key
 from holdfast.errors import StoreError
 from holdfast.tables import rocks
 from holdfast.tables import store as module
@@ -50,7 +51,7 @@ def test_readers_between_the_pieces_see_the_state_before_in_every_kind_of_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = opened(tmp_path)
-    store.write(rows(b"old", KEYS[:9]), Marker(1, 1, 1), 10)
+    store.write(rows(b"old", KEYS[:9]), Position((1,), 1, 1), 10)
     seen: list[tuple[Any, ...]] = []
 
     def look(piece: int) -> None:
@@ -63,16 +64,16 @@ def test_readers_between_the_pieces_see_the_state_before_in_every_kind_of_read(
                 store.get_many([KEYS[8], KEYS[9]]),
                 scanned,
                 everything,
-                store.marker.applied,
+                store.marker.applied[0],
             )
         )
 
     at_each_piece(monkeypatch, look)
-    store.write(rows(b"new"), Marker(2, 2, 1), 20)
+    store.write(rows(b"new"), Position((2,), 2, 1), 20)
 
     assert seen == [(b"old", None, [b"old", None], [b"old"] * 9, [b"old"] * 9, 1)] * 4
     assert store.get_many(KEYS) == [b"new"] * 10
-    assert (store.marker.applied, store.changelog_next, store.whole) == (2, 20, True)
+    assert (store.marker.applied[0], store.changelog_next, store.whole) == (2, 20, True)
     store.close()
 
 
@@ -98,12 +99,12 @@ def test_a_read_that_meets_the_beginning_of_a_write_is_of_one_state(
     tmp_path: Path, read: Callable[[PartitionStore], list[bytes]], closed: bool
 ) -> None:
     store = opened(tmp_path)
-    store.write(rows(b"old"), Marker(1, 1, 1), 10)
+    store.write(rows(b"old"), Position((1,), 1, 1), 10)
 
     def meanwhile() -> None:
         store.write_pieces(rows(b"new", KEYS[:4]), 15)
         if closed:
-            store.write(rows(b"new", KEYS[4:]), Marker(2, 2, 1), 20)
+            store.write(rows(b"new", KEYS[4:]), Position((2,), 2, 1), 20)
 
     db = store._db
     store._db = Meanwhile(db, meanwhile)  # type: ignore[assignment]
@@ -117,7 +118,7 @@ def test_a_write_cut_between_its_pieces_is_found_when_the_store_is_opened_and_cu
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = opened(tmp_path)
-    store.write(rows(b"old"), Marker(1, 1, 1), 10)
+    store.write(rows(b"old"), Position((1,), 1, 1), 10)
 
     def fail(piece: int) -> None:
         if piece == 2:
@@ -126,20 +127,20 @@ def test_a_write_cut_between_its_pieces_is_found_when_the_store_is_opened_and_cu
     with monkeypatch.context() as cut:
         at_each_piece(cut, fail)
         with pytest.raises(StoreError):
-            store.write(rows(b"new"), Marker(3, 3, 1), 30)
+            store.write(rows(b"new"), Position((3,), 3, 1), 30)
     assert not store.whole
     assert store.get(KEYS[0]) == b"old"
     store.close()
 
     again = opened(tmp_path)
-    assert (again.marker.applied, again.changelog_next, again.whole) == (1, 10, False)
+    assert (again.marker.applied[0], again.changelog_next, again.whole) == (1, 10, False)
     assert {again.get(key) for key in KEYS} == {b"old", b"new"}, (
         "the cut left a mixture, else this test shows nothing"
     )
     # The changelog may come in smaller steps than it was written in: not whole before the last of them.
-    again.write(rows(b"mid", KEYS[:2]), Marker(2, 2, 1), 20)
+    again.write(rows(b"mid", KEYS[:2]), Position((2,), 2, 1), 20)
     assert not again.whole
-    again.write(rows(b"new"), Marker(3, 3, 1), 30)
+    again.write(rows(b"new"), Position((3,), 3, 1), 30)
     assert again.whole
     again.close()
     assert opened(tmp_path).whole
@@ -149,7 +150,7 @@ def test_a_store_rebuilt_after_a_cut_write_is_empty_to_its_readers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = opened(tmp_path)
-    store.write(rows(b"old"), Marker(1, 1, 1), 10)
+    store.write(rows(b"old"), Position((1,), 1, 1), 10)
 
     def fail(piece: int) -> None:
         if piece == 2:
@@ -158,7 +159,7 @@ def test_a_store_rebuilt_after_a_cut_write_is_empty_to_its_readers(
     with monkeypatch.context() as cut:
         at_each_piece(cut, fail)
         with pytest.raises(StoreError):
-            store.write(rows(b"new"), Marker(2, 2, 1), 20)
+            store.write(rows(b"new"), Position((2,), 2, 1), 20)
     store.rebuild("told to")
     assert (store.get(KEYS[0]), list(store.everything()), store.whole) == (None, [], True)
     store.close()
@@ -169,14 +170,14 @@ def test_a_small_transaction_is_one_piece(tmp_path: Path, monkeypatch: pytest.Mo
     pieces: list[int] = []
     at_each_piece(monkeypatch, pieces.append)
     for size in (0, 1, 3):
-        store.write(rows(b"v", KEYS[:size]), Marker(size, 1, 1), size)
+        store.write(rows(b"v", KEYS[:size]), Position((size,), 1, 1), size)
     assert pieces == [0, 1, 2]
     store.close()
 
 
 def test_deletions_are_written_with_their_piece(tmp_path: Path) -> None:
     store = opened(tmp_path)
-    store.write(rows(b"v"), Marker(1, 1, 1), 1)
-    store.write([(key, None) for key in reversed(KEYS)], Marker(2, 1, 1), 2)
+    store.write(rows(b"v"), Position((1,), 1, 1), 1)
+    store.write([(key, None) for key in reversed(KEYS)], Position((2,), 1, 1), 2)
     assert list(store.everything()) == []
     store.close()

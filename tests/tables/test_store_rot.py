@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.core.engine.state.codec import Marker, row_key
+from holdfast.core.engine.positions import Position
+from holdfast.core.engine.state.codec import row_key
 from holdfast.errors import RottenStoreError, StoreError
 from holdfast.tables.aside import ROTTEN_KEPT, rotten_stores
 from holdfast.tables.rocks import UNLOGGED, Budget
@@ -33,7 +34,7 @@ def opened(folder: Path) -> PartitionStore:
 
 def filled(folder: Path) -> PartitionStore:
     store = opened(folder)
-    store.write([(key, key + os.urandom(60)) for key in KEYS], Marker(7, 70, 1), 80, options=UNLOGGED)
+    store.write([(key, key + os.urandom(60)) for key in KEYS], Position((7,), 70, 1), 80, options=UNLOGGED)
     # Else RocksDB may do so after the next opening, and meet damage before any read.
     store._db.compact_range(None, None)
     return store
@@ -77,7 +78,7 @@ def test_after_a_kill_a_damaged_store_is_set_aside_and_recreated(
         store = opened(tmp_path)
     assert "damaged" in caplog.text
     assert "checksum" in caplog.text
-    assert (store.marker.applied, store.changelog_next, list(store.everything())) == (-1, 0, [])
+    assert (store.marker.applied[0], store.changelog_next, list(store.everything())) == (-1, 0, [])
     assert [path.name for path in rotten_stores(tmp_path / WHERE)] == ["store.rotten-1"]
     assert any((tmp_path / "store.rotten-1").glob("*.sst")), "to be looked at"
     store.close()
@@ -88,7 +89,7 @@ def test_after_a_kill_a_store_without_damage_is_kept(tmp_path: Path) -> None:
     filled(tmp_path).close()
     left_by_a_kill(tmp_path)
     store = opened(tmp_path)
-    assert (store.marker.applied, len(list(store.everything()))) == (7, len(KEYS))
+    assert (store.marker.applied[0], len(list(store.everything()))) == (7, len(KEYS))
     store.close()
 
 
@@ -97,7 +98,7 @@ def test_a_store_closed_in_good_order_is_opened_without_reading_it(tmp_path: Pat
     filled(tmp_path).close()
     flip(tmp_path)
     store = opened(tmp_path)
-    assert store.marker.applied == 7
+    assert store.marker.applied[0] == 7
     store.close()
 
 
@@ -123,7 +124,7 @@ def test_no_read_takes_a_damaged_block_for_missing_rows(tmp_path: Path, read: st
     assert store.rotten is not None
     store.close()
     again = opened(tmp_path)
-    assert again.marker.applied == -1, "what was found rotten is not believed at the next opening either"
+    assert again.marker.applied[0] == -1, "what was found rotten is not believed at the next opening either"
     again.close()
 
 
@@ -132,8 +133,8 @@ def test_a_store_found_rotten_is_rebuilt_in_place_and_the_newest_are_kept(tmp_pa
     for turn in range(ROTTEN_KEPT + 2):
         store.condemn(f"reason {turn}")
         store.rebuild("reason")
-        assert (store.rotten, store.marker.applied) == (None, -1)
-        store.write([(KEYS[0], b"%d" % turn)], Marker(1, 1, 1), 2)
+        assert (store.rotten, store.marker.applied[0]) == (None, -1)
+        store.write([(KEYS[0], b"%d" % turn)], Position((1,), 1, 1), 2)
     kept = [path.name for path in rotten_stores(tmp_path / WHERE)]
     assert kept == [f"store.rotten-{turn}" for turn in range(3, ROTTEN_KEPT + 3)]
     store.close()
@@ -159,7 +160,7 @@ os.kill(os.getpid(), signal.SIGKILL)
         check=False,
     )
     store = opened(tmp_path)
-    assert store.marker.applied == -1
+    assert store.marker.applied[0] == -1
     assert len(rotten_stores(tmp_path / WHERE)) == 1
     store.close()
 
@@ -167,7 +168,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_a_pinned_state_is_that_of_its_moment_and_ends_with_the_store(tmp_path: Path) -> None:
     store = filled(tmp_path)
     pinned = store.pin()
-    store.write([(KEYS[0], b"later"), (KEYS[1], None)], Marker(8, 80, 1), 90)
+    store.write([(KEYS[0], b"later"), (KEYS[1], None)], Position((8,), 80, 1), 90)
     found = dict(pinned.step(b"\x02", len(KEYS) + 1))
     assert (pinned.applied, pinned.changelog_next, len(found)) == (7, 80, len(KEYS))
     assert found[KEYS[0]] != b"later"
@@ -186,6 +187,6 @@ def test_a_state_pinned_between_the_pieces_of_a_write_is_the_one_before_it(tmp_p
     assert pinned.step(KEYS[0], 1)[0][1] != b"of the next transaction"
     pinned.close()
     assert store.get(KEYS[0]) != b"of the next transaction", "readers share that state"
-    store.write([], Marker(8, 80, 1), 90)
+    store.write([], Position((8,), 80, 1), 90)
     assert store.pin().step(KEYS[0], 1) == [(KEYS[0], b"of the next transaction")]
     store.close()

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.core.engine.merge.positions import offsets_of
-from holdfast.core.engine.state.codec import Marker, row_key
+from holdfast.core.engine.positions import Position
+from holdfast.core.engine.state.codec import row_key
 from holdfast.tables.rocks import LOGGED, UNLOGGED, Budget
 from holdfast.tables.store import PartitionStore, StoreStamp
 from tests.support.patience import DEADLINE_S
@@ -31,7 +31,7 @@ def opened(path: Path) -> PartitionStore:
 def transaction(store: PartitionStore, number: int, *, logged: bool) -> None:
     """Write every row with the transaction's number: rows of two numbers are two transactions mixed."""
     rows: list[tuple[bytes, bytes | None]] = [(key, b"%06d" % number + bytes(200)) for key in KEYS]
-    store.write(rows, Marker(number, number, 1), number * 10, options=LOGGED if logged else UNLOGGED)
+    store.write(rows, Position((number,), number, 1), number * 10, options=LOGGED if logged else UNLOGGED)
 
 
 def restore(store: PartitionStore, transactions: int) -> None:
@@ -43,7 +43,7 @@ def restore_and_go_on(store: PartitionStore, transactions: int) -> None:
     """Restore, then change half of the rows as a worker does."""
     restore(store, transactions)
     half: list[tuple[bytes, bytes | None]] = [(key, b"%06d" % transactions + b"later") for key in KEYS[::2]]
-    store.write(half, Marker(transactions, transactions, 1), transactions * 10)
+    store.write(half, Position((transactions,), transactions, 1), transactions * 10)
 
 
 def restore_and_touch(store: PartitionStore, transactions: int) -> None:
@@ -75,7 +75,7 @@ def state(path: Path) -> int:
     store = opened(path)
     try:
         numbers = {int(value[:6]) for _, value in store.everything()}
-        (applied,) = offsets_of(store.marker)
+        (applied,) = store.marker.applied
         assert numbers == ({applied} if applied >= 0 else set()), "not one transaction's rows"
         assert store.whole
         assert store.changelog_next == max(0, applied * 10)

@@ -10,8 +10,9 @@ import pytest
 
 from holdfast.core.engine.batches import Batch
 from holdfast.core.engine.fold.folding import Folder
+from holdfast.core.engine.positions import Position
 from holdfast.core.engine.state import timers as timers_module
-from holdfast.core.engine.state.codec import META, TIMER_KINDS, WAKE, Marker, encode_due, row_key
+from holdfast.core.engine.state.codec import META, TIMER_KINDS, WAKE, encode_due, row_key
 from holdfast.core.engine.state.memory_store import DictStore
 from holdfast.errors import ChangelogError
 from holdfast.streams import dedupe
@@ -52,7 +53,7 @@ def test_the_order_is_that_of_the_timers_whatever_is_written(tmp_path: Path) -> 
         ]
         puts += [(row_key(key), b"row") for key in keys]
         rng.shuffle(puts)
-        store.write(puts, Marker(offset, 1, 1), offset)
+        store.write(puts, Position((offset,), 1, 1), offset)
         if rng.random() < 0.1:
             store.close()
             store = opened(tmp_path)
@@ -74,7 +75,7 @@ def test_timers_of_a_store_that_an_older_version_wrote_last_are_put_in_order(
     """*since*: after a version that had them in order."""
     store = opened(tmp_path)
     puts: list[tuple[bytes, bytes | None]] = [(WAKE + b"%d" % at, encode_due(100 - at)) for at in range(20)]
-    store.write(puts, Marker(1, 1, 1), 5)
+    store.write(puts, Position((1,), 1, 1), 5)
     if since:
         store._db[WAKE + b"7"] = encode_due(1_000)
         store._db[ORDERED] = b"4"
@@ -91,7 +92,7 @@ def test_timers_of_a_store_that_an_older_version_wrote_last_are_put_in_order(
 def test_a_timer_that_no_worker_wrote_is_refused_and_the_store_is_not_blamed(tmp_path: Path) -> None:
     store = opened(tmp_path)
     with pytest.raises(ChangelogError, match="a timer of 3 bytes"):
-        store.write([(WAKE + b"k", b"abc")], Marker(1, 1, 1), 1)
+        store.write([(WAKE + b"k", b"abc")], Position((1,), 1, 1), 1)
     assert store.rotten is None
     store.close()
 
@@ -130,6 +131,6 @@ def test_a_fold_over_a_store_that_holds_few_of_its_timers_is_that_over_one_that_
         if rng.random() < 0.1:
             store.close()
             store = opened(tmp_path)
-            folder = Folder(processor, store, applied=folder.applied, stream_ms=folder.stream_ms)
+            folder = Folder(processor, store, marker=folder.marker)
     assert [*store.everything()] == [*plain.everything()]
     store.close()

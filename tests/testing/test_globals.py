@@ -9,7 +9,6 @@ import msgspec
 import pytest
 
 from holdfast import Bytes, Emit, FoldWith, Global, Internal, Json, Processor, Rows, Source, Stream, Text
-from holdfast.core.engine.merge.choices import GlobalsChoice
 from holdfast.errors import ConfigError, FoldError, ImpureFoldError, TopologyError
 from holdfast.testing import Topology
 
@@ -52,7 +51,7 @@ def test_a_fold_sees_a_global_as_it_is_and_a_replay_as_it_was() -> None:
         assert topology.table(rates) == {"eur": 2.5}
         partition = topology.pipe(orders, PricedOrder("5", "usd"), key="a").partition
         choices = topology.choices("priced", partition)
-    found = [each.globals[0] for each in choices if isinstance(each, GlobalsChoice)]
+    found = [each.globals[0] for each in choices if each.globals]
     assert len(found) == 2 == len(choices), "one for each position that was met"
     assert [each[-1] for each in found] == [0, 1]
 

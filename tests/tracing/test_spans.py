@@ -25,7 +25,7 @@ from holdfast.core.engine.batches import Batch
 from holdfast.core.engine.emits import Headers
 from holdfast.core.engine.fold.folding import Changes
 from holdfast.core.engine.fold.stepping import Refused
-from holdfast.core.engine.state.codec import Marker
+from holdfast.core.engine.positions import Position
 from holdfast.core.engine.trace_context import TRACE_LIMITS, is_readable, trace_of
 from holdfast.embedded.kafka import EmbeddedKafka
 from holdfast.errors import OutboxRecordError
@@ -260,7 +260,7 @@ def watching(processor: Processor[Any, Any]) -> tuple[TracedBatches, ManualClock
 
 def changes(applied: int, refused: int = 0) -> Changes:
     some = [Refused(offset=0, stage="fold", error="E", reason="r")] * refused
-    return Changes(marker=Marker(applied, 0, 1), records=2, refused=some, emits=[Emit("out")])
+    return Changes(marker=Position((applied,), 0, 1), records=2, refused=some, emits=[Emit("out")])
 
 
 def test_a_transaction_is_one_span_with_links_to_those_of_its_records(exported: InMemorySpanExporter) -> None:

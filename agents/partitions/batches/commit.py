@@ -12,12 +12,11 @@ from holdfast.agents.partitions.batches.stall import Stall
 from holdfast.agents.partitions.types import FoldLimits, RunnerHost
 from holdfast.clients.quarantine.copies import QUARANTINE_COPY_BYTES, quarantine_record, topic_id_of
 from holdfast.core.engine.declared.processor import Emit
-from holdfast.core.engine.fold.folding import Refused
+from holdfast.core.engine.fold.folding import Changes, Refused
 from holdfast.core.engine.fold.user_frames import calls_line
 from holdfast.kafka.codes import name_of
 from holdfast.kafka.fetching.records import FetchedRecord
 from holdfast.kafka.transactions.transactional_producer import UndeliverableError
-from holdfast.tables.owner import AnyChanges
 from holdfast.tables.partition import Partition
 
 logger = logging.getLogger(__name__)
@@ -55,7 +54,7 @@ class Commit:
     ) -> None:
         self._host, self._part, self._intake, self._limits, self._stall = host, part, intake, limits, stall
 
-    async def transact(self, changes: AnyChanges, epoch: int) -> bool:
+    async def transact(self, changes: Changes, epoch: int) -> bool:
         """Make *changes* durable and readable; return False when the partition was revoked before that."""
         part, smaller = self._part, 0
         changes, refused = part.owner.noted(changes), self._refused(changes)  # 1. notes that are due, and
@@ -86,7 +85,7 @@ class Commit:
         changes = part.owner.noted(part.owner.folder.unchanged())
         await self._keep(changes, await part.owner.commit(changes, records, self._limits.commit_timeout_s))
 
-    async def _keep(self, changes: AnyChanges, changelog_next: int) -> None:
+    async def _keep(self, changes: Changes, changelog_next: int) -> None:
         if len(changes.puts) <= FEW_ROWS:
             self._part.owner.keep(changes, changelog_next)
         else:
@@ -95,10 +94,10 @@ class Commit:
     def _is_own_log(self, error: UndeliverableError) -> bool:
         """Return whether the missing topic holds this state: one of the same name would lack its records."""
         part = self._part
-        own = {part.changelog} if part.processor.on is None else {part.changelog, part.choices_topic}
+        own = {part.changelog, *part.choices_topics}
         return error.why.startswith(MISSING) and error.topic in own
 
-    def _refused(self, changes: AnyChanges) -> list[tuple[Refused, str, FetchedRecord]]:
+    def _refused(self, changes: Changes) -> list[tuple[Refused, str, FetchedRecord]]:
         """Return each refused record with its topic and content, and log it; none where all of it is folded
         for the second time, since the quarantine has it.
         """

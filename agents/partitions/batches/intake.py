@@ -131,7 +131,7 @@ class SingleIntake:
         first = self._drawn[0].value
         part, folder = self._part, self._part.owner.folder
         assert isinstance(folder, Folder), "of one source"
-        self._folder, applied = folder, folder.applied
+        self._folder, (applied,) = folder, folder.marker.applied
         assert first.first <= applied + 1, (
             f"{part.changelog} partition {part.partition}: state at {applied}, records begin at {first.first}"
         )
@@ -169,7 +169,7 @@ class SingleIntake:
 
     def settle(self) -> None:
         assert self._folder is not None, "draw first"
-        applied = self._folder.applied
+        (applied,) = self._folder.marker.applied
         for event in reversed(self._drawn):
             if event.value.last > applied:
                 self._pending.appendleft(event)  # the rest of it is the next transaction's

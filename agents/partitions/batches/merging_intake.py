@@ -22,10 +22,11 @@ from holdfast.agents.partitions.batches.intake import BACKLOG_S
 from holdfast.agents.partitions.types import FoldEvent, MergingIntakeHost
 from holdfast.clock import Clock, system_clock
 from holdfast.core.engine.batches import Batch
+from holdfast.core.engine.choices import decode_choice
 from holdfast.core.engine.fold.stepping import Refused
-from holdfast.core.engine.merge.choices import VectorMarker, decode_choice
 from holdfast.core.engine.merge.merging import Merger, Stretch
 from holdfast.core.engine.merge.merging_folder import MergingFolder
+from holdfast.core.engine.positions import Position
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.kafka.fetching.records import FetchedRecord
 from holdfast.tables.partition import Partition
@@ -81,7 +82,7 @@ class MergingIntake:
         self._ends: list[int | None] | None = None
         self._clock_ms: int | None = None
         self._clock_ends: list[int] | None = None
-        self._settled_at: VectorMarker | None = None
+        self._settled_at: Position | None = None
         self._passed: list[int] = []
         self._globals = seen
 
@@ -233,7 +234,7 @@ class MergingIntake:
 
     def refused(self, refused: Refused) -> tuple[str, FetchedRecord]:
         if not refused.topic:  # no record caused it: the choice has its coordinates
-            topic = self._part.choices_topic
+            (topic,) = self._part.choices_topics
             changes = self._folding.changes
             assert changes is not None
             return topic, FetchedRecord(None, None, (), changes.marker.tick_ms)

@@ -22,12 +22,12 @@ from holdfast.agents.partitions.batches.traced_batches import TracedBatches
 from holdfast.agents.partitions.types import NOT_IN_GROUP, FoldEvent, FoldLimits, RunnerHost
 from holdfast.clock import Clock, system_clock
 from holdfast.core.engine.declared.processor import Emit
+from holdfast.core.engine.fold.folding import Changes
 from holdfast.core.engine.fold.stepping import TopicOffset
-from holdfast.core.engine.merge.merging_folder import MergedChanges
 from holdfast.errors import FencedError, Later, RottenStoreError, StoppedError
 from holdfast.kafka.loop_turn import TURN_S
 from holdfast.kafka.transactions.transactional_producer import UndeliverableError
-from holdfast.tables.owner import AnyChanges, AnyFolder
+from holdfast.tables.owner import AnyFolder
 from holdfast.tables.partition import Partition
 
 logger = logging.getLogger(__name__)
@@ -250,7 +250,7 @@ class Runner:
             else:
                 intake.let_go()
 
-    def _committed(self, folder: AnyFolder, changes: AnyChanges, seconds: float) -> None:
+    def _committed(self, folder: AnyFolder, changes: Changes, seconds: float) -> None:
         self._stall.end()
         self._count_refusals(changes)
         folder.commit()
@@ -265,14 +265,14 @@ class Runner:
             seconds=seconds,
         )
         self._placing.look(changes.puts)
-        if isinstance(changes, MergedChanges) and changes.choices:
+        if changes.choices:
             self._counts.decided(changes.choices)
 
     def _coordinates(self, at: TopicOffset | None) -> tuple[str, int]:
         """Return the topic and offset of a record as operators know them; of a tick those of its choice."""
         part = self.part
         topic, offset = at or ("", part.applied + 1)
-        own = part.processor.topics[0] if part.processor.on is None else part.choices_topic
+        (own,) = part.choices_topics or part.processor.topics
         return topic or own, offset
 
     async def _stop(self, stopped: StoppedError, epoch: int) -> None:
@@ -322,7 +322,7 @@ class Runner:
             if alone:
                 host.long_folds.release()
 
-    def _count_refusals(self, changes: AnyChanges) -> None:
+    def _count_refusals(self, changes: Changes) -> None:
         """Count records refused in a row, over transactions without an accepted one."""
         refused, part = changes.refused, self.part
         if not changes.records or self._limits.quarantine_topic in changes.repeated:

@@ -8,10 +8,9 @@ from typing import Any
 from holdfast.clock import Clock
 from holdfast.core.engine.batches import Batch
 from holdfast.core.engine.emits import Headers
+from holdfast.core.engine.fold.folding import Changes
 from holdfast.core.engine.merge.merging import Stretch
-from holdfast.core.engine.merge.merging_folder import MergedChanges
 from holdfast.core.engine.trace_context import TRACEPARENT, is_sampled
-from holdfast.tables.owner import AnyChanges
 from holdfast.tables.partition import Partition
 from holdfast.tracing.spans import MetTraces, Told, is_on, tell
 
@@ -27,8 +26,7 @@ class TracedBatches:
     """
 
     def __init__(self, part: Partition, clock: Clock) -> None:
-        processor = part.processor
-        inputs = [processor.columns] if processor.on is None else [each.inputs for each in processor.folds]
+        inputs = [each.inputs for each in part.processor.folds]
         self._part, self._clock = part, clock
         self._columns = [each.index("headers") if "headers" in each else None for each in inputs]
         self._reads_headers = any(at is not None for at in self._columns)
@@ -60,11 +58,11 @@ class TracedBatches:
             if headers and len(self._met) < LIMIT_MET and _carries_sampled(headers):
                 self._met.append((source, offset, headers))
 
-    def committed(self, changes: AnyChanges) -> None:
+    def committed(self, changes: Changes) -> None:
         """Make the span of *changes*, which are durable; none if no record of them is of a sampled trace."""
         if not self._met:
             return
-        applied = changes.marker.applied if isinstance(changes, MergedChanges) else (changes.marker.applied,)
+        applied = changes.marker.applied
         # The transaction may have left the last of the given records to the next one.
         met = MetTraces().take(headers for source, offset, headers in self._met if offset <= applied[source])
         self._met.clear()

@@ -8,8 +8,6 @@ from collections.abc import Iterable
 
 from holdfast.clients.topics.earlier_positions import earlier_positions
 from holdfast.config import Settings
-from holdfast.core.engine.merge.choices import VectorMarker, by_event_of
-from holdfast.core.engine.merge.positions import choices_of, offsets_of
 from holdfast.core.engine.state.handover import HANDOVER_FORMAT, Handover
 from holdfast.errors import TopicError
 from holdfast.tables.partition import Partition
@@ -35,5 +33,4 @@ def learn_handovers(settings: Settings, parts: Iterable[Partition]) -> None:
                 ' emits_from="handover", and no changelog of an earlier version tells up to where it'
                 ' emitted: write emits_from="beginning", which emits everything again'
             )
-        by_event = by_event_of(stood) if isinstance(stood, VectorMarker) else 0
-        part.owner.learn_handover(Handover(HANDOVER_FORMAT, offsets_of(stood), choices_of(stood)), by_event)
+        part.owner.learn_handover(Handover(HANDOVER_FORMAT, stood.applied, stood.choices), stood.by_event)

@@ -17,7 +17,7 @@ from holdfast.agents.partitions.types import RunInThread
 from holdfast.clients.topics.admin import Admin
 from holdfast.config import Settings
 from holdfast.core.engine.commit_notes import CommitNote, TableSent, shortened
-from holdfast.core.engine.merge.positions import choices_of, counted, offsets_of
+from holdfast.core.engine.positions import counted
 from holdfast.core.engine.state.codec import NOTHING_APPLIED
 from holdfast.core.engine.state.lost_heads import LOST_HEADS, encode_lost_heads
 from holdfast.core.engine.state.recovery import RECOVERY_FORMAT, Recovery
@@ -104,7 +104,7 @@ def _is_behind(part: Partition, sent: SentResults) -> bool:
     here = part.position
     known = [part.owner.sent(topic).applied for topic in part.processor.topics]
     return any(now < then for now, then in zip(known, sent.applied, strict=True)) or (
-        choices_of(here) < sent.choices and part.owner.sent(part.processor.topics[0]).choices < sent.choices
+        here.choices < sent.choices and part.owner.sent(part.processor.topics[0]).choices < sent.choices
     )
 
 
@@ -184,8 +184,8 @@ def _begin_cut(
 ) -> Begin:
     position = part.position
     here = SentResults(
-        applied=offsets_of(position),
-        choices=choices_of(position),
+        applied=position.applied,
+        choices=position.choices,
         topics=tuple(sorted(part.owner.out)),
         is_current=True,
     )
@@ -201,7 +201,7 @@ def _begin_cut(
     # The remaining rows are kept, and reported as a part.
     heads = {
         topic: offset + 1
-        for topic, offset in zip(part.processor.topics, offsets_of(position), strict=True)
+        for topic, offset in zip(part.processor.topics, position.applied, strict=True)
         if offset != NOTHING_APPLIED
     }
     return Begin(recovery=_recovery(part, here), emptied=False, lost={**part.partial, **heads})

@@ -25,9 +25,9 @@ from holdfast.clients.groups.admin import RESET_DEADLINE_S, GroupAdmin, ResetPla
 from holdfast.clients.groups.records import (
     GroupDescription,
     GroupKind,
+    GroupPosition,
     MemberDescription,
     Move,
-    Position,
     ResetProgress,
     ResetStep,
     ShownState,
@@ -226,7 +226,9 @@ def _member(member: MemberDescription) -> OutputRow:
     }
 
 
-def _without_markers(settings: Settings, positions: Sequence[Position], timeout_s: float) -> list[Position]:
+def _without_markers(
+    settings: Settings, positions: Sequence[GroupPosition], timeout_s: float
+) -> list[GroupPosition]:
     """Return *positions*, those with no lag behind which nothing but markers lies."""
     tails = [
         ((each.topic, each.partition), each.current_offset, each.log_end_offset)
@@ -244,7 +246,7 @@ def _without_markers(settings: Settings, positions: Sequence[Position], timeout_
     ]
 
 
-def _position(position: Position) -> OutputRow:
+def _position(position: GroupPosition) -> OutputRow:
     return {
         **{name: getattr(position, name) for name in COLUMNS},
         "status": None if position.status is None else position.status.value,

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 from msgspec import structs
 
@@ -18,11 +18,18 @@ from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.fold.folding import Changes
 from holdfast.core.engine.fold.stepping import WATERMARKS
-from holdfast.core.engine.merge.choices import VectorMarker
-from holdfast.core.engine.merge.merging_folder import MergedChanges
-from holdfast.core.engine.merge.positions import Position, goes_back, offsets_of, stored_format
 from holdfast.core.engine.merge.strays import Audit, ForeignRecords, Mending
 from holdfast.core.engine.migrating import Beginning
+from holdfast.core.engine.positions import (
+    NamedOffsets,
+    Position,
+    by_topic,
+    counted,
+    goes_back,
+    named_offsets,
+    offsets_form,
+    stored_format,
+)
 from holdfast.core.engine.state.base import BASE, encode_base
 from holdfast.core.engine.state.codec import APPLIED, NOTHING_APPLIED
 from holdfast.core.engine.state.evolution import ROW_TYPES, encode_row_types, evolved
@@ -37,7 +44,6 @@ from holdfast.pipeline.folds.folding import watermarks_of
 from holdfast.pipeline.folds.positions import position_of
 from holdfast.pipeline.replay import ReplayOptions, replay
 
-Applied: TypeAlias = int | Mapping[str, int]
 """The last offset of the source that counts; with several sources, by topic."""
 
 
@@ -47,7 +53,7 @@ class MendingStep:
 
     partition: int
     findings: ForeignRecords
-    changes: Changes | MergedChanges | None
+    changes: Changes | None
     how: str
 
 
@@ -109,7 +115,7 @@ class Mender:
     def _base(self, partition: int) -> Beginning | None:
         return read_bases(self._processor, self._settings, [partition]).get(partition)
 
-    def plan(self, partition: int, found: ForeignRecords, applied: Applied | None) -> MendingStep:
+    def plan(self, partition: int, found: ForeignRecords, applied: NamedOffsets | None) -> MendingStep:
         """Return the changes that repair a partition: the state that the last worker left, or with *applied*
         the source's up to that offset.
         """
@@ -136,7 +142,7 @@ class Mender:
             raise ChangelogError(
                 f"{self._changelog} partition {partition}: a stray has replaced the position, and compaction"
                 " has dropped the last good one: name the last source offset that was folded, --applied"
-                f" {partition}:{'' if self._processor.on is None else 'TOPIC:'}OFFSET (`holdfast groups"
+                f" {partition}:{offsets_form(self._processor)} (`holdfast groups"
                 f" describe {self._settings.app}` shows the next one to be folded), or use --rebuild"
             )
         marker = structs.replace(mending.marker, version=self._processor.version)
@@ -156,40 +162,34 @@ class Mender:
         notes.pop(WATERMARKS, None)  # those of the replayed position come with its rows
         if not self._processor.stateless:
             notes[ROW_TYPES] = encode_row_types(evolved(None, self._processor))
-        lasts = dict(zip(self._processor.topics, offsets_of(marker), strict=True))
+        lasts = dict(zip(self._processor.topics, marker.applied, strict=True))
         return {key: value for key, value in notes.items() if is_folded(key, lasts)} | _heard_again(found)
 
     def _completed(
         self, partition: int, mending: Mending, marker: Position, found: ForeignRecords
     ) -> Mending:
         """Return *mending* with what compaction has dropped, from the source."""
-        if isinstance(marker, VectorMarker):
-            where = ReplayOptions(positions={partition: marker}, partitions=(partition,))
-        else:
-            where = self._until(partition, marker.applied)
+        where = ReplayOptions(positions={partition: marker}, partitions=(partition,))
         _, state = self._replayed(partition, where, found)
         return replace(
             mending, puts={**mending.puts, **{key: state.get(key) for key in mending.unknown}}, unknown=()
         )
 
-    def _until(self, partition: int, applied: Applied) -> ReplayOptions:
+    def _until(self, partition: int, applied: NamedOffsets) -> ReplayOptions:
         """Return the options of a replay up to *applied*."""
-        if (self._processor.on is None) != isinstance(applied, int):
-            form = (
-                "P:OFFSET"
-                if self._processor.on is None
-                else f"P:TOPIC:OFFSET, {partition}:{self._processor.topics[0]}:4711"
-            )
-            raise ConfigError(
-                f"--applied: processor {self._processor.name} folds {', '.join(self._processor.topics)};"
-                f" write {form}"
-            )
+        self._by_topic(partition, applied)
         until = (
             Until(offsets={partition: applied})
             if isinstance(applied, int)
             else Until(sources={partition: applied})
         )
         return ReplayOptions(until=until, partitions=(partition,))
+
+    def _by_topic(self, partition: int, applied: NamedOffsets) -> dict[str, int]:
+        try:
+            return by_topic(self._processor, applied)
+        except ConfigError as error:
+            raise ConfigError(f"--applied {partition}: {error}") from None
 
     def _replayed(
         self, partition: int, options: ReplayOptions, found_there: ForeignRecords
@@ -198,11 +198,9 @@ class Mender:
         is not there any more.
         """
         processor, until = self._processor, options.until
-        if (
-            until is not None
-            and until.offsets.get(partition) == NOTHING_APPLIED
-            and not self._base(partition)
-        ):
+        lasts = [] if until is None else [until.offsets.get(partition)]
+        lasts += [counted(each.applied) for each in (options.positions or {}).values()]
+        if NOTHING_APPLIED in lasts and not self._base(partition):
             return self._positions.start, {}
         refused = {partition: refusals_in(found_there.notes())}
         replayed = replay(processor, self._settings, replace(options, refused=refused))
@@ -210,32 +208,30 @@ class Mender:
         state = dict(replayed.state(partition))
         if (watermarks := watermarks_of(summary)) is not None:
             state[WATERMARKS] = watermarks
-        if processor.on is None:
-            assert until is not None
-            self._check_last(partition, "", until.offsets[partition], summary.applied)
-            return position_of(processor, summary), state
-        found = summary.sources or {}
-        for topic, last in ({} if until is None else until.sources[partition]).items():
-            self._check_last(partition, f"{topic}:", last, found[topic])
-        return position_of(processor, summary), state
+        position = position_of(processor, summary)
+        if until is not None:
+            given = until.offsets if partition in until.offsets else until.sources
+            self._check_last(partition, given[partition], named_offsets(processor, position))
+        return position, state
 
-    @staticmethod
-    def _check_last(partition: int, source: str, last: int, found: int) -> None:
-        if found != last:
-            raise ConfigError(
-                f"--applied {partition}:{source}{last}: the last record of the source up to there is at"
-                f" {found}; name that one"
-            )
+    def _check_last(self, partition: int, wanted: NamedOffsets, found: NamedOffsets) -> None:
+        """Raise ConfigError where the source has no record at an offset of *wanted*: the last is *found*."""
+        lasts = self._by_topic(partition, found)
+        for topic, last in self._by_topic(partition, wanted).items():
+            if lasts[topic] != last:
+                name = f"{topic}:" if topic in self._processor.named_sources else ""
+                raise ConfigError(
+                    f"--applied {partition}:{name}{last}: the last record of the source up to there is at"
+                    f" {lasts[topic]}; name that one"
+                )
 
-    def applied_of(self, marker: Position) -> Applied:
-        """Return the last offset applied, of several sources by topic."""
-        if isinstance(marker, VectorMarker):
-            return dict(zip(self._processor.topics, marker.applied, strict=True))
-        return marker.applied
+    def applied_of(self, marker: Position) -> NamedOffsets:
+        """Return the last offset applied as JSON has it."""
+        return named_offsets(self._processor, marker)
 
     def reached(self, marker: Position) -> str:
         """Return the last offset applied as people write it."""
-        return shown(self.applied_of(marker))
+        return shown(named_offsets(self._processor, marker))
 
     @staticmethod
     def _step(
@@ -244,16 +240,12 @@ class Mender:
         if found.marker is not None and goes_back(found.marker, marker):
             puts = {**puts, APPLIED: None}  # so that no worker takes it for a stray
         changed = sorted(puts.items(), key=lambda put: put[0])
-        changes = (
-            MergedChanges(marker=marker, records=0, puts=changed)
-            if isinstance(marker, VectorMarker)
-            else Changes(marker=marker, records=0, puts=changed)
-        )
+        changes = Changes(marker=marker, records=0, puts=changed)
         return MendingStep(partition=partition, findings=found, changes=changes, how=how)
 
     # -- writing
 
-    async def write(self, partition: int, *, rebuild: bool, applied: Applied | None) -> MendingStep:
+    async def write(self, partition: int, *, rebuild: bool, applied: NamedOffsets | None) -> MendingStep:
         """Fence earlier writers, look again, and write the changes in one transaction; return the step."""
         async with fenced_writer(self._processor, self._settings, partition) as writer:
             found = await self.look(partition)
@@ -297,7 +289,7 @@ def require_stopped(settings: Settings, app: str) -> None:
     BrokerGroups(settings, timeout_s=settings.request_timeout_s).require_stopped(app)
 
 
-def shown(applied: Applied) -> str:
+def shown(applied: NamedOffsets) -> str:
     """Return offsets as people write them.
 
     >>> shown(7), shown({"orders": 17, "customers": 3})

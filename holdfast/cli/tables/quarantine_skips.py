@@ -58,8 +58,7 @@ def _open(context: typer.Context, timeout_s: float) -> SkipRequests:
     stopping: dict[str, list[str]] = {}
     for each in application.processors:
         if each.on_error == "stop":
-            own = [] if each.on is None else [each.choices(application.settings.app)]
-            for topic in (*each.topics, *own):
+            for topic in (*each.topics, *each.choices_topics(application.settings.app)):
                 stopping.setdefault(topic, []).append(each.name)
     return SkipRequests(application.settings, application.read_topics, stopping=stopping, timeout_s=timeout_s)
 

@@ -22,9 +22,10 @@ from holdfast.core.engine.state.codec import EVENT, META, NAMED, ROW, TICK, WAKE
 from holdfast.errors import ConfigError
 
 if TYPE_CHECKING:
-    from holdfast.cli.tables.mending import Applied, Mender, MendingStep
+    from holdfast.cli.tables.mending import Mender, MendingStep
     from holdfast.cli.tables.taking import TakenPartition
     from holdfast.core.engine.merge.strays import Stray
+    from holdfast.core.engine.positions import NamedOffsets
 
 app = typer.Typer(cls=CommandGroup, no_args_is_help=True, rich_markup_mode=None, add_completion=False)
 add_commands(app)
@@ -190,8 +191,8 @@ def _show_taken(name: str, taken: Sequence[TakenPartition], execute: bool, outpu
     )
 
 
-def _places(applied: list[str] | None) -> dict[int, Applied]:
-    out: dict[int, Applied] = {}
+def _places(applied: list[str] | None) -> dict[int, NamedOffsets]:
+    out: dict[int, NamedOffsets] = {}
     by_topic: dict[int, dict[str, int]] = {}
     for text in applied or ():
         found = re.fullmatch(r"(\d+):(?:([A-Za-z0-9._-]+):)?(-1|\d+)", text)

@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
-from msgspec.structs import replace
 
 from holdfast.clients.groups.broker import BrokerGroups
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
-from holdfast.core.engine.merge.positions import Position, stored_format
 from holdfast.core.engine.migrating import Beginning
-from holdfast.core.engine.state.codec import NOTHING_APPLIED, Marker, RowCodec, row_key
+from holdfast.core.engine.positions import Position, moved_to, stored_format
+from holdfast.core.engine.state.codec import NOTHING_APPLIED, RowCodec, row_key
 from holdfast.errors import ChangelogError, ConfigError
 from holdfast.pipeline.bootstrap.beginnings import beginning, write_beginning
 from holdfast.pipeline.topic import Span, TopicLog, TopicReader
@@ -123,17 +122,15 @@ class FaustTakeover:
         """Raise ConfigError where the order of several sources was decided before: these choices may lie
         before the old application's position.
         """
-        if self._processor.on is None:
-            return
-        topic = self._processor.choices(self._settings.app)
-        with TopicLog(self._settings, topic) as log:
-            span = log.spans()[partition]
-        if span.first < span.end:
-            raise ConfigError(
-                f"{topic} partition {partition} has choices of an order in which processor"
-                f" {self._processor.name} has folded its sources already, and the old application's position"
-                " is none of that order: give the processor another name"
-            )
+        for topic in self._processor.choices_topics(self._settings.app):
+            with TopicLog(self._settings, topic) as log:
+                span = log.spans()[partition]
+            if span.first < span.end:
+                raise ConfigError(
+                    f"{topic} partition {partition} has choices of an order in which processor"
+                    f" {self._processor.name} has folded its sources already, and the old application's"
+                    " position is none of that order: give the processor another name"
+                )
 
     async def write(self, taken: TakenPartition) -> None:
         """Fence earlier writers, and write the beginning of a partition in one transaction, with it what
@@ -272,7 +269,4 @@ def _moved(start: Position, reached: Sequence[_Reached]) -> Position:
     """Return the position in sources of which each has *reached* a record. What comes next of several sources
     may be any: in which order the old application had read them is in its rows.
     """
-    offsets, times = tuple(each.offset for each in reached), tuple(each.at_ms for each in reached)
-    if isinstance(start, Marker):
-        return replace(start, applied=offsets[0], stream_ms=times[0])
-    return replace(start, applied=offsets, stream_ms=max(times), reached_ms=times)
+    return moved_to(start, [each.offset for each in reached], [each.at_ms for each in reached])

@@ -27,10 +27,7 @@ from holdfast.clients.topics.types import CreateTopic, Processors, TopicRole, To
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.fold.folding import Changes
-from holdfast.core.engine.merge.choices import VectorMarker
-from holdfast.core.engine.merge.merging_folder import MergedChanges
-from holdfast.core.engine.merge.positions import stored_format
-from holdfast.core.engine.state.codec import Marker
+from holdfast.core.engine.positions import stored_format
 from holdfast.errors import ConfigError, GroupError, StoreError, TopicError
 from holdfast.kafka.requests.connections import connector
 from holdfast.kafka.transactions.transactional_client import producers
@@ -232,11 +229,7 @@ class ApplicationReset:
 
         for processor in self._processors:
             start, counts = stored_format(processor).start, self._admin.partition_counts()
-            changes: Changes | MergedChanges = (
-                MergedChanges(marker=start, records=0)
-                if isinstance(start, VectorMarker)
-                else Changes(marker=start, records=0)
-            )
+            changes = Changes(marker=start, records=0)
             for partition in range(counts.get(processor.changelog(self._settings.app), 0)):
                 async with fenced_writer(processor, self._settings, partition) as writer:
                     await writer.write(changes, [], FENCE_S)
@@ -287,8 +280,7 @@ class ApplicationReset:
 
             for at, of in firsts.items():
                 lasts = tuple(of.get(topic, 0) - 1 for topic in processor.topics)
-                applied = lasts[0] if isinstance(start, Marker) else lasts
-                position = msgspec.structs.replace(start, applied=applied)
+                position = msgspec.structs.replace(start, applied=lasts)
                 found = beginning(processor, position, [], f"no table, {self._told_place}")
                 asyncio.run(write_beginning(processor, self._settings, at, found))
 

@@ -22,10 +22,10 @@ from holdfast.clients.groups.positions import claimed_ways, positions
 from holdfast.clients.groups.records import (
     GroupDescription,
     GroupKind,
+    GroupPosition,
     GroupSurvey,
     MemberDescription,
     Move,
-    Position,
     ResetProgress,
     ShownState,
 )
@@ -152,7 +152,7 @@ class GroupAdmin:
 
     def describe(
         self, group: str, kind: GroupKind | None = None, places: Collection[Place] | None = None
-    ) -> tuple[Position, ...]:
+    ) -> tuple[GroupPosition, ...]:
         """Return a line for each partition the group has anything to do with, or for those of *places*, in
         order; lanes after that of their partition.
         """
@@ -367,7 +367,7 @@ class GroupAdmin:
 
     # -- parts: claim groups
 
-    def _describe_claims(self, group: str, places: Collection[Place] | None) -> tuple[Position, ...]:
+    def _describe_claims(self, group: str, places: Collection[Place] | None) -> tuple[GroupPosition, ...]:
         view = self._opened()
         claims = view.claims(group)
         if places is not None:
@@ -403,7 +403,7 @@ class GroupAdmin:
         _, members = self._described(group)
         return {place: member for member in members for place in member.assignment}
 
-    def _describe_consumers(self, group: str, places: Collection[Place] | None) -> tuple[Position, ...]:
+    def _describe_consumers(self, group: str, places: Collection[Place] | None) -> tuple[GroupPosition, ...]:
         owners, committed = self._owners(group), self._broker.committed(group)
         told = sorted(each for each in {*committed, *owners} if places is None or each in places)
         ends = {place: end for place, (_, end) in self._offsets.bounds(told).items()}
@@ -411,7 +411,7 @@ class GroupAdmin:
         for place in told:
             end, owner, current = ends.get(place), owners.get(place), committed.get(place)
             lines.append(
-                Position(
+                GroupPosition(
                     group=group,
                     topic=place[0],
                     partition=place[1],

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from holdfast.clients.groups.records import Position
+from holdfast.clients.groups.records import GroupPosition
 from holdfast.core.claims.claim_keys import ClaimKey
 from holdfast.core.claims.claim_rows import Claim, is_of_another
 from holdfast.core.claims.lanes import lane_named, lane_topics, lowest
@@ -58,7 +58,7 @@ def positions(
     now_s: int,
     stale_after_s: int,
     live: Callable[[Claim], bool],
-) -> tuple[Position, ...]:
+) -> tuple[GroupPosition, ...]:
     """Return a line for each partition that has a claim, in order, and after the line of one worked on in
     lanes, one for each lane.
 
@@ -71,7 +71,7 @@ def positions(
     """
 
     teller = _Lines(group, now_s, stale_after_s, live)
-    lines: list[Position] = []
+    lines: list[GroupPosition] = []
     for place, ways in sorted(_by_way(claims).items()):
         begin, end = bounds.get(place, (None, None))
         latest, mark = max(ways, key=lambda way: _last_seen_s(ways[way])), marks.get(place[0])
@@ -103,10 +103,10 @@ class _Lines(NamedTuple):
 
     def of_claim(
         self, place: Place, claim: Claim, end: int | None, lag: int | None, lane: str | None
-    ) -> Position:
+    ) -> GroupPosition:
         owned = self.live(claim)
         at_s = claim.heartbeat_at_s
-        return Position(
+        return GroupPosition(
             group=self.group,
             topic=place[0],
             partition=place[1],
@@ -130,12 +130,12 @@ class _Lines(NamedTuple):
         end: int | None,
         counted: int | None,
         lag: int | None,
-    ) -> Iterator[Position]:
+    ) -> Iterator[GroupPosition]:
         """Yield the line of a partition in lanes, whose lag is *lag*, or else up to *counted*, and one for
         each lane with a claim.
         """
         current = lowest(found[lane].current_offset if lane in found else None for lane in range(lanes))
-        yield Position(
+        yield GroupPosition(
             group=self.group,
             topic=place[0],
             partition=place[1],

@@ -68,7 +68,7 @@ class GroupSurvey:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Position:
+class GroupPosition:
     """A group's position in one partition, and its owner; None is unknown or unowned. *log_end_offset* None:
     no such partition.
 

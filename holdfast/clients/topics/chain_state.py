@@ -15,7 +15,7 @@ from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.engine.declared.chains import listed, raised
 from holdfast.core.engine.declared.processor import Processor
-from holdfast.core.engine.merge.positions import offsets_of, position_format
+from holdfast.core.engine.positions import position_format
 from holdfast.core.engine.state.codec import APPLIED
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import BrokerError, ChainError
@@ -55,7 +55,7 @@ def chain_findings(
         except ChainError:
             stale.add(reader.name)
             continue
-        for topic, offset in zip(reader.topics, offsets_of(position), strict=True):
+        for topic, offset in zip(reader.topics, position.applied, strict=True):
             applied.setdefault((topic, number), []).append((reader.name, offset))
     findings = []
     if stale:

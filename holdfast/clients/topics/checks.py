@@ -36,7 +36,7 @@ def check_processors(settings: Settings, processors: Processors) -> list[TopicFi
         settings.skips_topic,
         settings.reset_topic,
         *(processor.changelog(settings.app) for processor in processors),
-        *(processor.choices(settings.app) for processor in processors if processor.on is not None),
+        *(topic for processor in processors for topic in processor.choices_topics(settings.app)),
     }
     findings += [
         TopicFinding(severity=Severity.ERROR, topic=topic, message="breaks a chain", remedy=why, chain=True)

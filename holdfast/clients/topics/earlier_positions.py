@@ -12,9 +12,7 @@ from holdfast.clients.topics.admin import Admin
 from holdfast.clients.topics.chain_state import last_positions
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
-from holdfast.core.engine.merge.choices import decode_vector_marker
-from holdfast.core.engine.merge.positions import Position, choices_of, counted, offsets_of, stored_format
-from holdfast.core.engine.state.codec import decode_marker
+from holdfast.core.engine.positions import Position, counted, earlier_format, stored_format
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import ChangelogError
 
@@ -56,20 +54,18 @@ def _earlier(app: str, processor: Processor[Any, Any], counts: Mapping[str, int]
 
 
 def _progress(position: Position) -> tuple[int, int]:
-    return choices_of(position), counted(offsets_of(position))
+    return position.choices, counted(position.applied)
 
 
 def _stood(processor: Processor[Any, Any], value: bytes) -> Position:
     """Return the position in *value*."""
     try:
-        if processor.on is None:
-            return decode_marker(value)
-        marker = decode_vector_marker(value)
+        found = earlier_format(processor).decode(value)
     except ChangelogError as error:
         raise _apart(processor, str(error)) from error
-    if marker.sources != processor.signature:
+    if found.sources != processor.numbering:
         raise _apart(processor, "its sources, or the globals that it reads, were others")
-    return marker
+    return found
 
 
 def _apart(processor: Processor[Any, Any], why: str) -> ChangelogError:

@@ -36,10 +36,8 @@ def worker_grants(settings: Settings, processors: Processors, faust: FaustTopics
             out += topic_grants(topic, "folds it", READ)
         for each in processor.reads:
             out += topic_grants(each.topic, f"folds it into the global table {each.name}", READ)
-        if processor.on is not None:
-            out += topic_grants(
-                processor.choices(settings.app), "in which order it folded its sources", READ, WRITE
-            )
+        for topic in processor.choices_topics(settings.app):
+            out += topic_grants(topic, "in which order it folded its sources", READ, WRITE)
         out += topic_grants(
             processor.changelog(settings.app), "its rows are written and restored", READ, WRITE
         )
@@ -109,8 +107,8 @@ def replayer_grants(settings: Settings, processors: Processors) -> list[Grant]:
             out += topic_grants(topic, "reads its history", READ)
         for each in processor.reads:
             out += topic_grants(each.topic, f"reads the history of the global table {each.name}", READ)
-        if processor.on is not None:
-            out += topic_grants(processor.choices(settings.app), "folds in the order that was recorded", READ)
+        for topic in processor.choices_topics(settings.app):
+            out += topic_grants(topic, "folds in the order that was recorded", READ)
         out += topic_grants(processor.changelog(settings.app), "compares it with a replay", READ)
         if processor.migrate:
             out += topic_grants(processor.base(settings.app), "reads what the table began with", READ)

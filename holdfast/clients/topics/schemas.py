@@ -11,7 +11,6 @@ from typing import Any
 from holdfast.clients.topics.types import Processors, RegisterSchema, TopicFinding
 from holdfast.config import SchemaRegistrySettings
 from holdfast.core.engine.declared.processor import Processor
-from holdfast.core.engine.declared.sources import Source
 from holdfast.core.engine.declared.streams import Stream
 from holdfast.errors import Later, SchemaError
 from holdfast.schemas import registry
@@ -61,13 +60,12 @@ def read(processors: Processors) -> list[TopicSchema]:
 
 
 def _read_by(processor: Processor[Any, Any]) -> Iterator[TopicSchema]:
-    sources: list[Source[Any]] = [*(processor.on or ()), *(each.source for each in processor.reads)]
-    for source in sources:
+    folds = processor.folds
+    for source in (*(each.source for each in folds), *(each.source for each in processor.reads)):
         yield from _of(str(source.topic), source.serde, source.key)
-    decoders = [(str(each.source.topic), each.decode) for each in processor.folds]
-    for topic, decode in decoders or [(str(processor.source), processor.decode)]:
-        for serde in _behind(decode):
-            yield from _of(topic, serde)
+    for each in folds:
+        for serde in _behind(each.decode):
+            yield from _of(str(each.source.topic), serde)
 
 
 def _behind(decode: object, depth: int = 0) -> Iterator[object]:

@@ -59,8 +59,7 @@ def topic_names(settings: Settings, processors: Processors) -> list[str]:
         names |= {*processor.topics, processor.changelog(settings.app), *map(str, processor.emits)}
         if processor.migrate:
             names.add(processor.base(settings.app))
-        if processor.on is not None:
-            names.add(processor.choices(settings.app))
+        names |= {*processor.choices_topics(settings.app)}
         names |= {each.topic for each in processor.reads}
     if settings.ranges:
         names.add(settings.ranges_topic)
@@ -190,8 +189,7 @@ class _Plan:
             if processor.migrate:
                 base = base_spec(settings, processor, count)
                 self.specs[base.name] = base
-            if processor.on is not None:
-                choices = processor.choices(settings.app)
+            for choices in processor.choices_topics(settings.app):
                 self.specs[choices] = _spec(
                     settings, choices, TopicRole.CHOICES, count, _CHOICES, source=first
                 )

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from holdfast.clients.groups.admin import GroupAdmin
-from holdfast.clients.groups.records import GroupDescription, GroupKind, Position
+from holdfast.clients.groups.records import GroupDescription, GroupKind, GroupPosition
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.console.watching.blocking import WAIT_S, BlockingCalls
@@ -44,12 +44,12 @@ class GroupDesk:
 
     async def page(
         self, group: str, kind: GroupKind, first: int, count: int
-    ) -> tuple[GroupDescription, int, tuple[Position, ...]]:
+    ) -> tuple[GroupDescription, int, tuple[GroupPosition, ...]]:
         """Return a group, how many partitions it has anything to do with, and lines for *count* of these;
         raises GroupError.
         """
 
-        def read(admin: GroupAdmin) -> tuple[GroupDescription, int, tuple[Position, ...]]:
+        def read(admin: GroupAdmin) -> tuple[GroupDescription, int, tuple[GroupPosition, ...]]:
             described, places = admin.state(group, kind), admin.places(group, kind)
             wanted = set(places[first : first + count])
             return described, len(places), admin.describe(group, kind, wanted) if wanted else ()

@@ -17,8 +17,14 @@ from holdfast.core.engine.declared.migrations import Migration
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.fold.folding import Folder
 from holdfast.core.engine.fold.stepping import Written
-from holdfast.core.engine.merge.choices import VectorMarker
-from holdfast.core.engine.merge.positions import Position, counted, offsets_of, position_format
+from holdfast.core.engine.positions import (
+    Position,
+    counted,
+    encode_position,
+    offsets_by_topic,
+    position_format,
+    start_of,
+)
 from holdfast.core.engine.state.base import BASE_FORMAT, TableBase
 from holdfast.core.engine.state.codec import (
     EVENT,
@@ -85,12 +91,12 @@ def migrated(processor: Processor[Any, Any], earlier: EarlierState) -> Beginning
     base = TableBase(
         format=BASE_FORMAT,
         version=earlier.version,
-        position=position_format(processor).encode(position),
-        applied=counted(offsets_of(position)),
+        position=encode_position(position),
+        applied=counted(position.applied),
         entries=len(found),
         digest=digest(found),
         before=earlier.base,
-        sources=told_sources(processor, position),
+        sources=tuple(offsets_by_topic(processor, position).items()),
     )
     return Beginning(base=base, position=position, stored=found, lost=earlier.lost)
 
@@ -109,11 +115,6 @@ def taken_up(
     return Beginning(base=base, position=position, stored=stored, lost={})
 
 
-def told_sources(processor: Processor[Any, Any], position: Position) -> tuple[tuple[str, int], ...]:
-    """Return topic and last offset of each source with `on=`; empty without, as *applied* has the offset."""
-    return () if processor.on is None else tuple(zip(processor.topics, offsets_of(position), strict=True))
-
-
 class _Work:
     """Folds rows of one earlier version: they are the records of a processor that differs in its fold
     alone.
@@ -130,7 +131,7 @@ class _Work:
         """Return the position of an earlier version as the new one's."""
         form = position_format(self._processor)
         try:
-            moved = form.decode(form.encode(replace(earlier, version=self._processor.version)))
+            moved = form.decode(encode_position(replace(earlier, version=self._processor.version)))
         except ChainError as error:
             raise self._wrong(
                 f"it has read another version of {', '.join(self._processor.topics)}, whose offsets mean"
@@ -140,7 +141,7 @@ class _Work:
             raise self._wrong(
                 f"where it stood is no position of this one ({error}): leave out migrate="
             ) from error
-        if isinstance(moved, VectorMarker) and moved.sources != self._processor.signature:
+        if moved.sources != form.start.sources:
             raise self._wrong(
                 "its sources, or the globals that it reads, were others or in another order: leave out"
                 " migrate="
@@ -161,7 +162,9 @@ class _Work:
             tables=self._processor.tables,
             on_error="stop",
         )
-        folder: Folder[Any] = Folder(declared, store, stream_ms=max(0, stream_ms))
+        folder: Folder[Any] = Folder(
+            declared, store, marker=replace(start_of(declared), stream_ms=max(0, stream_ms))
+        )
         folder.allowed = ()
         self._stream_ms = folder.stream_ms
         return folder

@@ -90,23 +90,20 @@ class Step(Processor[Any, NoRow], Generic[T]):
         """Return whether its records carry their origins: its topics have them, and event time is known."""
         if not all(map(tells_origins, self.emits)):
             return False
-        return any(time is not None for time in self._times) or any(map(tells_origins, self._sources))
+        return any(time is not None for time in self.own_times) or any(map(tells_origins, self._sources))
 
     @property
     def told_topics(self) -> tuple[str, ...]:
         return tuple(map(str, self.emits)) if self._tells else ()
 
     @property
-    def _times(self) -> tuple[Callable[[Any], int] | None, ...]:
-        return (getattr(self.decode, "time", None),) if self.on is None else self.own_times
-
-    @property
     def own_times(self) -> tuple[Callable[[Any], int] | None, ...]:
-        return tuple(None if (read := each.reads_time) is None else _of_read(read) for each in self.on or ())
+        of_decoder = getattr(self.decode, "time", None)
+        return tuple(of_decoder if time is None else _of_read(time) for time in super().own_times)
 
     def origin_clock(self, stored: bytes | None = None) -> StepClock | None:
         """Return the clock that follows the sources' watermarks; None where no event time is known."""
-        return StepClock(self._times, stored) if self._tells else None
+        return StepClock(self.own_times, stored) if self._tells else None
 
     def told_by(self, clock: StepClock, append_ms: int, *columns: Any) -> Any:
         """Return a record, with the header of its origin; SKIPPED for a mark."""

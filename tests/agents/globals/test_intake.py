@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from holdfast.agents.globals.copies import ALL, GlobalCopies
 from holdfast.agents.globals.intake import GlobalIntake
@@ -18,9 +19,9 @@ from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.declared.serdes import Text
 from holdfast.core.engine.declared.sources import Source
 from holdfast.core.engine.emits import Emit
-from holdfast.core.engine.merge.choices import GlobalsChoice, GlobalsMarker
 from holdfast.core.engine.merge.global_copies import GlobalCopy, WorkerGlobals
-from holdfast.core.engine.merge.merging_folder import MergingFolder, start_of
+from holdfast.core.engine.merge.merging_folder import MergingFolder
+from holdfast.core.engine.positions import Position, start_of
 from holdfast.core.engine.state.memory_store import DictStore
 from holdfast.core.engine.state.rows import Rows
 from holdfast.errors import GlobalsError
@@ -64,7 +65,7 @@ class GlobalsHost(MergingHost):
 class Bench:
     """An intake with its folder, and a copy of the global that is read by hand."""
 
-    def __init__(self, marker: GlobalsMarker | None = None) -> None:
+    def __init__(self, marker: Position | None = None) -> None:
         self.host = GlobalsHost()
         views = self.host.globals.views(PRICED)
         assert isinstance(views, WorkerGlobals)
@@ -74,7 +75,7 @@ class Bench:
             partition=0,
             places=[("orders", 0)],
             owner=SimpleNamespace(merging=self.folder, recorded=[], views=views),
-            choices_topic="app-priced-choices",
+            choices_topics=("app-priced-choices",),
         )
         self.intake = MergingIntake(self.host, part, GlobalIntake(self.host, part, self.host.globals))  # type: ignore[arg-type]
         self.following = 0
@@ -101,9 +102,7 @@ class Bench:
             between()
             changes = self.folder.fold(self.intake.given())
             if changes is not None:
-                self.choices += [
-                    each.globals[0] for each in changes.choices if isinstance(each, GlobalsChoice)
-                ]
+                self.choices += [each.globals[0] for each in changes.choices if each.globals]
                 self.folder.commit()
             self.intake.settle()
         return self.folder.rows.get("all", "")
@@ -147,7 +146,7 @@ def test_no_choice_is_made_while_the_copy_is_stalled() -> None:
 
 def test_a_new_owner_waits_until_its_copy_is_where_the_one_before_it_was() -> None:
     start: Any = start_of(PRICED)
-    marker = GlobalsMarker(*[getattr(start, each) for each in start.__struct_fields__[:-1]], globals=((4,),))
+    marker = replace(start, globals=((4,),))
     bench = Bench(marker)
     bench.host.globals.whole = True
     bench.rate("a", 3)

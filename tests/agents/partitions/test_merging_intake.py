@@ -93,7 +93,7 @@ class Bench:
             partition=0,
             places=[(topic, 0) for topic in TOPICS],
             owner=SimpleNamespace(merging=self.folder, recorded=[]),
-            choices_topic="app-joined-choices",
+            choices_topics=("app-joined-choices",),
         )
         self.intake = MergingIntake(self.host, part, clock=clock)
         self.following = [0, 0]

@@ -155,7 +155,7 @@ def test_a_transaction_ends_where_results_begin_to_be_sent() -> None:
     batch = Batch([0, 1, 2], [1, 1, 1], ([b"a", b"b", b"c"],))
     first = folder.fold([batch])
     assert first is not None
-    assert (first.marker.applied, [each.topic for each in first.emits]) == (1, ["other", "other"])
+    assert (first.marker.applied[0], [each.topic for each in first.emits]) == (1, ["other", "other"])
     assert first.repeated == {"big"}
     folder.commit()
     second = folder.fold([batch])

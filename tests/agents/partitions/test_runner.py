@@ -66,7 +66,8 @@ class Part:
     `transactions`, and in `kept` once it is here.
     """
 
-    changelog, choices_topic, partition, fenced_in, sources = "log", "choices", 0, True, None
+    changelog, partition, fenced_in, sources = "log", 0, True, None
+    choices_topics = ()
 
     def __init__(self, processor: Processor[bytes, int] = COUNT) -> None:
         self.processor, self.folder = processor, Folder(processor, DictStore())
@@ -370,7 +371,7 @@ def test_a_long_fold_whose_partition_is_lost_ends_and_the_next_has_its_turn() ->
             runner.hand(events_of(0, 20))
             for _ in range(10):
                 await asyncio.sleep(0)
-            assert part.folder.applied == -1, "it waits"
+            assert part.folder.marker.applied[0] == -1, "it waits"
             host.owned = False
         await ended(runner)
         assert sum(part.transactions) <= 2
@@ -395,7 +396,7 @@ def test_a_transaction_that_is_folded_for_long_ends_and_the_rest_is_the_next() -
     *full, _ = part.transactions
     assert full
     assert all(most < records <= most + 6 for records in full), "it ends with the step that is under way"
-    assert (sum(part.transactions), part.folder.applied, part.folder.rows["seen"]) == (
+    assert (sum(part.transactions), part.folder.marker.applied[0], part.folder.rows["seen"]) == (
         1_510,
         1_509,
         1_510,
@@ -424,7 +425,7 @@ def transactions_of(records: int, room_bytes: int) -> list[int]:
         assert (runner.idle(), host.acked, host.voided, host.failures) == (True, 3, 0, [])
 
     asyncio.run(run())
-    assert (part.folder.applied, part.folder.rows["seen"]) == (
+    assert (part.folder.marker.applied[0], part.folder.rows["seen"]) == (
         3 * records - 1,
         3 * records,
     )
@@ -458,7 +459,7 @@ def transacted(processor: Processor[bytes, int], records: int) -> Part:
             await ended(runner)
 
     asyncio.run(run())
-    assert (part.folder.applied, part.folder.rows["seen"], sum(part.transactions)) == (
+    assert (part.folder.marker.applied[0], part.folder.rows["seen"], sum(part.transactions)) == (
         records - 1,
         records,
         records,
@@ -615,7 +616,7 @@ def test_a_partition_that_quarantines_without_end_stalls_after_its_committed_rec
                 "20 records in a row were quarantined (quarantine_limit is 15), the last at offset 19 of"
                 " events" in host.stalled["poison", 0]
             )
-            assert part.folder.applied == 19
+            assert part.folder.marker.applied[0] == 19
             host.owned = False
             await ended(runner)
             assert (host.stalled, host.voided) == ({}, 1)
@@ -637,7 +638,7 @@ def test_an_accepted_record_resets_the_count_of_refused_ones() -> None:
             event = event_of(first, values)
             runner.hand(event)
             await ended(runner)
-        assert (part.folder.applied, host.stalled) == (59, {})
+        assert (part.folder.marker.applied[0], host.stalled) == (59, {})
 
     asyncio.run(run())
 
@@ -657,7 +658,7 @@ def test_a_result_that_fails_at_each_record_stops_no_partition() -> None:
         for first in range(0, 40, 10):
             runner.hand(events_of(first, 10))
             await ended(runner)
-        assert (part.folder.applied, host.stalled) == (39, {})
+        assert (part.folder.marker.applied[0], host.stalled) == (39, {})
 
     asyncio.run(run())
 
@@ -707,7 +708,7 @@ def test_a_fold_that_has_to_wait_is_tried_again_and_its_partition_says_what_it_n
         host.clock.advance_ms(5_000)
         await ended(runner)
         assert (
-            part.folder.applied,
+            part.folder.marker.applied[0],
             part.folder.rows["seen"],
             host.acked,
             host.failures,
@@ -753,7 +754,7 @@ def test_a_partition_that_waits_is_given_up_when_it_is_revoked() -> None:
         host.owned = False
         await ended(runner)
         assert (host.stalled, host.resting, host.voided, host.failures) == ({}, set(), 1, [])
-        assert (part.stalled, part.folder.applied) == (None, -1)
+        assert (part.stalled, part.folder.marker.applied[0]) == (None, -1)
 
     asyncio.run(run())
 
@@ -773,14 +774,14 @@ def test_a_record_that_may_not_be_refused_stops_its_partition_until_an_operator_
             said = host.stalled["poison", 0]
             assert "ValueError: poison" in said
             assert f"`holdfast quarantine skip events 0 {offset} --execute`" in said
-            assert part.folder.applied == offset - 1
+            assert part.folder.marker.applied[0] == offset - 1
             host.clock.advance_ms(60_000)
             await looked(host, 3)
-            assert part.folder.applied == offset - 1, "however long it takes"
+            assert part.folder.marker.applied[0] == offset - 1, "however long it takes"
             host.allowed.add(("events", 0, offset))
             host.clock.advance_ms(int(RETRY_S * 1000))
         await ended(runner)
-        assert (part.folder.applied, part.transactions, host.acked) == (3, [1, 2, 1], 1)
+        assert (part.folder.marker.applied[0], part.transactions, host.acked) == (3, [1, 2, 1], 1)
         assert (host.stalled, host.failures) == ({}, [])
 
     asyncio.run(run())

@@ -51,7 +51,7 @@ def fold_on(books: Books, processor: Processor[Op, Account], *notes: tuple[bytes
     async def work() -> None:
         (live,) = read_live(processor, books.settings, partitions=[0])
         async with fenced_writer(processor, books.settings, 0) as writer:
-            changes: Any = Changes(marker=live.marker, records=1, puts=[*notes])  # type: ignore[arg-type]
+            changes: Any = Changes(marker=live.marker, records=1, puts=[*notes])
             await writer.write(changes, [], DEADLINE_S)
 
     asyncio.run(work())

@@ -14,9 +14,14 @@ from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.declared.serdes import Text
 from holdfast.core.engine.declared.sources import Source
 from holdfast.core.engine.declared.streams import Internal
-from holdfast.core.engine.merge.choices import beginning, encode_vector_marker
-from holdfast.core.engine.merge.positions import earlier_format, offsets_of, position_format
-from holdfast.core.engine.state.codec import Marker, RowCodec, decode_untyped, encode_marker
+from holdfast.core.engine.positions import (
+    Position,
+    earlier_format,
+    encode_position,
+    ordered_start,
+    position_format,
+)
+from holdfast.core.engine.state.codec import RowCodec, decode_untyped
 from holdfast.core.engine.upgrades import (
     LIMIT_SWITCH_BYTES,
     Switch,
@@ -192,15 +197,15 @@ def test_switch_records_are_read_as_they_were_written_and_others_refused() -> No
 
 def test_positions_of_an_earlier_version_are_read_whatever_it_declared_of_event_time() -> None:
     timed = processor(version=2, time=len, on_event=lambda rows, key, at_ms: None)
-    stored = encode_marker(Marker(41, 5, 1))
+    stored = encode_position(Position((41,), 5, 1))
     with pytest.raises(ChangelogError):
         position_format(timed).decode(stored)
     read = earlier_format(timed)
-    assert offsets_of(read.decode(stored)) == (41,)
-    assert read.encode(read.decode(stored)) == stored
-    two = beginning(7, 2, 1)
+    assert read.decode(stored).applied == (41,)
+    assert encode_position(read.decode(stored)) == stored
+    two = ordered_start(7, 2, 1)
     with pytest.raises(ChangelogError, match="2 sources"):
-        read.decode(encode_vector_marker(two))
+        read.decode(encode_position(two))
 
 
 def test_a_reader_of_an_internal_topic_and_a_global_knows_its_own_position() -> None:
@@ -211,7 +216,7 @@ def test_a_reader_of_an_internal_topic_and_a_global_knows_its_own_position() -> 
         return Processor(name="totals", on=on, row=int, reads=(rates,), version=version)
 
     first, second = position_format(reader(1)), position_format(reader(2))
-    stored = first.encode(first.start)
+    stored = encode_position(first.start)
     assert first.decode(stored) == first.start
     with pytest.raises(ChainError, match=r"folded from another version of orders, words\.v2"):
         second.decode(stored)

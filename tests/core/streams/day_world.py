@@ -18,6 +18,7 @@ from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.emits import Headers
 from holdfast.core.engine.fold.folding import Folder
 from holdfast.core.engine.origins import StepReached
+from holdfast.core.engine.positions import Position
 from holdfast.core.engine.state.memory_store import DictStore
 from holdfast.kafka.transactions.transactional_producer import Written
 from holdfast.tables.marks import StepMarks
@@ -60,14 +61,17 @@ class Owner:
     rng: Random
     clock: Moving
     store: DictStore = field(default_factory=DictStore)
-    applied: int = -1
-    stream_ms: int = -1
+    marker: Position | None = None
     folder: Any = None
     marks: StepMarks | None = None
 
+    @property
+    def applied(self) -> int:
+        return -1 if self.marker is None else self.marker.applied[0]
+
     def begin(self) -> None:
         """Take it up from the durable state: all else is forgotten."""
-        self.folder = Folder(self.processor, self.store, applied=self.applied, stream_ms=self.stream_ms)
+        self.folder = Folder(self.processor, self.store, marker=self.marker)
         if self.processor.told_topics:
             self.marks = StepMarks(self.processor, self.partition, clock=self.clock)  # type: ignore[arg-type]
 
@@ -87,7 +91,7 @@ class Owner:
             self._send(changes.emits, changes.reached, out, origins)
         self.store.apply(changes.puts)
         self.folder.commit()
-        self.applied, self.stream_ms = changes.marker.applied, changes.marker.stream_ms
+        self.marker = changes.marker
         if self.rng.random() < 0.1:
             self.folder = None
 

@@ -15,14 +15,15 @@ from typing import Any
 import msgspec
 
 from holdfast.core.engine.batches import Batch
+from holdfast.core.engine.choices import Choice, decode_choice, encode_choice
 from holdfast.core.engine.declared.partitioners import of_key
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.emits import Emit, Headers
 from holdfast.core.engine.fold.folding import Folder
-from holdfast.core.engine.merge.choices import Choice, decode_choice, encode_choice
 from holdfast.core.engine.merge.merging import Merger
-from holdfast.core.engine.merge.merging_folder import MergingFolder, start_of
+from holdfast.core.engine.merge.merging_folder import MergingFolder
 from holdfast.core.engine.origins import StepReached, is_mark, plain
+from holdfast.core.engine.positions import start_of
 from holdfast.core.engine.state.codec import digest
 from holdfast.core.engine.state.memory_store import DictStore
 from holdfast.core.engine.state.rows import NEVER
@@ -166,7 +167,7 @@ class Owner:
     def _folded(self, rng: Random, now_ms: int | None) -> Any:
         count = rng.choice([1, 2, 5, 40])
         if self.merger is None:
-            first = self.folder.applied + 1
+            first = self.folder.marker.applied[0] + 1
             return self.folder.fold(
                 [self.sources[0].batch(self.processor.columns, self.partition, first, count)]
             )

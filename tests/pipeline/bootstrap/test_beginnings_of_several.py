@@ -22,7 +22,6 @@ from holdfast.clock import system_clock
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.declared.serdes import Text
 from holdfast.core.engine.declared.sources import Source
-from holdfast.core.engine.merge.choices import VectorMarker
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.errors import ConfigError
 from holdfast.pipeline.replay import ReplayOptions, replay
@@ -138,7 +137,7 @@ def test_a_reset_to_a_time_sets_each_sources_offset_and_verify_names_it(app: Joi
     verdict = lived(app)
     assert f"no table, {reset._told_place} behind the offsets" in verdict.bases[0]
     for each in read_live(app.joined, app.settings):
-        assert isinstance(each.marker, VectorMarker)
+        assert each.marker.reached_ms
         assert each.base is not None
         assert dict(each.base.sources) == dict(zip(app.joined.topics, before[each.partition], strict=True))
 

@@ -18,7 +18,8 @@ from holdfast.agents.partitions.ownership.beginnings import begin
 from holdfast.clients.groups.broker import BrokerGroups
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.fold.folding import Changes
-from holdfast.core.engine.state.codec import Marker, row_key
+from holdfast.core.engine.positions import Position
+from holdfast.core.engine.state.codec import row_key
 from holdfast.embedded.kafka import EmbeddedKafka
 from holdfast.errors import FencedError, GroupError
 from holdfast.kafka.requests.connections import connector
@@ -116,7 +117,7 @@ def test_workers_of_the_previous_version_write_on_and_their_emits_are_not_repeat
             done = await asyncio.to_thread(bootstrap, second, books.settings, SILENT)
             assert outcomes(done) == [BootstrapOutcome.WRITTEN] * 2
             row = [(row_key("later"), b"\x90")]
-            await writer.write(Changes(marker=Marker(125, 9, 1), records=1, puts=[*row]), [], DEADLINE_S)
+            await writer.write(Changes(marker=Position((125,), 9, 1), records=1, puts=[*row]), [], DEADLINE_S)
 
     asyncio.run(beside())
     assert [each.applied for each in read_live(books.first, books.settings)] == [125, 119]
@@ -261,7 +262,7 @@ def test_a_bootstrap_that_sends_shuts_out_one_for_a_handover_as_well(
             done = await asyncio.to_thread(bootstrap, second, books.settings, SEND)
             assert outcomes(done) == [BootstrapOutcome.WRITTEN] * 2
             row = [(row_key("stale"), b"\x90")]
-            await frozen.write(Changes(marker=Marker(3, 9, 2), records=1, puts=[*row]), [], DEADLINE_S)
+            await frozen.write(Changes(marker=Position((3,), 9, 2), records=1, puts=[*row]), [], DEADLINE_S)
 
     with pytest.raises(FencedError):
         asyncio.run(raced())

@@ -16,7 +16,8 @@ import pytest
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.emits import Emit
-from holdfast.core.engine.state.codec import EVENT, EventMarker, Marker
+from holdfast.core.engine.positions import Position
+from holdfast.core.engine.state.codec import EVENT
 from holdfast.core.engine.state.rows import Rows
 from holdfast.core.engine.state.timers import NEVER
 from holdfast.pipeline.folds.folding import FoldSummary, other_event_time
@@ -133,14 +134,14 @@ def test_topics_and_lake_here_and_on_spark_give_one_table(
 @pytest.mark.parametrize(
     ("position", "summary", "told"),
     [
-        (Marker(7, 9, 1), FoldSummary(partition=0), None),
-        (EventMarker(7, 9, 1, 4, 0, event_ms=5), FoldSummary(partition=0, event_ms=5), None),
-        (EventMarker(7, 9, 1, 4, 0, event_ms=5), FoldSummary(partition=0, event_ms=0), "5, replayed 0"),
-        (EventMarker(7, 9, 1, 4, 0, event_ms=0), FoldSummary(partition=0, event_ms=5), "0, replayed 5"),
-        (EventMarker(-1, -1, 1, 4, 0, event_ms=-NEVER), FoldSummary(partition=0), None),
+        (Position((7,), 9, 1), FoldSummary(partition=0), None),
+        (Position((7,), 9, 1, event_ms=5), FoldSummary(partition=0, event_ms=5), None),
+        (Position((7,), 9, 1, event_ms=5), FoldSummary(partition=0, event_ms=0), "5, replayed 0"),
+        (Position((7,), 9, 1, event_ms=0), FoldSummary(partition=0, event_ms=5), "0, replayed 5"),
+        (Position((-1,), -1, 1, event_ms=-NEVER), FoldSummary(partition=0), None),
     ],
 )
 def test_an_event_time_that_a_replay_does_not_reach_is_reported(
-    position: Marker, summary: FoldSummary, told: str | None
+    position: Position, summary: FoldSummary, told: str | None
 ) -> None:
     assert other_event_time(position, summary) == told

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from holdfast.core.engine.batches import Batch
-from holdfast.core.engine.merge.choices import Choice, decode_vector_marker, event_ms_of
-from holdfast.core.engine.merge.merging_folder import MergedChanges
+from holdfast.core.engine.choices import Choice
+from holdfast.core.engine.fold.folding import Changes
 from holdfast.core.engine.migrating import EarlierState, migrated
+from holdfast.core.engine.positions import decode_position
 from holdfast.core.engine.state.codec import APPLIED, TIMER_KINDS
 from holdfast.core.engine.state.rows import Rows
 from holdfast.errors import ChoicesError, MigrationError
@@ -49,7 +50,7 @@ class Diary(Journal):
 
     states: list[dict[bytes, bytes]] = field(default_factory=list)
 
-    def commit(self, changes: MergedChanges) -> None:
+    def commit(self, changes: Changes) -> None:
         super().commit(changes)
         self.states.append(dict(self.store))
 
@@ -76,11 +77,11 @@ def test_a_replay_comes_to_the_state_and_position_of_the_worker(seed: int) -> No
     (summary,) = found.partitions
     stored = live.store.get(APPLIED)
     assert stored is not None
-    marker = decode_vector_marker(stored)
+    marker = decode_position(stored)
     assert summary.digest == live.store.digest()
     assert (list((summary.sources or {}).values()), summary.choices) == (list(marker.applied), marker.choices)
     assert summary.stream_ms == marker.stream_ms
-    assert summary.event_ms == event_ms_of(marker)
+    assert summary.event_ms == marker.event_ms
     assert summary.timers == sum(key[:1] in TIMER_KINDS for key in live.store)
     assert found.refused(0) == live.refused
 
@@ -98,7 +99,7 @@ def test_a_version_that_begins_with_rows_of_any_moment_comes_to_the_state_that_t
     second = replace(processor_of(WIDTH, 2), migrate={1: unchanged})
     whole = folded(logs_of(live, logs), recorded_of(live)).partitions[0]
     for state in Random(seed).sample(live.states, min(4, len(live.states))):
-        marker = decode_vector_marker(state[APPLIED])
+        marker = decode_position(state[APPLIED])
         stored = sorted((key, value) for key, value in state.items() if key != APPLIED)
         base = migrated(second, EarlierState(version=1, position=marker, stored=stored, lost={}))
         assert dict(base.base.sources) == dict(zip(second.topics, marker.applied, strict=True))
@@ -114,7 +115,7 @@ def test_a_version_of_other_sources_does_not_begin_with_these_rows() -> None:
     lived(3, live)
     other = replace(processor_of(WIDTH, 2), migrate={1: unchanged})
     other = replace(other, on=dict(reversed([*(other.on or {}).items()])))
-    marker = decode_vector_marker(live.states[-1][APPLIED])
+    marker = decode_position(live.states[-1][APPLIED])
     with pytest.raises(MigrationError, match="its sources, or the globals that it reads, were others"):
         migrated(other, EarlierState(version=1, position=marker, stored=(), lost={}))
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from holdfast.cli.__main__ import main
 from holdfast.config import Settings
-from holdfast.core.engine.merge.choices import VectorMarker, decode_vector_marker
+from holdfast.core.engine.positions import Position, decode_position
 from holdfast.core.engine.state.codec import APPLIED
 from holdfast.errors import ChoicesError, ConfigError, LakeError, LostRecordsError, PipelineError
 from holdfast.pipeline.bronze.extent import Until
@@ -109,10 +109,10 @@ def lives(found: Worlds | None = None) -> list[str]:
     return [live.store.digest() for live, _ in found or worlds()]
 
 
-def marker(live: Journal) -> VectorMarker:
+def marker(live: Journal) -> Position:
     stored = live.store.get(APPLIED)
     assert stored is not None
-    return decode_vector_marker(stored)
+    return decode_position(stored)
 
 
 def test_both_engines_give_the_results_of_workers(spark: SparkSession, lake: Path) -> None:
@@ -213,12 +213,12 @@ def test_a_choice_that_is_missing_is_found(lake: Path) -> None:
 
 def test_positions_that_the_lake_does_not_reach_are_refused(lake: Path) -> None:
     write(lake)
-    further: Mapping[int, VectorMarker] = {0: _beyond(marker(worlds()[0][0]))}
+    further: Mapping[int, Position] = {0: _beyond(marker(worlds()[0][0]))}
     with pytest.raises(PipelineError, match="in the lake partition 0 ends at offset"):
         replayed(lake, positions=further)
 
 
-def _beyond(position: VectorMarker) -> VectorMarker:
+def _beyond(position: Position) -> Position:
     return replace(position, applied=tuple(each + 100 for each in position.applied))
 
 

@@ -16,7 +16,8 @@ import pytest
 from deltalake import DeltaTable
 
 from holdfast.config import Settings
-from holdfast.core.engine.merge.choices import VectorMarker, decode_choice, decode_vector_marker
+from holdfast.core.engine.choices import decode_choice
+from holdfast.core.engine.positions import Position, decode_position
 from holdfast.core.engine.state.codec import APPLIED
 from holdfast.errors import ConfigError, LakeError
 from holdfast.pipeline.bronze.lake import Cut, TablePosition, bronze_path
@@ -57,8 +58,8 @@ def worlds(seed: int = 0) -> list[World]:
     return found[:PARTITIONS]
 
 
-def marker(state: dict[bytes, bytes]) -> VectorMarker:
-    return decode_vector_marker(state[APPLIED])
+def marker(state: dict[bytes, bytes]) -> Position:
+    return decode_position(state[APPLIED])
 
 
 def records(log: SourceLog, end: int) -> list[Record]:
@@ -66,7 +67,7 @@ def records(log: SourceLog, end: int) -> list[Record]:
     return [Record(offset, at_ms, None, value) for offset, at_ms, value in told if offset < end]
 
 
-def land(lake: Path, made: list[World], share: float, ahead: int = 3) -> list[VectorMarker]:
+def land(lake: Path, made: list[World], share: float, ahead: int = 3) -> list[Position]:
     """Write the lake as landings leave it when tables have folded a *share* of their logs: with *ahead* more
     offsets of the sources, and any choices that came with them. Return the tables' positions.
     """
@@ -110,7 +111,7 @@ def run(lake: Path, **more: Any) -> FoldReport:
     return fold(PROCESSOR, NO_KAFKA, options)
 
 
-def whole(lake: Path, at: list[VectorMarker], **more: Any) -> Replayed:
+def whole(lake: Path, at: list[Position], **more: Any) -> Replayed:
     options = ReplayOptions(
         engine="local", source="bronze", lake=str(lake), positions=dict(enumerate(at)), **more
     )
@@ -157,7 +158,7 @@ def history_rows(lake: Path, into: str = "folds/seen") -> list[str]:
     )
 
 
-def check(lake: Path, at: list[VectorMarker], report: FoldReport, into: str = "folds/seen") -> Replayed:
+def check(lake: Path, at: list[Position], report: FoldReport, into: str = "folds/seen") -> Replayed:
     """Compare both tables with one replay from the beginning, and return that."""
     found = whole(lake, at, transitions=True)
     assert report.digest == found.digest

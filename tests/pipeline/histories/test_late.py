@@ -20,13 +20,13 @@ from confluent_kafka import Producer
 
 from holdfast.cli.__main__ import main
 from holdfast.config import Settings
+from holdfast.core.engine.choices import Choice, encode_choice
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.declared.serdes import Json
 from holdfast.core.engine.declared.sources import Source
 from holdfast.core.engine.declared.streams import Stream
 from holdfast.core.engine.emits import Headers
 from holdfast.core.engine.fold.traced import traced
-from holdfast.core.engine.merge.choices import Choice, encode_choice
 from holdfast.core.engine.origins import UNHEARD, Mark, mark_headers, record_header
 from holdfast.core.streams.emitting import final
 from holdfast.core.streams.joins.within import JoinWithin

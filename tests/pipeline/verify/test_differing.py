@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from holdfast.config import Settings
-from holdfast.core.engine.merge.positions import position_format
+from holdfast.core.engine.positions import position_format
 from holdfast.errors import HoldfastError, ImpureFoldError
 from holdfast.pipeline.folds.folding import REFUSED, RESULT, states
 from holdfast.pipeline.folds.results import gather

@@ -16,15 +16,8 @@ from holdfast.cli.__main__ import main
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.fold.folding import Folder
-from holdfast.core.engine.state.codec import (
-    APPLIED,
-    Marker,
-    RowCodec,
-    encode_due,
-    encode_marker,
-    row_key,
-    wake_key,
-)
+from holdfast.core.engine.positions import Position, encode_position
+from holdfast.core.engine.state.codec import APPLIED, RowCodec, encode_due, row_key, wake_key
 from holdfast.core.engine.state.lost_heads import LOST_HEADS, encode_lost_heads
 from holdfast.core.engine.state.memory_store import DictStore
 from holdfast.dev.fixtures import SessionBroker
@@ -113,13 +106,13 @@ async def _fold_live(
         await writer.close()
 
 
-def tamper(live: Live, partition: int, puts: dict[bytes, bytes | None], marker: Marker) -> None:
+def tamper(live: Live, partition: int, puts: dict[bytes, bytes | None], marker: Position) -> None:
     """Write records to a changelog that no fold has written, closed by *marker*."""
     processor, settings = live
     producer = Producer(settings.producer(**{"transactional.id": f"tamper-{settings.app}"}))
     producer.init_transactions(DEADLINE_S)
     producer.begin_transaction()
-    for key, value in {**puts, APPLIED: encode_marker(marker)}.items():
+    for key, value in {**puts, APPLIED: encode_position(marker)}.items():
         producer.produce(processor.changelog(settings.app), value, key, partition)
     producer.commit_transaction(DEADLINE_S)
     wait_for_ends(settings, processor.changelog(settings.app))
@@ -163,7 +156,7 @@ def test_a_planted_row_is_found_with_the_offset_that_last_changed_it(
         live,
         0,
         {row_key("k3"): CODEC.encode(wrong), row_key("k4"): CODEC.encode(wrong)},
-        Marker(49, 1_490, 1),
+        Position((49,), 1_490, 1),
     )
     verdict = verify(*live, replace(LOCAL, memory_bytes=memory_bytes))
     assert spilled == [memory_bytes == 1], (
@@ -183,13 +176,13 @@ def test_a_planted_row_is_found_with_the_offset_that_last_changed_it(
 
 def test_a_missing_row_a_foreign_row_and_a_timer_are_found(make_live: MakeLive) -> None:
     live = make_live({0: 49, 1: 39})
-    tamper(live, 0, {row_key("k0"): None}, Marker(49, 1_490, 1))
-    tamper(live, 1, {row_key("ghost"): CODEC.encode(Account(1))}, Marker(39, 1_390, 1))
+    tamper(live, 0, {row_key("k0"): None}, Position((49,), 1_490, 1))
+    tamper(live, 1, {row_key("ghost"): CODEC.encode(Account(1))}, Position((39,), 1_390, 1))
     verdict = verify(*live, LOCAL)
     kind, key, shown, replayed, changed_at = difference(verdict, 0)
     assert (kind, key, shown, replayed is not None, changed_at) == ("row", "k0", None, True, 45)
     assert difference(verdict, 1)[:4] == ("row", "ghost", '{"total":1,"seen_ms":0,"fired":0,"tags":[]}', None)
-    tamper(live, 1, {wake_key("k1"): encode_due(77), row_key("ghost"): None}, Marker(39, 1_390, 1))
+    tamper(live, 1, {wake_key("k1"): encode_due(77), row_key("ghost"): None}, Position((39,), 1_390, 1))
     kind, key, shown, replayed, changed_at = difference(verify(*live, LOCAL), 1)
     assert (kind, key, shown, changed_at) == ("timer", "k1", "77", None)
     assert replayed == str(1_000 + 10 * 37 + 5_000)
@@ -197,9 +190,9 @@ def test_a_missing_row_a_foreign_row_and_a_timer_are_found(make_live: MakeLive) 
 
 def test_a_marker_at_an_offset_that_holds_no_record_is_reported(make_live: MakeLive) -> None:
     live = make_live({0: 10, 1: 10})
-    tamper(live, 0, {}, Marker(10, 5, 1))
+    tamper(live, 0, {}, Position((10,), 5, 1))
     assert "live stream time is 5, replayed 1100" in verify(*live, LOCAL).partitions[0].explain()
-    tamper(live, 0, {}, Marker(99, 5, 1))
+    tamper(live, 0, {}, Position((99,), 5, 1))
     with pytest.raises(PipelineError, match="ends at offset 60, so it cannot be replayed up to and with 99"):
         verify(*live, LOCAL)
 
@@ -208,10 +201,10 @@ def test_a_changelog_of_another_version_or_writer_is_refused(
     make_live: MakeLive, broker: SessionBroker
 ) -> None:
     live = make_live({0: 10, 1: 10})
-    tamper(live, 1, {}, Marker(10, 1_100, 2))
+    tamper(live, 1, {}, Position((10,), 1_100, 2))
     with pytest.raises(ChangelogError, match="holds version 2 of accounts, the code is version 1"):
         verify(*live, LOCAL)
-    tamper(live, 1, {}, Marker(10, 1_100, 1))
+    tamper(live, 1, {}, Position((10,), 1_100, 1))
     producer = Producer(broker.client_config())
     producer.produce(live[0].changelog(live[1].app), b"x", b"stray", 0)
     producer.flush(DEADLINE_S)
@@ -224,7 +217,7 @@ def test_spark_and_the_lake_give_the_same_verdict(
     spark: SparkSession, make_live: MakeLive, lake: Path
 ) -> None:
     processor, settings = live = make_live({0: 49, 1: 39})
-    tamper(live, 0, {row_key("k3"): None}, Marker(49, 1_490, 1))
+    tamper(live, 0, {row_key("k3"): None}, Position((49,), 1_490, 1))
     want = verify(processor, settings, LOCAL)
     assert not want.equal
     got = verify(processor, settings, ReplayOptions(engine="spark"))
@@ -265,14 +258,14 @@ def test_the_exit_code_shows_whether_they_are_equal(
     said = capsys.readouterr()
     assert "accounts: equal after 90 records on local" in said.err
     lost = encode_lost_heads({live[0].source: 5})
-    tamper(live, 0, {LOST_HEADS: lost}, Marker(49, 1_490, 1))
+    tamper(live, 0, {LOST_HEADS: lost}, Position((49,), 1_490, 1))
     assert run("verify", "accounts", "--engine", "local", *options(live, tmp_path)) == 0
     said = capsys.readouterr()
     assert "accounts: equal but PARTIAL" in said.err
     assert f"partial: partition 0 began behind a hole: {live[0].source} before offset 5" in said.err
     assert run("verify", "accounts", "--engine", "local", "--strict", *options(live, tmp_path)) == 1
     capsys.readouterr()
-    tamper(live, 0, {row_key("k3"): None}, Marker(49, 1_490, 1))
+    tamper(live, 0, {row_key("k3"): None}, Position((49,), 1_490, 1))
     assert run("verify", "accounts", "--engine", "local", "--output", "json", *options(live, tmp_path)) == 1
     document = json.loads(capsys.readouterr().out)
     assert document["equal"] is False

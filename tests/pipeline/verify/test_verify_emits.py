@@ -27,7 +27,7 @@ from holdfast.config import Settings
 from holdfast.core.engine.declared.partitioners import of_key
 from holdfast.core.engine.declared.processor import Emit, Processor
 from holdfast.core.engine.fold.folding import Folder
-from holdfast.core.engine.merge.choices import decode_vector_marker
+from holdfast.core.engine.positions import decode_position
 from holdfast.core.engine.state.handover import HANDOVER, HANDOVER_FORMAT, Handover, encode_handover
 from holdfast.core.engine.state.memory_store import DictStore
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
@@ -490,7 +490,7 @@ def stood(app: JoinApplication, version: int) -> list[int]:
     """Return how many records of each source a version has folded."""
     place = f"{app.name}-joined.v{version}-changelog", 0
     value = last_positions(app.settings, [place])[place]
-    return [0, 0] if value is None else [offset + 1 for offset in decode_vector_marker(value).applied]
+    return [0, 0] if value is None else [offset + 1 for offset in decode_position(value).applied]
 
 
 def test_emits_that_cannot_be_compared_are_reported(live: Live) -> None:

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, TypeVar, Unpack, get_args, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypedDict, TypeVar, Unpack, get_args, overload
 
 from holdfast.core.engine.declared.declaring import is_topic, why_uncallable
 from holdfast.core.engine.declared.global_tables import LIMIT_GLOBALS, Global
 from holdfast.core.engine.declared.migrations import Migration, declared_migrations, why_wrong_migrations
 from holdfast.core.engine.declared.named_tables import Table, declared_table, why_wrong_tables
 from holdfast.core.engine.declared.retention import DeclaredTopic, retentions
-from holdfast.core.engine.declared.serdes import decoder_of
+from holdfast.core.engine.declared.serdes import Bytes, decoder_of
 from holdfast.core.engine.declared.sources import (
     ASKED,
     DECODER_INPUTS,
@@ -524,9 +525,7 @@ class Processor(Generic[E, R]):
         """Return for each source the ms that one of its partitions stays at its end before it stops holding
         others back; None where the source sets none.
         """
-        if self.on is not None:
-            return tuple(each.idle_ms for each in self.on)
-        return (getattr(self.source, "idle_ms", None),)
+        return tuple(each.idle_ms for each in self.on or (RawSource(self.source, Bytes()),))
 
     @property
     def told_topics(self) -> tuple[str, ...]:
@@ -641,17 +640,44 @@ class Processor(Generic[E, R]):
 
     @property
     def folds(self) -> tuple[SourceFold, ...]:
-        """Return the sources of `on` with their folds, in the order of their numbers; none without `on`."""
-        return tuple(
-            SourceFold(at, source, fold) for at, (source, fold) in enumerate((self.on or {}).items())
-        )
+        """Return the sources with their folds, in the order of their numbers."""
+        if self.on is not None:
+            return tuple(SourceFold(at, source, fold) for at, (source, fold) in enumerate(self.on.items()))
+        fold = FoldColumns(self.fold, self.decode, tuple(self.inputs), self.takes_marks)
+        return (SourceFold(0, RawSource(self.source, Bytes(), self.time), fold),)
+
+    def refolded(self, change: Callable[[Any], FoldColumns | FoldWith]) -> Self:
+        """Return a copy with the fold of each source as *change* makes it."""
+        made, told = copy(self), dict[str, Any]()
+        if self.on is not None:
+            told["on"] = {source: change(fold) for source, fold in self.on.items()}
+        else:
+            columns: Any = change(FoldColumns(self.fold, self.decode, tuple(self.inputs)))
+            told = {"fold": columns.fold, "decode": columns.decode, "inputs": columns.inputs}
+        for name, value in told.items():
+            object.__setattr__(made, name, value)
+        return made
 
     @property
     def own_times(self) -> tuple[Callable[[Any], int] | None, ...]:
-        """Return for each source of `on` the function from a decoded event to its time in ms; None where
-        append time counts.
+        """Return for each source the function from a decoded event to its time in ms; None where append time
+        counts.
         """
-        return tuple(source.reads_time for source in self.on or ())
+        return (self.time,) if self.on is None else tuple(source.reads_time for source in self.on)
+
+    @property
+    def named_sources(self) -> tuple[str, ...]:
+        """Return the topics by which users name offsets; none with `source=`, where an offset alone is one
+        of its topic.
+        """
+        return () if self.on is None else self.topics
+
+    @property
+    def numbering(self) -> int:
+        """Return a number that differs where the offsets of a position count other logs: the signature, or
+        the lineage with `source=`.
+        """
+        return self.lineage if self.on is None else self.signature
 
     @property
     def lineage(self) -> int:
@@ -700,12 +726,15 @@ class Processor(Generic[E, R]):
         """
         return f"{app}-{self.name}-choices{''.join(f'.v{each.version}' for each in self.internal)}"
 
+    def choices_topics(self, app: str) -> tuple[str, ...]:
+        """Return the topics in which choices are recorded: none with `source=`, whose log has the order."""
+        return () if self.on is None else (self.choices(app),)
+
     def logs(self, app: str) -> tuple[str, ...]:
         """Return every topic that its rows are a function of: sources, choices, and those of the globals that
         it reads.
         """
-        choices = () if self.on is None else (self.choices(app),)
-        return (*self.topics, *choices, *dict.fromkeys(each.topic for each in self.reads))
+        return (*self.topics, *self.choices_topics(app), *dict.fromkeys(each.topic for each in self.reads))
 
     @property
     def writes_alone(self) -> bool:
@@ -713,7 +742,7 @@ class Processor(Generic[E, R]):
         topics at most, which bear its version, and makes no choices. Then it can be folded at the same time
         as other versions.
         """
-        return self.on is None and all(isinstance(topic, Internal) for topic in self.emits)
+        return not self.named_sources and all(isinstance(topic, Internal) for topic in self.emits)
 
     def writer(self, app: str) -> str:
         """Return the common prefix of the transactional ids of all partitions. Versions that write to the

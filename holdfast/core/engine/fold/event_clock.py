@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 
 from holdfast.core.engine.declared.processor import Processor
-from holdfast.core.engine.declared.streams import Internal
 from holdfast.core.engine.emits import Headers
 from holdfast.core.engine.origins import NAMELESS, UNHEARD, OriginWatermarks, mark_of, told_of
 from holdfast.core.untrusted import UNFIT
@@ -98,10 +97,5 @@ def event_clock_of(processor: Processor[Any, Any], stored: bytes | None) -> Even
     """
     if not processor.has_event_time:
         return None
-    if processor.on is None:
-        behind: tuple[bool, ...] = (processor.meets_marks,)
-    else:
-        behind = tuple(
-            isinstance(source.topic, Internal) and source.reads_time is not None for source in processor.on
-        )
+    behind = tuple(each.meets_marks and each.source.reads_time is not None for each in processor.folds)
     return EventClock(behind, stored) if True in behind else None

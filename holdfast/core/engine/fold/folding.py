@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import repeat
 from operator import length_hint
 from typing import Any, TypeVar
 
 from holdfast.core.engine.batches import Batch
+from holdfast.core.engine.choices import Choice
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.declared.sources import SKIPPED, EventTime, decoder_columns, event_time
 from holdfast.core.engine.emits import Emits, Headers
@@ -32,16 +33,8 @@ from holdfast.core.engine.fold.stepping import (
 )
 from holdfast.core.engine.fold.traced import TracedEvent
 from holdfast.core.engine.origins import is_mark, plain
-from holdfast.core.engine.state.codec import (
-    APPLIED,
-    EVENT_MARKER_FORMAT,
-    NOTHING_APPLIED,
-    ORIGIN_MARKER_FORMAT,
-    EventMarker,
-    Marker,
-    OriginMarker,
-    encode_marker,
-)
+from holdfast.core.engine.positions import Position, encode_position, start_of
+from holdfast.core.engine.state.codec import APPLIED, NOTHING_APPLIED
 from holdfast.core.engine.state.handover import Handover
 from holdfast.core.engine.state.recovery import Recovery
 from holdfast.core.engine.state.rows import NEVER, JournaledRows, Store
@@ -65,19 +58,20 @@ R = TypeVar("R")
 @dataclass(slots=True, kw_only=True)
 class Changes(Written):
     """The changes of one transaction: stored keys with new values (None deletes), records to emit, records
-    refused.
+    refused; and *choices* to the partition's choices topic.
 
-    *marker* closes the transaction: everything up to `marker.applied` is in the state once this is applied.
+    *marker* closes the transaction: everything up to it is in the state once this is applied.
     """
 
-    marker: Marker
+    marker: Position
+    choices: list[Choice] = field(default_factory=list)
 
     def closing(self) -> tuple[bytes, bytes]:
-        return APPLIED, encode_marker(self.marker)
+        return APPLIED, encode_position(self.marker)
 
 
 class Folder(SteppingFolder[R, Batch, Changes]):
-    """The folder of a processor of one source: its position is an offset, *applied*.
+    """The folder of a processor of one source, from *marker* on, the beginning without one.
 
     What it is given are batches; those that were applied before, it passes over.
     """
@@ -87,33 +81,29 @@ class Folder(SteppingFolder[R, Batch, Changes]):
         processor: Processor[Any, R],
         store: Store,
         *,
-        applied: int = NOTHING_APPLIED,
-        stream_ms: int = -1,
-        event_ms: int | None = None,
+        marker: Position | None = None,
         cache_rows: int = 200_000,
         limit_bytes: int = LIMIT_BYTES,
         trace: Callable[[Transition[R]], None] | None = None,
         handover: Handover | None = None,
         recovery: Recovery | None = None,
-        origins: bytes | None = None,
     ) -> None:
-        assert event_ms is not None or not processor.has_event_time or applied == NOTHING_APPLIED, (
-            "a position has event time"
-        )
+        self.marker = start_of(processor) if marker is None else marker
+        assert (self.marker.event_ms is not None) == processor.has_event_time, "a position has event time"
         super().__init__(
             processor,
             store,
-            stream_ms,
+            self.marker.stream_ms,
             cache_rows,
             limit_bytes,
             trace,
-            event_ms=event_ms,
+            event_ms=self.marker.event_ms,
             handover=handover,
             recovery=recovery,
         )
-        self.applied, self._lineage = applied, processor.lineage
+        self._lineage = processor.lineage
         self._takes, self._plain = tuple(processor.inputs), len(processor.inputs) == len(processor.columns)
-        self.event_clock = event_clock_of(processor, origins)
+        self.event_clock = event_clock_of(processor, self.marker.origins)
         self._headers_left: Iterator[Headers] = iter(())
         """The headers of the next records to fold, if event time passes by them."""
         self._call = processor.fold
@@ -137,11 +127,6 @@ class Folder(SteppingFolder[R, Batch, Changes]):
         """Let event time pass by the headers of the records of *batch*."""
         has_headers = len(batch.columns) > self._headers
         self._headers_left = iter(batch.columns[self._headers]) if has_headers else repeat(())
-
-    @property
-    def origins(self) -> bytes | None:
-        """Return the watermarks by which event time passes, as a marker holds them; None of no step's."""
-        return None if self.event_clock is None else self.event_clock.encode()
 
     def _columns(self, batch: Batch) -> tuple[Sequence[Any], ...]:
         if self._meets_marks:
@@ -174,7 +159,7 @@ class Folder(SteppingFolder[R, Batch, Changes]):
         return marks if True in marks else None
 
     def _fresh(self, batches: Iterable[Batch], taken: list[Batch]) -> Iterator[Batch]:
-        applied, upto = self.applied, NOTHING_APPLIED
+        applied, upto = self.marker.applied[0], NOTHING_APPLIED
         for batch in batches:
             if (rest := batch.after(applied)).offsets:
                 if not taken:
@@ -261,20 +246,21 @@ class Folder(SteppingFolder[R, Batch, Changes]):
             yield None
 
     def unchanged(self) -> Changes:
-        return Changes(marker=self._marker(self.applied), records=0)
+        return Changes(marker=self.marker, records=0)
 
-    def _marker(self, applied: int) -> Marker:
-        position = (applied, self.stream_ms, self.processor.version)
-        if self._events is None:
-            return Marker(*position, sources=self._lineage)
-        if (origins := self.origins) is None:
-            return EventMarker(*position, EVENT_MARKER_FORMAT, self._lineage, event_ms=self.event_ms)
-        told = (*position, ORIGIN_MARKER_FORMAT, self._lineage)
-        return OriginMarker(*told, event_ms=self.event_ms, origins=origins)
+    def _marker(self, applied: int) -> Position:
+        return Position(
+            applied=(applied,),
+            stream_ms=self.stream_ms,
+            version=self.processor.version,
+            sources=self._lineage,
+            event_ms=None if self._events is None else self.event_ms,
+            origins=None if self.event_clock is None else self.event_clock.encode(),
+        )
 
     def _moved(self) -> None:
         assert self.changes is not None
-        self.applied = self.changes.marker.applied
+        self.marker = self.changes.marker
 
     def _finished(self, taken: list[Batch], records: int, puts: list[tuple[bytes, bytes | None]]) -> Changes:
         marker = self._marker(_offset_of(taken, records))

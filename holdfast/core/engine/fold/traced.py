@@ -7,7 +7,6 @@ the same bytes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -38,34 +37,11 @@ def traced(processor: P) -> P:
         raise ConfigError(f"traced({processor!r:.200}): give it a Processor, one at a time")
     if not processor.emits or processor.stateless or _is_traced(processor):
         return processor
-    made = copy(processor)
-    for name, value in (_of_sources(processor) if processor.on is not None else _of_one(processor)).items():
-        object.__setattr__(made, name, value)
-    return made
+    return processor.refolded(_of_source)
 
 
 def _is_traced(processor: Processor[Any, Any]) -> bool:
-    folds = (
-        [processor.fold]
-        if processor.on is None
-        else [getattr(fold, "fold", fold) for fold in processor.on.values()]
-    )
-    return any(isinstance(fold, _TracedFold | _TracedFoldWith) for fold in folds)
-
-
-def _of_one(processor: Processor[Any, Any]) -> dict[str, Any]:
-    added = "headers" not in processor.inputs
-    inputs = (*processor.inputs, "headers") if added else processor.inputs
-    return {
-        "inputs": inputs,
-        "decode": _TracedDecoder(processor.decode, inputs.index("headers"), added),
-        "fold": _TracedFold(processor.fold),
-    }
-
-
-def _of_sources(processor: Processor[Any, Any]) -> dict[str, Any]:
-    assert processor.on is not None
-    return {"on": {source: _of_source(fold) for source, fold in processor.on.items()}}
+    return any(isinstance(each.fold, _TracedFold | _TracedFoldWith) for each in processor.folds)
 
 
 def _of_source(fold: Callable[..., Emits] | FoldWith | FoldColumns) -> FoldWith | FoldColumns:

@@ -18,10 +18,11 @@ from weakref import WeakSet
 from holdfast.core.engine.batches import Batch
 from holdfast.core.engine.declared.global_tables import Global
 from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.fold.folding import Changes
 from holdfast.core.engine.fold.patience import OnLater, never_wait
 from holdfast.core.engine.fold.stepping import Refused
 from holdfast.core.engine.merge.merging import Portion, Stretch
-from holdfast.core.engine.merge.merging_folder import MergedChanges, MergingFolder
+from holdfast.core.engine.merge.merging_folder import MergingFolder
 from holdfast.core.engine.state.codec import text_key
 from holdfast.core.engine.state.global_rows import Vector, covers, trimmed
 from holdfast.core.engine.state.memory_store import DictStore
@@ -226,7 +227,7 @@ class GlobalCopy:
         for each in changes.refused:
             self._on_refused(partition, each)
 
-    def _patiently(self, partition: int, folder: MergingFolder[Any], stretch: Stretch) -> MergedChanges:
+    def _patiently(self, partition: int, folder: MergingFolder[Any], stretch: Stretch) -> Changes:
         while True:
             try:
                 changes = folder.fold([stretch])

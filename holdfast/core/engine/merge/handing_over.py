@@ -11,14 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holdfast.core.engine.merge.choices import Choice, GlobalsChoice, VectorMarker, choice_of
+from holdfast.core.engine.choices import Choice
+from holdfast.core.engine.positions import Position
 from holdfast.core.engine.state.codec import NOTHING_APPLIED
 from holdfast.core.engine.state.handover import HANDOVER_FORMAT, Handover
 from holdfast.errors import ChoicesError
 
 
 def barrier_at(
-    stood: Handover, position: VectorMarker, recorded: Sequence[Choice], by_event: int
+    stood: Handover, position: Position, recorded: Sequence[Choice], by_event: int
 ) -> tuple[Handover, Choice | None]:
     """Return the position up to which the next version is silent when the one before *stood* there, and the
     barrier that it has to record, None where every version comes through that position anyway.
@@ -27,6 +28,8 @@ def barrier_at(
     sources by whose event times the one before ordered its records since the last choice. Raises ChoicesError
     where some are missing.
     """
+    if not position.reached_ms:
+        return stood, None  # the log has the order
     ends = position.choices + len(recorded)
     if stood.choices > ends:
         raise ChoicesError(
@@ -43,7 +46,7 @@ def barrier_at(
     last = recorded[-1].applied if recorded else position.applied
     if stood.applied == last or set(stood.applied) == {NOTHING_APPLIED}:
         return stood, None
-    return _behind(stood), choice_of(ends, position.sources, stood.applied, by_event=by_event)
+    return _behind(stood), Choice(ends, position.sources, stood.applied, by_event=by_event)
 
 
 def _behind(stood: Handover) -> Handover:
@@ -51,5 +54,4 @@ def _behind(stood: Handover) -> Handover:
 
 
 def _is_barrier(choice: Choice, stood: Handover) -> bool:
-    is_plain = choice.tick_ms is None and not isinstance(choice, GlobalsChoice)
-    return is_plain and choice.applied == stood.applied
+    return choice.is_barrier and choice.applied == stood.applied

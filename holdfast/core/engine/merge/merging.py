@@ -12,25 +12,36 @@ from dataclasses import dataclass, field
 from itertools import accumulate, islice
 
 from holdfast.core.engine.batches import Batch
-from holdfast.core.engine.merge.choices import (
-    LOWEST,
-    SOURCE_BITS,
-    SOURCE_MASK,
-    Choice,
-    GlobalsChoice,
-    VectorMarker,
-    by_event_of,
-    canonical,
-    choice_of,
-    globals_of,
-    ordered_of,
-)
-from holdfast.core.engine.merge.ordering import NO_TIME, MergeOrder, OwnTimes
+from holdfast.core.engine.choices import Choice
+from holdfast.core.engine.declared.sources import LIMIT_SOURCES
+from holdfast.core.engine.merge.ordering import MergeOrder, OwnTimes
+from holdfast.core.engine.positions import NO_TIME, Position
 from holdfast.core.engine.state.global_rows import Vector, covers
 from holdfast.errors import ChoicesError, Later
 
+SOURCE_BITS = 3
+SOURCE_MASK = (1 << SOURCE_BITS) - 1
+assert SOURCE_MASK + 1 == LIMIT_SOURCES
+LOWEST = -1 << 63
+"""Below every canonical key."""
 _HIGHEST = 1 << 63 + SOURCE_BITS
 """Above every canonical key: append times are of 64 bits, whatever clocks they are of."""
+
+
+def canonical(reached_ms: int, source: int) -> int:
+    """Return the key by which records are ordered between choices; offsets order equal ones of one source.
+
+    >>> canonical(5, 1) < canonical(6, 0) < canonical(6, 1)
+    True
+    """
+    return reached_ms << SOURCE_BITS | source
+
+
+def last_key(position: Position) -> int:
+    """Return the canonical key of the last record folded: no record with a lower key can follow it without a
+    choice.
+    """
+    return LOWEST if position.last < 0 else canonical(position.order_ms[position.last], position.last)
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +275,7 @@ class Merger:
     """
 
     def __init__(
-        self, marker: VectorMarker, recorded: Iterable[Choice] = (), order: MergeOrder | None = None
+        self, marker: Position, recorded: Iterable[Choice] = (), order: MergeOrder | None = None
     ) -> None:
         self._sources = [
             _Fetched(number, applied, reached_ms, order)
@@ -303,22 +314,22 @@ class Merger:
         """
         self._wanted_globals = vectors
 
-    def settle(self, marker: VectorMarker) -> None:
+    def settle(self, marker: Position) -> None:
         """Continue from *marker*, where the state is: records before it are dropped, and those taken after it
         are taken again.
         """
-        by_event = by_event_of(marker) & self._readable
+        by_event = marker.by_event & self._readable
         if marker.last >= 0 and by_event != self._by_event:
             self._order_by(by_event)
-        ordered = ordered_of(marker) if by_event else (NO_TIME,) * len(self._sources)
+        ordered = marker.order_ms if by_event else (NO_TIME,) * len(self._sources)
         for source, applied, ordered_ms in zip(self._sources, marker.applied, ordered, strict=True):
             source.settle(applied, ordered_ms)
         self._has_taken = False
-        self._last_key, self._number, self._tick_ms = marker.last_key, marker.choices, marker.tick_ms
+        self._last_key, self._number, self._tick_ms = last_key(marker), marker.choices, marker.tick_ms
         while self._pulled and self._pulled[0].number < marker.choices:
             self._pulled.popleft()
         self._wanted_tick_ms = self._wanted_globals = None
-        self._globals = globals_of(marker)
+        self._globals = marker.globals
 
     def take(self, ends: Sequence[int | None] | None = None) -> Stretch | None:
         """Return the next stretch, or None when that is not known yet.
@@ -376,7 +387,7 @@ class Merger:
         """Order the next records as they were when *choice* was made: without one, as is wanted. That waits
         for a choice, where the records folded since the last were ordered otherwise.
         """
-        wanted = self._wanted if choice is None else by_event_of(choice) & self._readable
+        wanted = self._wanted if choice is None else choice.by_event & self._readable
         if wanted == self._by_event:
             return
         if self._last_key == LOWEST:
@@ -460,18 +471,18 @@ class Merger:
         return self._decide(None, vectors)
 
     def _decide(self, tick_ms: int | None, vectors: tuple[Vector, ...] | None = None) -> Stretch:
-        choice = choice_of(
+        choice = Choice(
             self._number,
             self._fingerprint,
-            [source.applied for source in self._sources],
+            tuple(source.applied for source in self._sources),
             tick_ms=tick_ms,
-            vectors=vectors,
+            globals=vectors or (),
             by_event=self._by_event,
         )
         return self._chosen(choice, decided=True)
 
     def _chosen(self, choice: Choice, *, decided: bool) -> Stretch:
-        if isinstance(choice, GlobalsChoice):
+        if choice.globals:
             self._go_on(choice)
         if not decided:
             self._wanted_globals = None
@@ -483,7 +494,7 @@ class Merger:
             self._tick_ms = choice.tick_ms
         return Stretch((None,) * len(self._sources), choice=choice, decided=decided)
 
-    def _go_on(self, choice: GlobalsChoice) -> None:
+    def _go_on(self, choice: Choice) -> None:
         """Set the positions of globals to those of *choice*; raises ChoicesError for one that lies before."""
         before = self._globals
         if len(choice.globals) != len(before) or not all(map(covers, choice.globals, before)):
@@ -534,7 +545,7 @@ def _otherwise(what: str) -> ChoicesError:
 
 
 def replayed(
-    marker: VectorMarker,
+    marker: Position,
     logs: Sequence[Iterable[Batch]],
     recorded: Iterable[Choice] = (),
     ends: Sequence[int] | None = None,

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import repeat
 from operator import length_hint
 from typing import Any, TypeVar
 
 from holdfast.core.engine.batches import Batch
+from holdfast.core.engine.choices import Choice
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.declared.sources import SKIPPED, SourceFold
 from holdfast.core.engine.declared.streams import tells_origins
 from holdfast.core.engine.emits import Emit, Emits, Headers
 from holdfast.core.engine.fold.event_clock import event_clock_of
-from holdfast.core.engine.fold.folding import unless_skipped
+from holdfast.core.engine.fold.folding import Changes, unless_skipped
 from holdfast.core.engine.fold.paced import Paced
 from holdfast.core.engine.fold.stepping import (
     LIMIT_BYTES,
@@ -28,29 +28,12 @@ from holdfast.core.engine.fold.stepping import (
     WITHIN,
     SteppingFolder,
     Transition,
-    Written,
-)
-from holdfast.core.engine.merge.choices import (
-    ORDERED_MARKER_FORMAT,
-    Choice,
-    GlobalsChoice,
-    GlobalsMarker,
-    OrderedMarker,
-    TimedGlobalsMarker,
-    TimedMarker,
-    VectorMarker,
-    beginning,
-    by_event_of,
-    encode_vector_marker,
-    event_ms_of,
-    globals_of,
-    ordered_of,
-    origins_in,
 )
 from holdfast.core.engine.merge.merging import Portion, Stretch
-from holdfast.core.engine.merge.ordering import NO_TIME, MergeOrder
+from holdfast.core.engine.merge.ordering import MergeOrder
 from holdfast.core.engine.origins import Mark, unclaimed
-from holdfast.core.engine.state.codec import APPLIED, TICK
+from holdfast.core.engine.positions import NO_TIME, Position, start_of
+from holdfast.core.engine.state.codec import TICK
 from holdfast.core.engine.state.global_rows import GlobalTables, GlobalViews
 from holdfast.core.engine.state.handover import HANDOVER_FORMAT, Handover
 from holdfast.core.engine.state.recovery import Recovery
@@ -61,21 +44,7 @@ from holdfast.errors import ChangelogError
 R = TypeVar("R")
 
 
-@dataclass(slots=True, kw_only=True)
-class MergedChanges(Written):
-    """The changes of one transaction over several sources, and *choices* to the partition's choices topic.
-
-    *marker* closes the transaction: everything up to it is in the state once this is applied.
-    """
-
-    marker: VectorMarker
-    choices: list[Choice] = field(default_factory=list)
-
-    def closing(self) -> tuple[bytes, bytes]:
-        return APPLIED, encode_vector_marker(self.marker)
-
-
-class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
+class MergingFolder(SteppingFolder[R, Stretch, Changes]):
     """The folder of a processor with `on=`: its position is *marker*, a vector.
 
     What it is given are stretches that follow that position, of a `Merger` or of `replayed`. Of a stretch
@@ -110,7 +79,7 @@ class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
         processor: Processor[Any, R],
         store: Store,
         *,
-        marker: VectorMarker | None = None,
+        marker: Position | None = None,
         cache_rows: int = 200_000,
         limit_bytes: int = LIMIT_BYTES,
         trace: Callable[[Transition[R]], None] | None = None,
@@ -132,7 +101,7 @@ class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
         self._on_tick = processor.on_tick
         self._ticks = TimerTable() if self._on_tick is None else timers_in(store, TICK)
         ticks = None if self._on_tick is None else self._ticks  # without: a fold that sets one is refused
-        event_ms = event_ms_of(self.marker)
+        event_ms = self.marker.event_ms
         super().__init__(
             processor,
             store,
@@ -148,16 +117,15 @@ class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
         self._folds = processor.folds
         self.order = MergeOrder(processor, lambda: self.refused_before)
         """The times by which its records are merged: for the `Merger` that makes its stretches."""
-        self._format = start.format
         self._plain = tuple(map(self._one_fold, self._folds))
-        self.event_clock = event_clock_of(processor, origins_in(self.marker))
+        self.event_clock = event_clock_of(processor, self.marker.origins)
         self._headers_left: list[Iterator[Headers]] = [iter(()) for _ in self._folds]
         """The headers of the next records to fold of each source, if event time passes by them."""
         self._calls = tuple(
             self._timed(fold, partial(self._time_of, each)) if processor.has_event_time else fold
             for each, fold in zip(self._folds, self._plain, strict=True)
         )
-        self._globals = globals_of(self.marker)
+        self._globals = self.marker.globals
         self._tables: GlobalTables | None = None
         if processor.reads:
             self._tables = GlobalTables(processor.reads, views, self.rows.failures, self._globals)
@@ -211,16 +179,16 @@ class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
         super()._forget()
         marker = self.marker
         self._applied, self._reached, self._last = list(marker.applied), list(marker.reached_ms), marker.last
-        self._by_event = by_event_of(marker)
-        self._ordered = [*(ordered_of(marker) if self._by_event else repeat(NO_TIME, len(marker.applied)))]
+        self._by_event = marker.by_event
+        self._ordered = [*(marker.order_ms if self._by_event else repeat(NO_TIME, len(marker.applied)))]
         self._tick_ms, self._number = marker.tick_ms, marker.choices
         self._choices: list[Choice] = []
         if self._tables is not None:
-            self._globals = globals_of(marker)
+            self._globals = marker.globals
             self._tables.settle(self._globals)
 
-    def unchanged(self) -> MergedChanges:
-        return MergedChanges(marker=self.marker, records=0)
+    def unchanged(self) -> Changes:
+        return Changes(marker=self.marker, records=0)
 
     def _moved(self) -> None:
         assert self.changes is not None
@@ -230,40 +198,23 @@ class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
 
     def _finished(
         self, taken: list[Stretch], records: int, puts: list[tuple[bytes, bytes | None]]
-    ) -> MergedChanges:
-        before = self.marker
-        position = (
-            tuple(self._applied),
-            self.stream_ms,
-            self.processor.version,
-            self._format,
-            tuple(self._reached),
-            self._last,
-            self._tick_ms,
-            self._number,
-            before.sources,
+    ) -> Changes:
+        marker = Position(
+            applied=tuple(self._applied),
+            stream_ms=self.stream_ms,
+            version=self.processor.version,
+            reached_ms=tuple(self._reached),
+            last=self._last,
+            tick_ms=self._tick_ms,
+            choices=self._number,
+            sources=self.marker.sources,
+            by_event=self._by_event,
+            ordered_ms=tuple(self._ordered) if self._by_event else (),
+            globals=() if self._tables is None else self._globals,
+            event_ms=None if self._events is None else self.event_ms,
+            origins=None if self.event_clock is None else self.event_clock.encode(),
         )
-        marker: VectorMarker
-        origins = None if self.event_clock is None else self.event_clock.encode()
-        if self._by_event or origins is not None:
-            told = (*position[:3], ORDERED_MARKER_FORMAT, *position[4:])
-            marker = OrderedMarker(
-                *told,
-                by_event=self._by_event,
-                ordered_ms=tuple(self._ordered if self._by_event else self._reached),
-                globals=() if self._tables is None else self._globals,
-                event_ms=None if self._events is None else self.event_ms,
-                origins=origins,
-            )
-        elif self._tables is None and self._events is None:
-            marker = VectorMarker(*position)
-        elif self._events is None:
-            marker = GlobalsMarker(*position, globals=self._globals)
-        elif self._tables is None:
-            marker = TimedMarker(*position, event_ms=self.event_ms)
-        else:
-            marker = TimedGlobalsMarker(*position, globals=self._globals, event_ms=self.event_ms)
-        return MergedChanges(
+        return Changes(
             marker=marker,
             records=records,
             puts=puts,
@@ -436,7 +387,7 @@ class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
         self._ordered = [NO_TIME] * len(self._ordered)
         if choice.tick_ms is not None:
             self._tick_ms = choice.tick_ms
-        if isinstance(choice, GlobalsChoice) and self._tables is not None:
+        if choice.globals and self._tables is not None:
             self._globals = choice.globals
             self._tables.move(choice.globals)
         if decided:
@@ -455,9 +406,9 @@ def _stream_times(reached_ms: Sequence[int], stream_ms: int) -> Sequence[int]:
     return [max(stream_ms, each) for each in reached_ms]
 
 
-def _holds(marker: VectorMarker) -> tuple[int, bool]:
+def _holds(marker: Position) -> tuple[int, bool]:
     """Return a value that differs between declarations: the number of globals, and if there is event time."""
-    return len(globals_of(marker)), event_ms_of(marker) is not None
+    return len(marker.globals), marker.event_ms is not None
 
 
 def _no_record() -> Emits:
@@ -480,14 +431,3 @@ def beginning_upto(stretch: Stretch, place: Handover) -> tuple[bool, Stretch]:
             return silent, stretch.slice(0, number)
         left[source] -= 1
     return silent, stretch
-
-
-def start_of(processor: Processor[Any, Any]) -> VectorMarker:
-    """Return the position of an empty table of *processor*."""
-    return beginning(
-        processor.signature,
-        len(processor.topics),
-        processor.version,
-        reads=len(processor.reads),
-        has_event_time=processor.has_event_time,
-    )

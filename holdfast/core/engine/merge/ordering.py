@@ -13,12 +13,9 @@ from holdfast.core.engine.declared.serdes import decode_all, framing
 from holdfast.core.engine.declared.sources import Input
 from holdfast.core.engine.event_times import is_ahead, limit_of
 from holdfast.core.engine.fold.patience import OnLater
-from holdfast.core.engine.merge.choices import VectorMarker, by_event_of
 from holdfast.core.engine.origins import LIMIT_TIME_MS, is_mark
+from holdfast.core.engine.positions import NO_TIME, Position
 from holdfast.errors import Later, UnknownSchemaError
-
-NO_TIME = -1
-"""The time of a record without an event time: it follows the one before it in its log at once."""
 
 
 class OwnTimes(NamedTuple):
@@ -74,11 +71,11 @@ class MergeOrder:
         self.by_event = self.readable
         self.unread: dict[tuple[str, int], UnknownSchemaError] = {}
 
-    def as_at(self, marker: VectorMarker | None) -> MergeOrder:
+    def as_at(self, marker: Position | None) -> MergeOrder:
         """Return an order that merges what lies between the last choice and *marker* as that says."""
         made = copy(self)
         if marker is not None and marker.last >= 0:
-            made.by_event &= by_event_of(marker)
+            made.by_event &= marker.by_event
         return made
 
     def times(self, source: int, batch: Batch, by_event: int) -> OwnTimes:

@@ -15,9 +15,8 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from holdfast.core.engine.fold.stepping import WATERMARKS
-from holdfast.core.engine.merge.choices import VectorMarker, event_ms_of
-from holdfast.core.engine.merge.positions import Position, PositionFormat, goes_back, of_one_source
 from holdfast.core.engine.origins import decode_clock
+from holdfast.core.engine.positions import Position, PositionFormat, goes_back, plain_format
 from holdfast.core.engine.state.base import BASE, decode_base
 from holdfast.core.engine.state.codec import (
     APPLIED,
@@ -95,7 +94,7 @@ class ForeignRecords:
     _seen: dict[bytes, _Seen] = field(default_factory=dict)
     _good: dict[bytes, _Written] = field(default_factory=dict)
     _first_hole: float = inf
-    _positions: PositionFormat = field(default_factory=lambda: of_one_source(0))
+    _positions: PositionFormat = field(default_factory=lambda: plain_format(0))
 
     def row_keys(self) -> Iterable[bytes]:
         """Return every key but that of the position marker, those of strays too."""
@@ -163,7 +162,7 @@ class Audit:
     """
 
     def __init__(self, version: int, positions: PositionFormat | None = None) -> None:
-        self._version, self._positions = version, positions or of_one_source(version)
+        self._version, self._positions = version, positions or plain_format(version)
         self._open: dict[int, list[_Written]] = {}
         self._strays: list[Stray] = []
         self._seen: dict[bytes, _Seen] = {}
@@ -269,7 +268,8 @@ class Audit:
         if marker.version != self._version:
             return f"its position marker is of version {marker.version}"
         if not may_go_back and self._marker is not None and goes_back(self._marker, marker):
-            return f"its position goes back from {self._marker.applied} to {marker.applied}"
+            before, now = (", ".join(map(str, each.applied)) for each in (self._marker, marker))
+            return f"its position goes back from {before} to {now}"
         return None
 
     def _stray(self, written: _Written, producer_id: int | None, why: str) -> None:
@@ -288,8 +288,8 @@ def _kinds(positions: PositionFormat) -> tuple[bytes, ...]:
     """Return the kinds of keys that are rows and timers: those of ticks and of event time where there may be
     any.
     """
-    ticks = (TICK,) if isinstance(positions.start, VectorMarker) else ()
-    events = () if event_ms_of(positions.start) is None else (EVENT,)
+    ticks = (TICK,) if positions.start.reached_ms else ()
+    events = () if positions.start.event_ms is None else (EVENT,)
     return (*ROW_KINDS, WAKE, *ticks, *events)
 
 

@@ -1,8 +1,8 @@
-"""The stored form of rows, timers and the position marker, in RocksDB and in the changelog alike.
+"""The stored form of rows and timers, in RocksDB and in the changelog alike.
 
 A key's first byte is its kind, so that a scan of rows meets nothing else:
 
-    00 name            bookkeeping; `00 applied` is the position marker, the last record of every transaction
+    00 name            bookkeeping; `00 applied` is the position marker, see `engine/positions.py`
     01 key             a timer: value is the due time, 8 bytes big-endian, ms
     02 key             a row: value is the format byte, then msgpack
     03 key             a timer of the tick clock, as those of 01
@@ -31,10 +31,6 @@ ROW_KINDS = (ROW, NAMED)
 TIMER_KINDS = (WAKE, TICK, EVENT)
 APPLIED = META + b"applied"
 FORMAT = b"\x01"
-EVENT_MARKER_FORMAT = 4
-"""The format of the marker of a processor of one source with event time."""
-ORIGIN_MARKER_FORMAT = 8
-"""The format of such a marker downstream of a step, once the processor has met the header of an origin."""
 
 _DUE = Struct(">q")
 
@@ -217,71 +213,7 @@ def _unreadable(error: msgspec.DecodeError) -> FoldError:
     return FoldError(f"row does not fit its declared type and could not be read again: {error}")
 
 
-class Marker(msgspec.Struct, frozen=True, array_like=True):
-    """The position of a partition's state: everything up to *applied* is in it.
-
-    Closes every transaction on the changelog. *sources* is the fingerprint of an internal topic's name, which
-    changes with the version of its writer; 0 where the source is none, and not written then.
-    """
-
-    applied: int
-    stream_ms: int
-    version: int
-    format: int = FORMAT[0]
-    sources: int = 0
-
-
-class EventMarker(Marker, frozen=True, array_like=True, kw_only=True):
-    """The position of a processor of one source with event time: *event_ms* is the highest event time of the
-    applied records, so a restore reads no record for it.
-    """
-
-    event_ms: int
-
-
-class OriginMarker(EventMarker, frozen=True, array_like=True, kw_only=True):
-    """The position of a processor with event time downstream of a step: *origins* are the watermarks by which
-    event time passes, see `EventClock`.
-    """
-
-    origins: bytes
-
-
 NOTHING_APPLIED = -1
-
-_encode_marker = msgspec.msgpack.Encoder().encode
-_decode_marker = msgspec.msgpack.Decoder(Marker).decode
-_decode_event_marker = msgspec.msgpack.Decoder(EventMarker).decode
-_decode_origin_marker = msgspec.msgpack.Decoder(OriginMarker).decode
-
-
-def encode_marker(marker: Marker) -> bytes:
-    """Return the value of the position marker."""
-    if marker.sources or isinstance(marker, EventMarker):
-        return _encode_marker(marker)
-    return _encode_marker((marker.applied, marker.stream_ms, marker.version, marker.format))
-
-
-def decode_marker(value: bytes) -> Marker:
-    """Return the marker in *value*; raises ChangelogError for bytes that no holdfast worker of this format
-    wrote.
-    """
-    try:
-        marker = _decode_marker(value)
-        if marker.format == EVENT_MARKER_FORMAT:
-            return _decode_event_marker(value)
-        if marker.format == ORIGIN_MARKER_FORMAT:
-            return _decode_origin_marker(value)
-    except UNFIT as error:
-        raise ChangelogError(
-            f"position marker is malformed ({error}): this topic is not a changelog of holdfast"
-        ) from error
-    if marker.format != FORMAT[0]:
-        raise ChangelogError(
-            f"position marker of format {marker.format}, this version reads {FORMAT[0]},"
-            f" {EVENT_MARKER_FORMAT} and {ORIGIN_MARKER_FORMAT} here: upgrade the workers"
-        )
-    return marker
 
 
 def digest(items: Iterable[tuple[bytes, bytes]]) -> str:

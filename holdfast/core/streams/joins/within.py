@@ -316,14 +316,12 @@ class JoinWithin(Processor[Any, Any], Generic[L, R, J]):
 
     @property
     def _sides(self) -> list[_SideFold]:
-        assert self.on is not None
-        declared: list[Any] = [*self.on.values()]
-        return [getattr(each.fold, "fold", each.fold) for each in declared]  # as they are traced
+        declared: list[Any] = [each.fold for each in self.folds]
+        return [getattr(fold, "fold", fold) for fold in declared]  # as they are traced
 
     @property
     def final_emits(self) -> tuple[str, ...]:
-        assert self.on is not None
-        return (str(self.emits[0]),) if all(each.time is not None for each in self.on) else ()
+        return (str(self.emits[0]),) if None not in self.own_times else ()
 
     @property
     def told_topics(self) -> tuple[str, ...]:

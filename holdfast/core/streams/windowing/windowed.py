@@ -216,8 +216,7 @@ class Windowed(Processor[Any, Any], Generic[E, A]):
     @property
     def _method(self) -> Any:
         """Return the method that folds a record, which may be traced."""
-        fold: Any = self.fold if self.on is None else next(iter(self.on.values()))
-        fold = fold.fold if isinstance(fold, FoldColumns) else fold
+        fold: Any = self.folds[0].fold
         return getattr(fold, "fold", fold)
 
     @property

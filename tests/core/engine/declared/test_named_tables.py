@@ -182,9 +182,7 @@ def test_cuts_restarts_and_tracing_change_no_byte(
     folder: Folder[Any] = Folder(visits(), store, cache_rows=3, **options)
     for cut in [*cuts, len(log) or 1]:
         if restart:
-            folder = Folder(
-                visits(), store, applied=folder.applied, stream_ms=folder.stream_ms, cache_rows=3, **options
-            )
+            folder = Folder(visits(), store, marker=folder.marker, cache_rows=3, **options)
         changes = folder.fold([batch(*log[at : at + cut], first=at)])
         if changes is not None:
             store.apply(changes.puts)

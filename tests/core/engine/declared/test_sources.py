@@ -57,9 +57,14 @@ def test_choices_are_of_all_versions() -> None:
     assert declare(version=1).choices("shop") == declare(version=2).choices("shop") == "shop-totals-choices"
 
 
-def test_the_form_of_one_source_is_what_it_was() -> None:
+def test_the_data_of_one_source_are_those_of_several() -> None:
     one: Processor[Any, Any] = Processor(name="one", source="s", decode=bytes, fold=folded, row=Total)
-    assert (one.topics, one.folds, one.on) == (("s",), (), None)
+    (fold,) = one.folds
+    assert (one.topics, fold.number, fold.source.topic, fold.inputs) == (("s",), 0, "s", one.columns)
+    assert (fold.fold, fold.decode) == (folded, bytes)
+    assert (one.on, one.named_sources, one.choices_topics("shop")) == (None, (), ())
+    two = declare()
+    assert (two.named_sources, two.choices_topics("shop")) == (two.topics, ("shop-totals-choices",))
 
 
 @pytest.mark.parametrize(

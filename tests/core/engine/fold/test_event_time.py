@@ -15,25 +15,10 @@ from holdfast.core.engine.declared.serdes import Json
 from holdfast.core.engine.declared.sources import DecoderInput, FoldColumns, FoldWith, Source
 from holdfast.core.engine.emits import Emit
 from holdfast.core.engine.fold.folding import Folder, Refused
-from holdfast.core.engine.merge.choices import (
-    TimedGlobalsMarker,
-    TimedMarker,
-    VectorMarker,
-    decode_vector_marker,
-    encode_vector_marker,
-    event_ms_of,
-)
 from holdfast.core.engine.merge.merging import Merger
 from holdfast.core.engine.merge.merging_folder import MergingFolder
-from holdfast.core.engine.merge.positions import position_format
-from holdfast.core.engine.state.codec import (
-    APPLIED,
-    EventMarker,
-    Marker,
-    decode_marker,
-    encode_marker,
-    event_key,
-)
+from holdfast.core.engine.positions import Position, decode_position, encode_position, position_format
+from holdfast.core.engine.state.codec import APPLIED, event_key
 from holdfast.core.engine.state.memory_store import DictStore
 from holdfast.core.engine.state.rows import NEVER, Rows
 from holdfast.errors import ChangelogError, ConfigError, FoldError
@@ -99,22 +84,19 @@ def batch(*records: tuple[int, Said | None], start: int = 0) -> Batch:
 
 def folded(
     *records: tuple[int, Said | None], cut: int = 100, **more: Any
-) -> tuple[list[bytes], list[Refused], Marker]:
+) -> tuple[list[bytes], list[Refused], Position]:
     """Fold *records* in transactions of *cut*, each by a folder that restarts from the stored position."""
     processor, store = timed(**more), DictStore()
     form = position_format(processor)
     emits: list[bytes] = []
     refused: list[Refused] = []
-    value = form.encode(form.start)
+    value = encode_position(form.start)
     for start in range(0, len(records), cut):
         marker = form.decode(value)
-        assert isinstance(marker, Marker)
         folder = Folder(
             processor,
             store,
-            applied=marker.applied,
-            stream_ms=marker.stream_ms,
-            event_ms=event_ms_of(marker),
+            marker=marker,
         )
         changes = folder.fold([batch(*records[start : start + cut], start=start)])
         assert changes is not None
@@ -124,7 +106,6 @@ def folded(
         emits += [each.value or b"" for each in changes.emits]
         refused += changes.refused
     marker = form.decode(value)
-    assert isinstance(marker, Marker)
     return emits, refused, marker
 
 
@@ -135,7 +116,7 @@ def test_a_timer_fires_before_the_record_whose_own_time_gets_there(cut: int) -> 
     )
     assert emits == [b"folded at 100", b"folded at 101", b"event 10", b"folded at 101", b"folded at 300"]
     assert not refused
-    assert marker == EventMarker(3, 300, 1, 4, 0, event_ms=10)
+    assert marker == Position((3,), 300, 1, event_ms=10)
 
 
 @pytest.mark.parametrize("cut", [1, 2, 100])
@@ -163,7 +144,7 @@ def test_a_record_without_a_valid_time_is_refused_and_moves_nothing(at: Any, cut
     emits, refused, marker = folded((1, Said(4, wake=6)), (2, Said(at)), (3, Said(5)), cut=cut)
     assert [(each.offset, each.stage, each.error) for each in refused] == [(1, "decode", "DecodeError")]
     assert "which is not a time in whole ms" in refused[0].reason
-    assert event_ms_of(marker) == 5
+    assert marker.event_ms == 5
     assert emits == [b"folded at 1", b"folded at 3"]
 
 
@@ -171,7 +152,7 @@ def test_a_record_without_a_valid_time_is_refused_and_moves_nothing(at: Any, cut
 def test_a_record_without_a_value_has_no_event_time(cut: int) -> None:
     emits, refused, marker = folded((1, Said(4, wake=6)), (1_000, None), cut=cut)
     assert (emits, refused) == ([b"folded at 1", b"folded at 1000"], [])
-    assert event_ms_of(marker) == 4
+    assert marker.event_ms == 4
 
 
 @pytest.mark.parametrize("cut", [1, 100])
@@ -179,7 +160,7 @@ def test_a_record_whose_fold_fails_has_moved_event_time_all_the_same(cut: int) -
     emits, refused, marker = folded((1, Said(4, wake=6)), (2, Said(7, act="raise")), (3, Said(7)), cut=cut)
     assert emits == [b"folded at 1", b"event 6", b"folded at 3"]
     assert [(each.offset, each.stage) for each in refused] == [(1, "fold")]
-    assert event_ms_of(marker) == 7
+    assert marker.event_ms == 7
 
 
 @pytest.mark.parametrize("cut", [1, 100])
@@ -210,7 +191,7 @@ def test_timers_of_event_time_have_keys_of_their_own_kind() -> None:
 
 def test_a_folder_is_not_resumed_without_its_event_time() -> None:
     with pytest.raises(AssertionError, match="a position has event time"):
-        Folder(timed(), DictStore(), applied=7, stream_ms=9)
+        Folder(timed(), DictStore(), marker=Position((7,), 9, 1))
 
 
 # -- several sources
@@ -228,13 +209,12 @@ def joined(*times: bool, fold: Any = fold) -> Processor[Any, str]:
 
 def merged(
     processor: Processor[Any, str], *given: tuple[int, int, Said | None]
-) -> tuple[list[bytes], VectorMarker]:
+) -> tuple[list[bytes], Position]:
     """Fold (source, append time, event) one by one, each after a restart from the stored position."""
     store, form = DictStore(), position_format(processor)
-    value, emits = form.encode(form.start), list[bytes]()
+    value, emits = encode_position(form.start), list[bytes]()
     for source, at_ms, said in given:
         marker = form.decode(value)
-        assert isinstance(marker, VectorMarker)
         folder, merger = MergingFolder(processor, store, marker=marker), Merger(marker)
         merger.offer(source, batch((at_ms, said), start=marker.applied[source] + 1))
         changes = folder.fold(iter(partial(merger.take, (0,) * len(processor.topics)), None))
@@ -243,14 +223,13 @@ def merged(
         _, value = changes.closing()
         emits += [each.value or b"" for each in changes.emits]
     marker = form.decode(value)
-    assert isinstance(marker, VectorMarker)
     return emits, marker
 
 
 def test_event_time_is_the_highest_of_all_sources() -> None:
     emits, marker = merged(joined(True, True), (0, 1, Said(5, wake=10)), (1, 2, Said(12)), (0, 3, Said(7)))
     assert emits == [b"folded at 1", b"event 10", b"folded at 2", b"folded at 3"]
-    assert event_ms_of(marker) == 12
+    assert marker.event_ms == 12
 
 
 def test_a_source_without_time_has_stream_time() -> None:
@@ -258,9 +237,9 @@ def test_a_source_without_time_has_stream_time() -> None:
         joined(True, False), (0, 900, Said(5, wake=10)), (1, 3, Said(-1)), (0, 901, Said(6))
     )
     assert emits == [b"folded at 900", b"event 10", b"folded at 900", b"folded at 901"]
-    assert event_ms_of(marker) == 900
+    assert marker.event_ms == 900
     _, marker = merged(joined(False, True), (0, -1, Said(1)))
-    assert event_ms_of(marker) == -NEVER, "nothing tells a time"
+    assert marker.event_ms == -NEVER, "nothing tells a time"
 
 
 def test_folds_that_ask_for_more_have_event_time_too() -> None:
@@ -278,27 +257,26 @@ def test_folds_that_ask_for_more_have_event_time_too() -> None:
 
 
 def test_the_position_has_event_time_in_formats_of_its_own() -> None:
-    one = EventMarker(7, 9, 1, 4, 0, event_ms=5)
-    assert encode_marker(one).hex() == "960709010400" + "05"
-    assert decode_marker(encode_marker(one)) == one
-    several = TimedMarker((4,), 17, 3, 5, (17,), 0, 9, 5, 7, event_ms=-8)
-    assert encode_vector_marker(several).hex() == "9a" + "9104" + "110305" + "9111" + "00090507" + "f8"
-    assert decode_vector_marker(encode_vector_marker(several)) == several
-    reading = TimedGlobalsMarker((4,), 17, 3, 6, (17,), 0, 9, 5, 7, globals=((1, -1),), event_ms=-8)
-    assert decode_vector_marker(encode_vector_marker(reading)) == reading
+    one = Position((7,), 9, 1, event_ms=5)
+    assert encode_position(one).hex() == "960709010400" + "05"
+    assert decode_position(encode_position(one)) == one
+    several = Position((4,), 17, 3, (17,), 0, 9, 5, 7, event_ms=-8)
+    assert encode_position(several).hex() == "9a" + "9104" + "110305" + "9111" + "00090507" + "f8"
+    assert decode_position(encode_position(several)) == several
+    reading = Position((4,), 17, 3, (17,), 0, 9, 5, 7, globals=((1, -1),), event_ms=-8)
+    assert decode_position(encode_position(reading)) == reading
 
 
 def test_without_event_time_the_position_is_what_it_was() -> None:
     plain = timed(time=None, on_event=None)
-    assert position_format(plain).start == Marker(-1, -1, 1)
-    assert position_format(plain).encode(Marker(7, 9, 1)).hex() == "9407090101"
+    assert position_format(plain).start == Position((-1,), -1, 1)
+    assert encode_position(Position((7,), 9, 1)).hex() == "9407090101"
     told = Source("a", SAID, time=own_time)  # type: ignore[arg-type]
     several: Processor[Any, str] = Processor(
         name="several", on={told: FoldWith(lambda *_: None, ("event_ms",))}, row=str
     )
     start = position_format(several).start
-    assert type(start) is VectorMarker
-    assert start.format == 2
+    assert encode_position(start)[3:6] == b"\xff\x01\x02"
 
 
 @pytest.mark.parametrize(
@@ -306,15 +284,13 @@ def test_without_event_time_the_position_is_what_it_was() -> None:
     [
         (b"\x95\x07\x09\x01\x04\x00", "malformed"),
         (b"\x96\x07\x09\x01\x04\x00\xa1x", "malformed"),
-        (
-            b"\x96\x07\x09\x01\x07\x00\x05",
-            "format 7, this version reads 1, 4 and 8 here: upgrade the workers",
-        ),
+        (b"\x96\x07\x09\x01\x04\x00\xc0", "malformed"),
+        (b"\x96\x07\x09\x01\x09\x00\x05", "format 9, this version reads 1 to 8: upgrade the workers"),
     ],
 )
 def test_a_value_that_is_no_marker_with_event_time_is_refused(value: bytes, why: str) -> None:
     with pytest.raises(ChangelogError, match=why):
-        decode_marker(value)
+        decode_position(value)
 
 
 @pytest.mark.parametrize(
@@ -338,7 +314,7 @@ def test_a_value_that_is_no_marker_with_event_time_is_refused(value: bytes, why:
 def test_event_time_comes_and_goes_with_a_version(before: Any, after: Any, why: str) -> None:
     written = position_format(before)
     with pytest.raises(ChangelogError, match=f"{why}.*: raise its version"):
-        position_format(after).decode(written.encode(written.start))
+        position_format(after).decode(encode_position(written.start))
 
 
 # -- declarations

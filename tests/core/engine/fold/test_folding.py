@@ -14,7 +14,8 @@ import pytest
 
 from holdfast.core.engine.declared.processor import Emit, Processor
 from holdfast.core.engine.fold.folding import LIMIT_BYTES, STEP_RECORDS, Batch, Changes, Folder, Transition
-from holdfast.core.engine.state.codec import APPLIED, META, Marker, decode_marker, row_key, wake_key
+from holdfast.core.engine.positions import Position, decode_position
+from holdfast.core.engine.state.codec import APPLIED, META, row_key, wake_key
 from holdfast.core.engine.state.memory_store import DictStore
 from holdfast.core.engine.state.rows import LIMIT_KEY_BYTES, Rows
 from holdfast.errors import ChangelogError, ConfigError, StoreError
@@ -85,7 +86,7 @@ def test_rows_changed_many_times_are_written_once_and_the_marker_comes_last() ->
     changes = Folder(processor(), Store()).fold([batch("a", "b", "a", times_ms=[5, 7, 6])])
     assert changes is not None
     assert [key for key, _ in changes.stored()] == [b"\x02a", b"\x02b", APPLIED]
-    assert changes.marker == Marker(2, 7, 1)
+    assert changes.marker == Position((2,), 7, 1)
     assert changes.records == 3
 
 
@@ -97,7 +98,7 @@ def test_a_record_that_was_applied_before_is_not_applied_again() -> None:
     changes = folded(folder, store, batch("a", "a", "a"), batch("a", "a", first=2))
     assert changes.records == 2
     assert folder.rows["a"].count == 4
-    assert folder.applied == 3
+    assert folder.marker.applied[0] == 3
 
 
 @pytest.mark.parametrize("records", [1, 63, 65, 100, 129, 5 * STEP_RECORDS + 3])
@@ -165,7 +166,7 @@ def test_stream_time_is_the_highest_append_time_and_never_goes_back() -> None:
     assert [folder.rows[key].text for key in "abcd"] == ["-1", "9", "9", "9"]
     folded(folder, store, batch("a", first=4, times_ms=[3]))
     assert folder.rows["a"].text == "9"
-    assert decode_marker(store[APPLIED]).stream_ms == 9
+    assert decode_position(store[APPLIED]).stream_ms == 9
 
 
 def test_a_rollback_keeps_the_stream_time_of_the_committed_records() -> None:
@@ -209,12 +210,12 @@ def test_transactions_closed_early_come_to_the_same_as_one_that_is_not(seed: int
     for often in (0.0, 0.5):
         store, emits, refused = Store(), list[Emit](), list[int]()
         folder = Folder(processor(counted_with_timers, on_wake=rung), store)
-        while folder.applied < len(events) - 1:
+        while folder.marker.applied[0] < len(events) - 1:
             for _ in folder.steps(batches):
                 if chance.random() < often:
                     folder.close_early()
             assert folder.changes is not None
-            assert folder.changes.marker.applied == folder.applied + folder.changes.records
+            assert folder.changes.marker.applied[0] == folder.marker.applied[0] + folder.changes.records
             emits += folder.changes.emits
             refused += [each.offset for each in folder.changes.refused]
             store.take(folder.changes)
@@ -244,8 +245,8 @@ def test_a_batch_is_asked_for_when_those_before_it_are_folded_and_after_an_early
     assert seen[0] == 1
     assert asked == [0, 1]
     assert folder.changes is not None
-    assert length <= folder.changes.marker.applied < 2 * length - 1
-    assert folder.changes.records == folder.changes.marker.applied + 1
+    assert length <= folder.changes.marker.applied[0] < 2 * length - 1
+    assert folder.changes.records == folder.changes.marker.applied[0] + 1
     assert len(folder.changes.refused) == sum(
         event == "bad" for event in (events * length)[: folder.changes.records]
     )
@@ -302,7 +303,7 @@ def test_a_bad_record_is_refused_and_its_neighbours_are_not() -> None:
     assert dict(folder.rows.scan()) == {"a": Total(2, "4")}
     assert [key for key, _ in changes.puts] == [b"\x02a", b"\x01a"]
     assert [emit.key for emit in changes.emits] == ["a", "a"]
-    assert changes.marker.applied == 3
+    assert changes.marker.applied[0] == 3
 
 
 def oversize_then_shrink(rows: Rows[Total], length: int, _: int) -> None:
@@ -542,11 +543,7 @@ def test_values_that_only_equal_those_of_the_declared_type_give_the_same_whereve
                 each.offset
                 for each in folded(folder, store, batch(*log[first : first + cut], first=first)).refused
             ]
-            folder = (
-                Folder(told, store, applied=folder.applied, stream_ms=folder.stream_ms)
-                if restarts
-                else folder
-            )
+            folder = Folder(told, store, marker=folder.marker) if restarts else folder
         found.append(({key: value for key, value in store.items() if key[:1] != META}, refused))
     assert found == [found[0]] * len(found)
 

@@ -21,8 +21,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from holdfast.core.engine.declared.processor import Emit, Processor
 from holdfast.core.engine.fold.folding import Batch, Changes, Folder, Transition
-from holdfast.core.engine.merge.choices import event_ms_of
-from holdfast.core.engine.state.codec import APPLIED, META, NOTHING_APPLIED, decode_marker, digest
+from holdfast.core.engine.positions import decode_position
+from holdfast.core.engine.state.codec import APPLIED, META, digest
 from holdfast.errors import FoldError, StoreError
 from tests.support.scale import scaled
 
@@ -351,13 +351,11 @@ class FoldedAnyway(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
-        marker = decode_marker(self.store[APPLIED]) if APPLIED in self.store else None
+        marker = decode_position(self.store[APPLIED]) if APPLIED in self.store else None
         self.folder: Folder[Any] = Folder(
             self.processor,
             self.store,
-            applied=marker.applied if marker else NOTHING_APPLIED,
-            stream_ms=marker.stream_ms if marker else -1,
-            event_ms=event_ms_of(marker) if marker else None,
+            marker=marker,
             cache_rows=self.cache_rows,
             limit_bytes=LIMIT_BYTES,
         )
@@ -425,9 +423,9 @@ class FoldedAnyway(RuleBasedStateMachine):
         self.done += count
         assert changes is not None
         assert changes.records == count
-        assert changes.marker.applied == self.log[self.done - 1][0]
+        assert changes.marker.applied[0] == self.log[self.done - 1][0]
         assert changes.marker.stream_ms == self.naive.stream_ms
-        assert event_ms_of(changes.marker) == (self.naive.event_ms if self.naive.timed else None)
+        assert changes.marker.event_ms == (self.naive.event_ms if self.naive.timed else None)
         assert changes.emits == self.naive.emits
         assert [(each.offset, each.stage) for each in changes.refused] == self.naive.refused
         write(self.store, changes)

@@ -14,20 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.core.engine.batches import Batch
+from holdfast.core.engine.choices import Choice, decode_choice, encode_choice
 from holdfast.core.engine.declared.processor import Emit, Processor
 from holdfast.core.engine.declared.serdes import Text
 from holdfast.core.engine.declared.streams import Internal
-from holdfast.core.engine.fold.folding import Folder
-from holdfast.core.engine.merge.choices import (
-    Choice,
-    VectorMarker,
-    by_event_of,
-    decode_choice,
-    encode_choice,
-)
+from holdfast.core.engine.fold.folding import Changes, Folder
 from holdfast.core.engine.merge.handing_over import barrier_at
 from holdfast.core.engine.merge.merging import Merger
-from holdfast.core.engine.merge.merging_folder import MergedChanges, MergingFolder, start_of
+from holdfast.core.engine.merge.merging_folder import MergingFolder
+from holdfast.core.engine.positions import Position, start_of
 from holdfast.core.engine.state.handover import HANDOVER_FORMAT, Handover, decode_handover, encode_handover
 from holdfast.core.engine.state.memory_store import DictStore
 from holdfast.errors import ChangelogError, ChoicesError, ConfigError
@@ -85,7 +80,7 @@ def emitted_of_one(log: Batch, cuts: list[int], handover: Handover | None) -> li
         while (
             changes := folder.fold([log.slice(start, stop)])
         ) is not None:  # the rest of it is the next one's
-            out += [(changes.marker.applied, emit) for emit in changes.emits]
+            out += [(changes.marker.applied[0], emit) for emit in changes.emits]
             store.apply(changes.puts)
             folder.commit()
     return out
@@ -130,14 +125,14 @@ class Successor(Worker):
     noted: Handover | None
     """The note on the changelog."""
 
-    def resume(self, store: MemoryStore, marker: VectorMarker | None) -> None:
+    def resume(self, store: MemoryStore, marker: Position | None) -> None:
         super().resume(store, marker)
         here, stood = self.folder.marker, self.before.position or start_of(self.processor)
         self.handover, self.barrier = self.noted, None
         if self.noted is None or self.noted.covers(here.applied, here.choices):
             recorded = [decode_choice(value) for value in self.journal.choices[here.choices :]]
             learned, self.barrier = barrier_at(
-                Handover(HANDOVER_FORMAT, stood.applied, stood.choices), here, recorded, by_event_of(stood)
+                Handover(HANDOVER_FORMAT, stood.applied, stood.choices), here, recorded, stood.by_event
             )
             if self.noted is None or not self.noted.covers(learned.applied, learned.choices):
                 self.handover = learned
@@ -152,7 +147,7 @@ class Successor(Worker):
         recorded = [*map(decode_choice, self.journal.choices), *mine]
         self.merger = Merger(here, recorded, self.folder.order)
 
-    def commit(self, changes: MergedChanges) -> None:
+    def commit(self, changes: Changes) -> None:
         if self.barrier is not None:
             self.journal.choices.append(encode_choice(self.barrier))
             self.barrier = None

@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.core.engine.batches import Batch
+from holdfast.core.engine.choices import Choice
 from holdfast.core.engine.declared.processor import Emit, Processor
 from holdfast.core.engine.declared.serdes import Text
 from holdfast.core.engine.declared.sources import Source
 from holdfast.core.engine.fold.asides import emit_result
 from holdfast.core.engine.fold.folding import Folder, Refused, Transition
-from holdfast.core.engine.merge.choices import Choice
 from holdfast.core.engine.merge.merging import Merger, replayed
 from holdfast.core.engine.merge.merging_folder import MergingFolder
 from holdfast.core.engine.state.memory_store import DictStore
@@ -130,7 +130,7 @@ def folded(
     outcome, log = Outcome(), log_of(events)
     folder: Folder[int] = Folder(processor, outcome.store, trace=outcome.told.append if trace else None)
     for _ in range(LIMIT_TRIES):
-        given = log[folder.applied + 1 : folder.applied + 1 + cut]
+        given = log[folder.marker.applied[0] + 1 : folder.marker.applied[0] + 1 + cut]
         if not given:
             return outcome
         offsets, times, values = zip(*given, strict=True)
@@ -180,9 +180,9 @@ def test_what_lies_before_the_record_that_waits_is_committed_and_the_record_is_n
         changes = folder.changes
     changes = folder.changes
     assert changes is not None
-    assert (changes.marker.applied, changes.records) == (4, 5)
+    assert (changes.marker.applied[0], changes.records) == (4, 5)
     assert changes.marker.stream_ms == 10 + 2 * 4, "the record that waits has moved nothing"
-    assert changes.marker.event_ms == 3  # type: ignore[attr-defined]
+    assert changes.marker.event_ms == 3
 
 
 def test_a_whole_transaction_that_has_to_wait_leaves_no_trace() -> None:
@@ -295,7 +295,7 @@ def stopping(allowed: set[tuple[str, int]], events: list[str]) -> tuple[Outcome,
     folder: Folder[int] = Folder(processor_of(World()), outcome.store)
     folder.allowed, stops, reached = allowed, list[StoppedError](), list[int]()
     for _ in range(LIMIT_TRIES):
-        given = log[folder.applied + 1 :]
+        given = log[folder.marker.applied[0] + 1 :]
         if not given:
             assert reached == [each.offset - 1 for each in stops], "all before it is committed"
             return outcome, stops
@@ -305,7 +305,7 @@ def stopping(allowed: set[tuple[str, int]], events: list[str]) -> tuple[Outcome,
                 pass
         except StoppedError as stopped:
             stops.append(stopped)
-            reached.append(folder.applied)
+            reached.append(folder.marker.applied[0])
             allowed.add((stopped.topic, stopped.offset))
             continue
         assert folder.changes is not None
@@ -345,7 +345,7 @@ def test_a_timer_that_fails_stops_as_a_record_does() -> None:
     for _ in folder.steps([Batch(offsets, times, (values,))]):
         pass
     assert folder.changes is not None
-    assert folder.changes.marker.applied == 1
+    assert folder.changes.marker.applied[0] == 1
     folder.commit()
     with pytest.raises(StoppedError, match="at wake: ValueError: timer 'a' due at 13: it rings"):
         folder.fold([Batch(offsets, times, (values,))])

@@ -8,16 +8,17 @@ from random import Random
 import pytest
 
 from holdfast.core.engine.batches import Batch
-from holdfast.core.engine.merge.choices import Choice, VectorMarker, beginning
+from holdfast.core.engine.choices import Choice
 from holdfast.core.engine.merge.merging import Merger, Stretch, replayed
+from holdfast.core.engine.positions import Position, ordered_start
 from holdfast.errors import ChoicesError
 
 SOURCES = 77
 AT_ENDS = (0, 0)
 
 
-def start(width: int = 2) -> VectorMarker:
-    return beginning(SOURCES, width, 1)
+def start(width: int = 2) -> Position:
+    return ordered_start(SOURCES, width, 1)
 
 
 def batch(*times_ms: int, first: int = 0) -> Batch:
@@ -44,7 +45,7 @@ def taken(merger: Merger, ends: Sequence[int | None] | None = None) -> str:
     return " ".join(out)
 
 
-def offered(*logs: Batch, marker: VectorMarker | None = None, recorded: Sequence[Choice] = ()) -> Merger:
+def offered(*logs: Batch, marker: Position | None = None, recorded: Sequence[Choice] = ()) -> Merger:
     merger = Merger(marker or start(len(logs)), recorded)
     for source, log in enumerate(logs):
         merger.offer(source, log)
@@ -154,7 +155,7 @@ def test_held_records_are_reported_until_they_are_settled() -> None:
     assert merger.pending == (3, 1)
     assert taken(merger) == "a0 b0"
     assert merger.pending == (3, 1)
-    merger.settle(VectorMarker((0, 0), 1, 1, 2, (1, 1), 1, -1, 0, SOURCES))
+    merger.settle(Position((0, 0), 1, 1, (1, 1), 1, -1, 0, SOURCES))
     assert merger.pending == (3, 0), "a batch is let go whole"
 
 
@@ -200,7 +201,7 @@ def test_records_that_were_not_folded_are_merged_again_with_later_ones() -> None
     merger.offer(1, batch(3, first=1))
     merger.settle(start())
     assert taken(merger, AT_ENDS) == "a0 b0 b1 a1", "no barrier: the transaction was aborted"
-    merger.settle(VectorMarker((0, 0), 2, 1, 2, (1, 2), 1, -1, 0, SOURCES))
+    merger.settle(Position((0, 0), 2, 1, (1, 2), 1, -1, 0, SOURCES))
     assert taken(merger, AT_ENDS) == "b1 a1"
 
 
@@ -231,7 +232,7 @@ def test_a_record_that_a_choice_names_may_be_gone() -> None:
 
 
 def test_choices_before_the_marker_are_passed_over() -> None:
-    marker = VectorMarker((1, 0), 5, 1, 2, (5, 2), -1, -1, 1, SOURCES)
+    marker = Position((1, 0), 5, 1, (5, 2), -1, -1, 1, SOURCES)
     recorded = [choice(0, 1, 0), choice(1, 1, 1)]
     merger = offered(batch(1, 5, 6), batch(2, 3, 4), marker=marker, recorded=recorded)
     assert taken(merger, AT_ENDS) == "b1 barrier at [1, 1] as recorded b2 a2"
@@ -253,7 +254,7 @@ def test_choices_that_cannot_be_obeyed_stop_the_fold(recorded: list[Choice], why
 
 
 def test_a_table_that_folded_past_what_another_version_decided_is_not_folded_on() -> None:
-    marker = VectorMarker((1, 0), 5, 1, 2, (5, 2), 0, -1, 0, SOURCES)
+    marker = Position((1, 0), 5, 1, (5, 2), 0, -1, 0, SOURCES)
     merger = offered(batch(1, 5, 6), batch(2, 3, 4), marker=marker, recorded=[choice(0, 2, 1)])
     with pytest.raises(ChoicesError, match="choice 0 stands behind records that lie below what is folded"):
         taken(merger, AT_ENDS)

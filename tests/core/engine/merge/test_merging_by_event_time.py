@@ -16,23 +16,15 @@ import msgspec
 import pytest
 
 from holdfast.core.engine.batches import Batch
+from holdfast.core.engine.choices import decode_choice, encode_choice
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.declared.serdes import Json
 from holdfast.core.engine.declared.sources import Source
 from holdfast.core.engine.declared.streams import Stream
 from holdfast.core.engine.emits import Emits
-from holdfast.core.engine.merge.choices import (
-    LOWEST,
-    OrderedChoice,
-    OrderedMarker,
-    by_event_of,
-    decode_choice,
-    decode_vector_marker,
-    encode_choice,
-    encode_vector_marker,
-)
-from holdfast.core.engine.merge.merging import Merger, Stretch, replayed
+from holdfast.core.engine.merge.merging import LOWEST, Merger, Stretch, last_key, replayed
 from holdfast.core.engine.merge.merging_folder import MergingFolder
+from holdfast.core.engine.positions import decode_position, encode_position
 from holdfast.core.engine.state.codec import APPLIED
 from holdfast.core.engine.state.memory_store import DictStore
 from holdfast.core.engine.state.rows import Rows
@@ -181,7 +173,7 @@ def test_where_no_source_reads_time_the_written_bytes_are_as_before() -> None:
     changes = folder.fold(taken(merger, (0, 0)))
     assert changes is not None
     assert [encode_choice(each)[1:2] for each in changes.choices] == [b"\x01"]
-    assert changes.marker.format == 2
+    assert changes.marker.by_event == 0
 
 
 def test_a_processor_of_one_source_has_no_order_to_choose() -> None:
@@ -322,15 +314,15 @@ OLD_STORED = {
 
 
 def test_what_an_earlier_release_merged_is_folded_again_to_its_bytes() -> None:
-    upto = decode_vector_marker(OLD_STORED[APPLIED])
-    assert (len(OLD_CHOICES), upto.choices, by_event_of(upto)) == (1, 1, 0)
+    upto = decode_position(OLD_STORED[APPLIED])
+    assert (len(OLD_CHOICES), upto.choices, upto.by_event) == (1, 1, 0)
     store, folder = DictStore(), MergingFolder(asking(), DictStore())
     logs = [[golden(topic, 0, last + 1)] for topic, last in zip(TOPICS, upto.applied, strict=True)]
     recorded = [*map(decode_choice, OLD_CHOICES)]
     changes = folder.fold(replayed(folder.marker, logs, recorded, order=folder.order.as_at(upto)))
     assert changes is not None
     store.apply(changes.puts)
-    assert {**dict(store.everything()), APPLIED: encode_vector_marker(changes.marker)} == OLD_STORED
+    assert {**dict(store.everything()), APPLIED: encode_position(changes.marker)} == OLD_STORED
     emits = [(each.value or b"").decode() for each in changes.emits]
     assert emits == [emit for turn in GOLDEN["written"] for emit in turn["emits"]]
 
@@ -338,7 +330,7 @@ def test_what_an_earlier_release_merged_is_folded_again_to_its_bytes() -> None:
 def resumed() -> tuple[MergingFolder[str], Merger, DictStore]:
     store = DictStore()
     store.apply([(key, value) for key, value in OLD_STORED.items() if key != APPLIED])
-    folder = MergingFolder(asking(), store, marker=decode_vector_marker(OLD_STORED[APPLIED]))
+    folder = MergingFolder(asking(), store, marker=decode_position(OLD_STORED[APPLIED]))
     return folder, Merger(folder.marker, map(decode_choice, OLD_CHOICES), folder.order), store
 
 
@@ -350,8 +342,8 @@ def test_a_worker_that_takes_over_an_older_table_parts_the_two_orders_by_a_barri
     assert changes is not None
     barrier = decode_choice(encode_choice(changes.choices[0]))
     assert (barrier.number, barrier.applied, barrier.tick_ms) == (1, (2, 2), None)
-    assert not isinstance(barrier, OrderedChoice), "what lies before it was merged by append time"
-    assert isinstance(changes.marker, OrderedMarker)
+    assert not barrier.by_event, "what lies before it was merged by append time"
+    assert changes.marker.by_event
     assert (changes.marker.by_event, changes.marker.ordered_ms) == (3, (40, 45))
     assert [msgspec.json.decode(each.value or b"")[2] for each in changes.emits] == ["p4"]
     folder.commit()
@@ -360,7 +352,7 @@ def test_a_worker_that_takes_over_an_older_table_parts_the_two_orders_by_a_barri
     late = folder.fold(taken(merger, (0, 0)))
     assert late is not None
     (second,) = late.choices
-    assert isinstance(decode_choice(encode_choice(second)), OrderedChoice)
+    assert decode_choice(encode_choice(second)).by_event
     # All of it again, from the beginning.
     recorded = [*map(decode_choice, OLD_CHOICES), barrier, second]
     again = MergingFolder(asking(), DictStore())
@@ -377,11 +369,11 @@ def test_a_worker_that_takes_over_an_older_table_parts_the_two_orders_by_a_barri
 
 
 def test_where_a_choice_lies_right_before_no_barrier_is_needed() -> None:
-    old = decode_vector_marker(OLD_STORED[APPLIED])
+    old = decode_position(OLD_STORED[APPLIED])
     store = DictStore()
     behind = msgspec.structs.replace(old, last=-1, choices=2)
     folder = MergingFolder(asking(), store, marker=behind)
     merger = Merger(folder.marker, (), folder.order)
     merger.offer(0, golden("prices", 3, 4))
     assert merger.take((0, 0)) is not None
-    assert (old.last_key > LOWEST, behind.last_key) == (True, LOWEST)
+    assert (last_key(old) > LOWEST, last_key(behind)) == (True, LOWEST)

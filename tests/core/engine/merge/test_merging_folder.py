@@ -10,14 +10,16 @@ import msgspec
 import pytest
 
 from holdfast.core.engine.batches import Batch
+from holdfast.core.engine.choices import Choice
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.declared.serdes import Json
 from holdfast.core.engine.declared.sources import FoldWith, Source, fingerprint
 from holdfast.core.engine.declared.streams import Stream
+from holdfast.core.engine.fold.folding import Changes
 from holdfast.core.engine.fold.stepping import Transition
-from holdfast.core.engine.merge.choices import Choice, VectorMarker, decode_vector_marker
 from holdfast.core.engine.merge.merging import Merger, Stretch, replayed
-from holdfast.core.engine.merge.merging_folder import MergedChanges, MergingFolder, start_of
+from holdfast.core.engine.merge.merging_folder import MergingFolder
+from holdfast.core.engine.positions import Position, decode_position, start_of
 from holdfast.core.engine.state.codec import APPLIED, row_key, tick_key, wake_key
 from holdfast.core.engine.state.rows import NEVER, Rows
 from holdfast.errors import ChangelogError, ChoicesError, StoreError
@@ -83,7 +85,7 @@ def stretches(
     return list(iter(partial(merger.take, [0] * len(processor.topics)), None))
 
 
-def changes_of(processor: Processor[Any, Any], logs: Mapping[int, Batch]) -> MergedChanges:
+def changes_of(processor: Processor[Any, Any], logs: Mapping[int, Batch]) -> Changes:
     changes = MergingFolder(processor, MemoryStore()).fold(stretches(processor, logs))
     assert changes is not None
     return changes
@@ -103,8 +105,8 @@ def test_a_stream_is_joined_with_a_table_in_one_step() -> None:
     assert changes.choices == []
     assert changes.records == 4
     sources = fingerprint(["customers", "orders"])
-    assert changes.marker == VectorMarker((1, 1), 30, 1, 2, (20, 30), 1, -NEVER, 0, sources)
-    assert decode_vector_marker(dict(changes.stored())[APPLIED] or b"") == changes.marker
+    assert changes.marker == Position((1, 1), 30, 1, (20, 30), 1, -NEVER, 0, sources)
+    assert decode_position(dict(changes.stored())[APPLIED] or b"") == changes.marker
 
 
 def test_a_refused_record_names_its_source() -> None:
@@ -193,7 +195,7 @@ def armed(*timers: tuple[str, int], **more: Any) -> tuple[MergingFolder[Known], 
 
 def ticked(
     folder: MergingFolder[Known], merger: Merger, store: MemoryStore, now_ms: int | None = None
-) -> MergedChanges:
+) -> Changes:
     if now_ms is not None:
         merger.tick(now_ms)
     changes = folder.fold(iter(partial(merger.take, None), None))

@@ -9,22 +9,15 @@ import re
 import pytest
 
 from holdfast.core.engine.fold.stepping import WATERMARKS
-from holdfast.core.engine.merge.choices import VectorMarker, decode_vector_marker, encode_vector_marker
-from holdfast.core.engine.merge.positions import PositionFormat, of_one_source
 from holdfast.core.engine.merge.strays import Audit, ForeignRecords
 from holdfast.core.engine.origins import StepClock
-from holdfast.core.engine.state.codec import (
-    APPLIED,
-    EventMarker,
-    Marker,
-    decode_marker,
-    encode_due,
-    encode_marker,
-    event_key,
-    row_key,
-    tick_key,
-    wake_key,
+from holdfast.core.engine.positions import (
+    Position,
+    encode_position,
+    format_of,
+    plain_format,
 )
+from holdfast.core.engine.state.codec import APPLIED, encode_due, event_key, row_key, tick_key, wake_key
 from holdfast.core.engine.state.evolution import ROW_TYPES, encode_row_types
 from holdfast.core.engine.state.lost_heads import LOST_HEADS, encode_lost_heads
 from holdfast.core.engine.state.passing_refusals import refusal_note
@@ -78,7 +71,9 @@ class Log:
         self.end += 1
 
     def work(self, applied: int, *records: Written, producer: int = OURS) -> None:
-        self.put(*records, (APPLIED, encode_marker(Marker(applied, 10 * applied, 1))), producer=producer)
+        self.put(
+            *records, (APPLIED, encode_position(Position((applied,), 10 * applied, 1))), producer=producer
+        )
         self.finish(producer)
 
     def compacted(self) -> Log:
@@ -120,7 +115,7 @@ def test_what_workers_write_is_no_stray_also_when_it_is_compacted_or_aborted() -
     log = Log()
     log.work(1, (A, row("1")), (wake_key("a"), encode_due(5)))
     log.work(2, (A, row("2")), producer=THEIRS)
-    log.put((A, row("3")), (APPLIED, encode_marker(Marker(3, 30, 1))), producer=OURS)
+    log.put((A, row("3")), (APPLIED, encode_position(Position((3,), 30, 1))), producer=OURS)
     log.finish(kind=ControlType.ABORT)
     log.work(4, (wake_key("a"), None), (B, row("4")))
     log.work(-1, (A, None), (B, None))
@@ -128,7 +123,7 @@ def test_what_workers_write_is_no_stray_also_when_it_is_compacted_or_aborted() -
         found = each.findings()
         assert not found.strays
         assert found.mend().clean
-        assert found.marker == Marker(-1, -10, 1)
+        assert found.marker == Position((-1,), -10, 1)
 
 
 @pytest.mark.parametrize(
@@ -136,32 +131,48 @@ def test_what_workers_write_is_no_stray_also_when_it_is_compacted_or_aborted() -
     [
         ([(A, row("stray"))], -1, "not written in a transaction"),
         ([(A, row("stray"))], THEIRS, "no position marker ends its transaction"),
-        ([(b"x", b"stray"), (APPLIED, encode_marker(Marker(2, 20, 1)))], THEIRS, "a key of unknown kind 78"),
-        ([(A, b"stray"), (APPLIED, encode_marker(Marker(2, 20, 1)))], THEIRS, "a row of unknown format 73"),
-        ([(wake_key("a"), b"1"), (APPLIED, encode_marker(Marker(2, 20, 1)))], THEIRS, "a timer of 1 bytes"),
         (
-            [(b"\x02\xff", row("1")), (APPLIED, encode_marker(Marker(2, 20, 1)))],
+            [(b"x", b"stray"), (APPLIED, encode_position(Position((2,), 20, 1)))],
+            THEIRS,
+            "a key of unknown kind 78",
+        ),
+        (
+            [(A, b"stray"), (APPLIED, encode_position(Position((2,), 20, 1)))],
+            THEIRS,
+            "a row of unknown format 73",
+        ),
+        (
+            [(wake_key("a"), b"1"), (APPLIED, encode_position(Position((2,), 20, 1)))],
+            THEIRS,
+            "a timer of 1 bytes",
+        ),
+        (
+            [(b"\x02\xff", row("1")), (APPLIED, encode_position(Position((2,), 20, 1)))],
             THEIRS,
             "a key that is not text",
         ),
-        ([(None, row("1")), (APPLIED, encode_marker(Marker(2, 20, 1)))], THEIRS, "a record without a key"),
+        (
+            [(None, row("1")), (APPLIED, encode_position(Position((2,), 20, 1)))],
+            THEIRS,
+            "a record without a key",
+        ),
         ([(A, row("stray")), (APPLIED, b"\xff")], THEIRS, "a position marker that cannot be read"),
         (
-            [(A, row("stray")), (APPLIED, encode_marker(Marker(0, 20, 1)))],
+            [(A, row("stray")), (APPLIED, encode_position(Position((0,), 20, 1)))],
             THEIRS,
             "its position goes back from 1 to 0",
         ),
         (
-            [(A, row("stray")), (APPLIED, encode_marker(Marker(9, 20, 2)))],
+            [(A, row("stray")), (APPLIED, encode_position(Position((9,), 20, 2)))],
             THEIRS,
             "its position marker is of version 2",
         ),
         (
-            [(APPLIED, encode_marker(Marker(9, 20, 1))), (A, row("stray"))],
+            [(APPLIED, encode_position(Position((9,), 20, 1))), (A, row("stray"))],
             THEIRS,
             "a position marker that does not end its transaction",
         ),
-        ([(APPLIED, encode_marker(Marker(9, 20, 1)))], -1, "not written in a transaction"),
+        ([(APPLIED, encode_position(Position((9,), 20, 1)))], -1, "not written in a transaction"),
         ([(APPLIED, None)], -1, "not written in a transaction"),
     ],
 )
@@ -184,14 +195,14 @@ def test_a_stray_is_reported_and_the_rows_that_it_hid_are_written_again(
     ]
     mending = found.mend()
     assert not mending.unknown
-    assert mending.marker == (Marker(2, 20, 1) if later else Marker(1, 10, 1))
+    assert mending.marker == (Position((2,), 20, 1) if later else Position((1,), 10, 1))
     wanted: dict[bytes, bytes | None] = {A: row("good"), wake_key("a"): encode_due(5)}
     assert mending.puts == {key: wanted.get(key) for key, _ in records if key not in (None, APPLIED)}
     only_position = not mending.puts and later  # the worker's own position lags the stray's
     assert mending.clean == only_position
     marker = mending.marker
     assert marker is not None
-    log.put(*mending.puts.items(), (APPLIED, encode_marker(marker)), producer=9)
+    log.put(*mending.puts.items(), (APPLIED, encode_position(marker)), producer=9)
     log.finish(9)
     again = log.findings()
     assert again.mend().clean
@@ -270,9 +281,9 @@ def test_what_compaction_has_dropped_is_not_guessed() -> None:
     assert [each.offset for each in found.strays] == [4]
     mending = found.mend()
     assert mending.unknown == (A,)
-    assert mending.marker == Marker(2, 20, 1)
-    log.put((APPLIED, encode_marker(Marker(7, 70, 1))))
-    assert log.findings().mend().marker == Marker(2, 20, 1)
+    assert mending.marker == Position((2,), 20, 1)
+    log.put((APPLIED, encode_position(Position((7,), 70, 1))))
+    assert log.findings().mend().marker == Position((2,), 20, 1)
     assert log.compacted().findings().mend().marker is None
 
 
@@ -290,17 +301,17 @@ def test_a_log_in_which_only_a_stray_lies_is_made_empty() -> None:
     log = Log()
     log.put((A, row("stray")))
     mending = log.findings().mend()
-    assert (mending.puts, mending.marker) == ({A: None}, Marker(-1, -1, 0))
+    assert (mending.puts, mending.marker) == ({A: None}, Position((-1,), -1, 0))
 
 
 # -- of several sources
 
 
-def position(north: int, east: int, choices: int = 0, version: int = 1) -> VectorMarker:
-    return VectorMarker((north, east), 10, version, 2, (10, 10), 1, -1, choices, 77)
+def position(north: int, east: int, choices: int = 0, version: int = 1) -> Position:
+    return Position((north, east), 10, version, (10, 10), 1, -1, choices, 77)
 
 
-SEVERAL = PositionFormat(position(-1, -1), encode_vector_marker, decode_vector_marker)
+SEVERAL = format_of(position(-1, -1))
 
 
 def of_several(log: Log) -> ForeignRecords:
@@ -310,8 +321,8 @@ def of_several(log: Log) -> ForeignRecords:
     return audit.findings()
 
 
-def work(log: Log, marker: VectorMarker, *records: Written, producer: int = OURS) -> None:
-    log.put(*records, (APPLIED, encode_vector_marker(marker)), producer=producer)
+def work(log: Log, marker: Position, *records: Written, producer: int = OURS) -> None:
+    log.put(*records, (APPLIED, encode_position(marker)), producer=producer)
     log.finish(producer)
 
 
@@ -330,15 +341,13 @@ def test_workers_of_several_sources_write_vectors_and_timers_of_ticks() -> None:
 @pytest.mark.parametrize(
     ("marker", "why"),
     [
-        (position(2, 9), r"its position goes back from \(3, 4\) to \(2, 9\)"),
+        (position(2, 9), r"its position goes back from 3, 4 to 2, 9"),
         (position(3, 4, 1), "its position goes back"),
         (position(5, 5, 2, version=2), "its position marker is of version 2"),
     ],
     ids=["a source", "the choices", "the version"],
 )
-def test_a_position_that_no_worker_of_several_sources_writes_is_a_stray(
-    marker: VectorMarker, why: str
-) -> None:
+def test_a_position_that_no_worker_of_several_sources_writes_is_a_stray(marker: Position, why: str) -> None:
     log = Log()
     work(log, position(3, 4, 2), (A, row("1")))
     work(log, marker, (A, row("stray")), producer=THEIRS)
@@ -374,10 +383,10 @@ def test_a_tick_timer_that_compaction_has_dropped_is_not_guessed() -> None:
 
 @pytest.mark.parametrize("timed", [False, True])
 def test_timers_of_event_time_are_written_where_the_position_has_it(timed: bool) -> None:
-    start, said = EventMarker(-1, -1, 1, 4, 0, event_ms=-NEVER), EventMarker(3, 30, 1, 4, 0, event_ms=7)
-    positions = PositionFormat(start, encode_marker, decode_marker) if timed else of_one_source(1)
+    start, said = Position((-1,), -1, 1, event_ms=-NEVER), Position((3,), 30, 1, event_ms=7)
+    positions = format_of(start) if timed else plain_format(1)
     log, audit = Log(), Audit(1, positions)
-    marker = encode_marker(said if timed else Marker(3, 30, 1))
+    marker = encode_position(said if timed else Position((3,), 30, 1))
     log.put((event_key("a"), encode_due(5)), (event_key("b"), b"1"), (APPLIED, marker), producer=OURS)
     log.finish(OURS)
     for batch in log.batches:

@@ -73,8 +73,7 @@ class FoldedPartition:
         self.refused += [each.offset for each in changes.refused]
 
     def restart(self) -> None:
-        at = self.folder
-        self.folder = Folder(self.processor, self.store, applied=at.applied, stream_ms=at.stream_ms)
+        self.folder = Folder(self.processor, self.store, marker=self.folder.marker)
 
     @property
     def told(self) -> tuple[Any, ...]:
