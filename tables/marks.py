@@ -70,7 +70,7 @@ class StepMarks:
             said = self._said.get(place)
             known_ms, has_ended = (UNHEARD, False) if said is None else said[:2]
             if sent and (told := told_of(tuple(sent[-1][2]))) is not None:
-                known_ms, has_ended = told.after_ms, False
+                known_ms, has_ended = max(known_ms, told.after_ms), False
             if (
                 said is None
                 or has_ended != reached.has_ended

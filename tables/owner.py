@@ -171,6 +171,7 @@ class PartitionOwner:
                 views=self.views,
                 handover=handover,
                 recovery=recovery,
+                partition=self._state.partition,
             )
             return
         self._folder = Folder(
@@ -180,6 +181,7 @@ class PartitionOwner:
             cache_rows=cache_rows,
             handover=handover,
             recovery=recovery,
+            partition=self._state.partition,
         )
 
     def _compare_sources(self) -> None:

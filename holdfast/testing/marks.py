@@ -28,8 +28,9 @@ class KitMarks:
         """Return the marks after a record of *origin*, a partition of *step*, which sent records on."""
         for record in sent:
             place = record.topic, origin, record.partition
-            if place in self._told and (told := told_of(record.headers)) is not None:
-                self._told[place] = StepReached(told.after_ms, False)
+            known = self._told.get(place)
+            if known is not None and (told := told_of(record.headers)) is not None:
+                self._told[place] = StepReached(max(known.watermark_ms, told.after_ms), False)
         return self._marks(step, origin, reached)
 
     def settled(

@@ -28,7 +28,10 @@ def final_topics(processors: Mapping[str, Processor[Any, Any]]) -> tuple[str, ..
 
     def follows(topic: str) -> bool:
         writer = writers.get(topic)
-        return writer is None or (topic in writer.told_topics and all(map(follows, writer.topics)))
+        if writer is None:
+            return True
+        known = topic in writer.told_topics and (writer.stateless or topic in writer.final_emits)
+        return known and all(map(follows, writer.topics))
 
     found = [
         str(topic)

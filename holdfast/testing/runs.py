@@ -158,9 +158,8 @@ class PartitionRun(ABC):
 
     def reached(self, at_end: frozenset[int]) -> StepReached | None:
         """Return how far it has come, at the ends of the logs *at_end*; None where it has no marks."""
-        if self.processor.stateless:
-            clock = self._folder.clock
-            return clock.reached_with(at_end) if clock is not None and clock.speaks else None
+        if (clock := self._folder.clock) is not None:
+            return clock.reached_with(at_end) if clock.speaks else None
         return self.processor.reached_in(self._folder.rows, self.partition, at_end)
 
     @abstractmethod
@@ -211,7 +210,7 @@ class SingleRun(PartitionRun):
 
     def __init__(self, processor: Processor[Any, Any], partition: int) -> None:
         super().__init__(processor, partition)
-        self._folder: Folder[Any] = self._folding(Folder(processor, self.outcome.store))
+        self._folder: Folder[Any] = self._folding(Folder(processor, self.outcome.store, partition=partition))
         self._log: list[TopicRecord] = []
 
     def _both(self, record: TopicRecord) -> tuple[Written, Written]:
@@ -220,13 +219,14 @@ class SingleRun(PartitionRun):
             self.processor,
             self._restored.store,
             marker=folder.marker,
+            partition=self.partition,
         )
         changes = _two((folder, [batch]), (self._folding(again), [batch]))
         self._log.append(record)
         return changes
 
     def _again(self, cut: int, store: DictStore) -> Iterator[Written]:
-        folder: Folder[Any] = Folder(self.processor, store)
+        folder: Folder[Any] = Folder(self.processor, store, partition=self.partition)
         for batch in batches_of(self.processor.columns, self._log, cut):
             yield _one(folder, [batch])
 
@@ -244,7 +244,7 @@ class MergedRun(PartitionRun):
         self._logs: list[list[TopicRecord]] = [[] for _ in self._topics]
         self._tables, self._views = tables, tables.views(processor.reads)
         self._folder: MergingFolder[Any] = self._folding(
-            MergingFolder(processor, self.outcome.store, views=self._views)
+            MergingFolder(processor, self.outcome.store, views=self._views, partition=partition)
         )
         self._merger = Merger(self._folder.marker, (), self._folder.order)
         self.choices: list[Choice] = []
@@ -264,7 +264,11 @@ class MergedRun(PartitionRun):
     def _step(self, source: int, batch: Batch, tick_ms: int | None = None) -> tuple[Written, Written]:
         marker = self._folder.marker
         restarted: MergingFolder[Any] = MergingFolder(
-            self.processor, self._restored.store, marker=marker, views=self._views
+            self.processor,
+            self._restored.store,
+            marker=marker,
+            views=self._views,
+            partition=self.partition,
         )
         merger, vectors = Merger(marker, (), restarted.order), self._views.vectors
         for each in (merger, self._merger):
@@ -281,7 +285,9 @@ class MergedRun(PartitionRun):
 
     def _again(self, cut: int, store: DictStore) -> Iterator[Written]:
         views = GlobalReplay(self.processor.reads, self._tables.logs_of(self.processor.reads))
-        folder: MergingFolder[Any] = MergingFolder(self.processor, store, views=views)
+        folder: MergingFolder[Any] = MergingFolder(
+            self.processor, store, views=views, partition=self.partition
+        )
         logs = [batches_of(fold.inputs, log, 5) for fold, log in zip(self._folds, self._logs, strict=True)]
         stretches = replayed(start_of(self.processor), logs, self.choices, order=folder.order)
         while taken := list(islice(stretches, cut)):

@@ -354,6 +354,7 @@ class PartitionFold:
             marker=at,
             trace=self._trace if plan.transitions else None,
             handover=plan.handover(partition),
+            partition=partition,
         )
         topic = plan.processor.topics[0]
         self._folder.refused_before = {

@@ -92,6 +92,7 @@ class MergedFold:
                 self._on_later,
             ),
             handover=plan.handover(partition),
+            partition=partition,
         )
         self._folder.refused_before = plan.refused.get(partition, ())
         self._folder.order.on_later = self._on_later

@@ -1,4 +1,4 @@
-"""Workers of windows after a re-key, and of a join of two topics: `python -P -m tests.chaos.pacing worker`.
+"""Workers of windows after a step or a fold, and of a join: `python -P -m tests.chaos.pacing worker`.
 
 Environment variables: `PACED_PREFIX` is the prefix of names, `PACED_STEP_VERSION` and `PACED_DONE_VERSION`
 are the versions of the step and of the processor of results, and `CHAOS_FAULT` is the point at which to die.
@@ -7,11 +7,12 @@ are the versions of the step and of the processor of results, and `CHAOS_FAULT` 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
-from holdfast import Json, Source, Stream
+from holdfast import Emit, Internal, Json, Rows, Source, Stream
 from holdfast.agents.app import create_app
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.streams import JoinWithin, Rekey, Tumbling, Windowed, WindowResult, final
@@ -39,13 +40,19 @@ def both(left: Fare, right: Fare) -> tuple[int, int]:
     return left.number, right.number
 
 
-def windows(prefix: str, step: int = 1, done: int = 1) -> list[Processor[Any, Any]]:
-    """Return the fares of an hour by driver, after a re-key and without grace."""
+def windows(prefix: str, step: int = 1, done: int = 1, *, emitted: bool = False) -> list[Processor[Any, Any]]:
+    """Return the fares of an hour by driver, after a re-key and without grace; with *emitted*, after a fold
+    of rows instead of the re-key.
+    """
     fares = Source(f"{prefix}-fares", Json(Fare), time=at_of)
-    by = Rekey(name=f"{prefix}-by", source=fares, by=driver_of, version=step)
+    by: Processor[Any, Any]
+    if emitted:
+        by = counting(f"{prefix}-by", fares, step)
+    else:
+        by = Rekey(name=f"{prefix}-by", source=fares, by=driver_of, version=step)
     hours: Windowed[Fare, int] = Windowed(
         name=f"{prefix}-hours",
-        source=Source(by.to, Json(Fare), time=at_of),
+        source=Source(by.emits[0], Json(Fare), time=at_of),
         by=driver_of,
         window=Tumbling("1h"),
         fold=plus_one,
@@ -54,6 +61,17 @@ def windows(prefix: str, step: int = 1, done: int = 1) -> list[Processor[Any, An
         version=done,
     )
     return [by, hours]
+
+
+def counting(name: str, fares: Source[Fare], version: int) -> Processor[Any, int]:
+    """Return a fold that counts the fares of each driver and sends them on."""
+    to = Internal(name, Json(Fare), version=version)
+
+    def fold(rows: Rows[int], fare: Fare, at_ms: int) -> Iterator[Emit]:
+        rows[fare.driver] = rows.get(fare.driver, 0) + 1
+        yield to.emit(fare.driver, fare)
+
+    return Processor(name=name, source=fares, fold=fold, row=int, emits=(to,), version=version)
 
 
 def joined(prefix: str, done: int = 1) -> list[Processor[Any, Any]]:
@@ -76,7 +94,7 @@ def joined(prefix: str, done: int = 1) -> list[Processor[Any, Any]]:
 def from_environment() -> list[Processor[Any, Any]]:
     prefix, of = os.environ["PACED_PREFIX"], os.environ["PACED_OF"]
     step, done = (int(os.environ.get(f"PACED_{name}_VERSION", "1")) for name in ("STEP", "DONE"))
-    return joined(prefix, done) if of == "join" else windows(prefix, step, done)
+    return joined(prefix, done) if of == "join" else windows(prefix, step, done, emitted=of == "emits")
 
 
 processors = from_environment() if "PACED_PREFIX" in os.environ else []

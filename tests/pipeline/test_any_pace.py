@@ -59,10 +59,11 @@ def through_a_kill(app: PacedApplication, workers: int, records: int) -> None:
 
 @pytest.mark.long
 @pytest.mark.process
-def test_windows_after_a_rekey_have_every_record_of_a_backlog(
-    paced: MakePaced, embedded: SessionBroker
+@pytest.mark.parametrize("of", ["windows", "emits"])
+def test_windows_after_a_rekey_or_a_fold_have_every_record_of_a_backlog(
+    paced: MakePaced, embedded: SessionBroker, of: str
 ) -> None:
-    app = paced(embedded, partitions=4, fetch_records=100, standbys=1)
+    app = paced(embedded, of=of, partitions=4, fetch_records=100, standbys=1)
     wanted = app.write_day(2_400)
     first = app.worker().start(CHAOS_FAULT="committed:6")
     second = app.worker().start()

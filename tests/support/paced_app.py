@@ -37,7 +37,9 @@ Window = tuple[str, int]
 
 
 class PacedApplication:
-    """The windows, or the join (*of*), with *partitions* of each source."""
+    """The windows after a re-key, or after a fold that emits, or the join: *of* is "windows", "emits" or
+    "join". Each source has *partitions*.
+    """
 
     def __init__(
         self,
@@ -53,7 +55,7 @@ class PacedApplication:
         self.name = name or f"paced-{ending()}"
         kafka = {key: str(value) for key, value in broker.config.items()}
         self.settings = Settings(app=self.name, kafka=kafka, data_dir=folder / "data", **settings)
-        self.sources = ("fares",) if of == "windows" else ("left", "right")
+        self.sources = ("left", "right") if of == "join" else ("fares",)
         for source in self.sources:
             broker.create_topic(f"{self.name}-{source}", partitions=partitions, exact=True)
         self.environment: dict[str, str] = {
@@ -69,7 +71,9 @@ class PacedApplication:
         """Let workers and commands that are made from here on run these versions; their topics are made."""
         self.done = done
         self.processors: Sequence[Processor[Any, Any]] = (
-            pacing.windows(self.name, step, done) if self.of == "windows" else pacing.joined(self.name, done)
+            pacing.joined(self.name, done)
+            if self.of == "join"
+            else pacing.windows(self.name, step, done, emitted=self.of == "emits")
         )
         self.environment |= {"PACED_STEP_VERSION": str(step), "PACED_DONE_VERSION": str(done)}
         create_topics(self.settings, self.processors, partitions=self.partitions)
@@ -193,22 +197,22 @@ class PacedApplication:
         )
 
     def _wait(self, look: Any, apart: Any, wanted: Counter[Any], what: str) -> None:
-        topic = "windows" if self.of == "windows" else "pairs"
+        topic = "pairs" if self.of == "join" else "windows"
         try:
             found = wait_for(f"{len(wanted)} {topic}", look, SCENARIO_S, self.tails)
         except AssertionError as error:
-            found = self.windows() if self.of == "windows" else self.pairs()
+            found = self.pairs() if self.of == "join" else self.windows()
             raise AssertionError(f"{what}: {apart(found)}\n{error}") from error
         assert found == wanted, f"{what}: {apart(found)}"
 
     def wait_read(self, part: float, of: int) -> None:
         """Return when the step has sent a *part* of all records on, or the join as much of its pairs."""
-        topic = self.internal if self.of == "windows" else self._results
+        topic = self._results if self.of == "join" else self.internal
         wait_for(f"{part} of {topic}", lambda: self._ends(topic) >= part * of, SCENARIO_S, self.tails)
 
     @property
     def _results(self) -> str:
-        return f"{self.name}-{'done' if self.of == 'windows' else 'pairs'}.v{self.done}"
+        return f"{self.name}-{'pairs' if self.of == 'join' else 'done'}.v{self.done}"
 
     def _are_few(self, wanted: Counter[Any]) -> bool:
         """Return whether the results cannot be complete: to read them takes long, where there are many."""

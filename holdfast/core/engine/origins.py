@@ -35,6 +35,7 @@ LIMIT_TIME_MS = 10**15
 
 _FORMAT = 1
 _RECORD, _MARKED = Struct(">Biqq"), Struct(">Biq?i")
+_WATERMARK = Struct(">q")
 _pack, _unpack = _RECORD.pack, Struct(">xiqq").unpack
 
 
@@ -94,6 +95,18 @@ def record_header(origin: int, before_ms: int, after_ms: int) -> tuple[str, byte
     RecordOrigin(origin=3, before_ms=5, after_ms=7)
     """
     return ORIGIN, _pack(_FORMAT, origin, before_ms, after_ms)
+
+
+def early(header: tuple[str, bytes | None]) -> tuple[str, bytes]:
+    """Return the header of a record, without the watermark after it: for all but the last of the records that
+    are sent for one, since these may be earlier than that watermark.
+
+    >>> told_of((early(record_header(3, 5, 7)),)) == RecordOrigin(3, 5, UNHEARD)
+    True
+    """
+    name, value = header
+    assert value is not None, "written by record_header"
+    return name, value[: -_WATERMARK.size] + _WATERMARK.pack(UNHEARD)
 
 
 def mark_headers(mark: Mark) -> tuple[tuple[str, bytes]]:
@@ -343,16 +356,26 @@ class StepClock:
     """The progress of the sources of one partition of a step, and the headers of its records.
 
     *times* has for each source the function that reads an event's time, or None. A source that no step writes
-    is one origin. The state covers the records up to the position; `encode` gives it, and *stored* is that of
-    an earlier owner. `rollback` undoes a transaction that was aborted.
+    is one origin; without event time it holds nothing back. *behind* says which are written by steps. The
+    state covers the records up to the position; `encode` gives it, and *stored* is that of an earlier owner.
+    `rollback` undoes a transaction that was aborted.
     """
 
-    __slots__ = ("_before", "_limits", "_of", "_times", "watermark_ms")
+    __slots__ = ("_before", "_holding", "_limits", "_of", "_times", "watermark_ms")
 
-    def __init__(self, times: Sequence[Callable[[Any], int] | None], stored: bytes | None = None) -> None:
+    def __init__(
+        self,
+        times: Sequence[Callable[[Any], int] | None],
+        stored: bytes | None = None,
+        behind: Sequence[bool] = (),
+    ) -> None:
         self._limits = [limit_of(each) for each in times]
         self._times = [getattr(each, "read", each) for each in times]
         self._of = [OriginWatermarks() for _ in times]
+        by_step = behind or [True] * len(times)
+        self._holding = [
+            (at, self._of[at]) for at, time in enumerate(times) if time is not None or by_step[at]
+        ]
         self.watermark_ms = UNHEARD
         self._before = stored
         self._restore(stored)
@@ -426,6 +449,17 @@ class StepClock:
             return (header,)
         return (*(headers if told is None else plain(headers)), header)
 
+    def header(
+        self, source: int, event: Any, headers: Headers, partition: int, append_ms: int
+    ) -> tuple[str, bytes]:
+        """Take in a record; return the header of its origin for what a fold emits. A record whose source has
+        no event time has the watermark of the partition.
+        """
+        sent = self.told(source, event, headers, partition, append_ms)
+        if sent and sent[-1][0] == ORIGIN:
+            return sent[-1]  # type: ignore[return-value]  # written above
+        return record_header(partition, self.watermark_ms, self.watermark_ms)
+
     def told_all(
         self,
         events: Sequence[Any],
@@ -473,7 +507,8 @@ class StepClock:
         return made
 
     def _pass(self) -> None:
-        least_ms = self._of[0].least_ms if len(self._of) == 1 else min(each.least_ms for each in self._of)
+        holding = self._holding
+        least_ms = holding[0][1].least_ms if len(holding) == 1 else min(of.least_ms for _, of in holding)
         self.watermark_ms = max(self.watermark_ms, least_ms)
 
     def reached_with(self, at_end: frozenset[int]) -> StepReached:
@@ -484,7 +519,7 @@ class StepClock:
         """
         held = [
             each.least_ms
-            for at, each in enumerate(self._of)
+            for at, each in self._holding
             if not (each.has_ended if each.is_named else at in at_end)
         ]
         least_ms = min(held) if held else max(each.least_ms for each in self._of)
@@ -493,7 +528,7 @@ class StepClock:
     @property
     def has_ended(self) -> bool:
         """Return whether every source is of a step, and all of its origins are at their ends."""
-        return all(each.has_ended for each in self._of)
+        return all(each.has_ended for _, each in self._holding)
 
 
 def time_or_none(time: Callable[[Any], int], event: Any) -> int | None:

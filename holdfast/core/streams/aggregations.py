@@ -12,7 +12,7 @@ from holdfast.core.engine.declared.declaring import why_uncallable
 from holdfast.core.engine.declared.durations import duration_ms
 from holdfast.core.engine.declared.partitioners import by_key
 from holdfast.core.engine.declared.processor import DecoderInput, Emit, Emits, EmitsFrom, OnError, Processor
-from holdfast.core.engine.declared.sources import Readable
+from holdfast.core.engine.declared.sources import Readable, timed
 from holdfast.core.engine.event_times import TimeWithin, limit_of
 from holdfast.core.engine.state.rows import Rows
 from holdfast.core.streams.emitting import Updates, check_topics, updates
@@ -97,8 +97,10 @@ def aggregate(
     'longest.v1'
     """
     _check(name, key=(key, "event"), fold=(fold, "aggregate", "event"))
-    topic, decode, inputs, _ = reading(f"processor {name}", source, decode, inputs)
+    topic, decode, inputs, read = reading(f"processor {name}", source, decode, inputs)
     results = _results(name, emits)
+    if results is not None and read is not None and read.reads_time is not None:
+        decode = timed(decode, read.reads_time)
     check_topics(f"processor {name}", (topic,), None if results is None else results.topic)
 
     return Processor(
@@ -433,10 +435,14 @@ def dedupe(
     ttl_ms = duration_ms(ttl, f"{whose}: ttl")
     columns = len(inputs)
 
-    def decoded(*given: Any) -> _Arrived:
+    def arrive(*given: Any) -> _Arrived:
         record_key, value, headers = given[columns:]
         event = reads(*given[:columns])
         return _Arrived(key(event), Emit(to, record_key, value, headers), event)
+
+    decoded: Callable[..., _Arrived] = arrive
+    if read is not None and read.reads_time is not None:
+        decoded = timed(arrive, _time_of_arrived(read.reads_time))
 
     def fold(rows: Rows[int], arrived: _Arrived, at_ms: int) -> Emits:
         if arrived.id in rows:

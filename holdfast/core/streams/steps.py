@@ -34,7 +34,7 @@ from holdfast.core.engine.declared.sources import (
 from holdfast.core.engine.declared.streams import Internal, Stream, tells_origins
 from holdfast.core.engine.emits import Emit, Emits, Headers
 from holdfast.core.engine.event_times import TimeWithin, limit_of, unlimited
-from holdfast.core.engine.origins import UNHEARD, StepClock, is_mark, mark_of, unclaimed
+from holdfast.core.engine.origins import ORIGIN, UNHEARD, StepClock, early, is_mark, mark_of, unclaimed
 from holdfast.core.engine.state.rows import Rows
 from holdfast.core.streams.emitting import check_topics
 from holdfast.errors import ConfigError
@@ -103,7 +103,9 @@ class Step(Processor[Any, NoRow], Generic[T]):
 
     def origin_clock(self, stored: bytes | None = None) -> StepClock | None:
         """Return the clock that follows the sources' watermarks; None where no event time is known."""
-        return StepClock(self.own_times, stored) if self._tells else None
+        if not self._tells:
+            return None
+        return StepClock(self.own_times, stored, [*map(tells_origins, self._sources)])
 
     def told_by(self, clock: StepClock, append_ms: int, *columns: Any) -> Any:
         """Return a record, with the header of its origin; SKIPPED for a mark."""
@@ -533,7 +535,11 @@ def _pairs(out: Stream[Any], pairs: Callable[[Any], Iterable[tuple[Any, Any]]]) 
 
     def fold(rows: Rows[NoRow], record: Record, at_ms: int) -> Emits:
         headers = without_ids(record[3], KEY_ID, VALUE_ID)
-        return [Emit(topic, encode_key(key), encode(value), headers) for key, value in pairs(record[0])]
+        made = [Emit(topic, encode_key(key), encode(value), headers) for key, value in pairs(record[0])]
+        if len(made) > 1 and headers and headers[-1][0] == ORIGIN:
+            before = (*headers[:-1], early(headers[-1]))
+            made[:-1] = [Emit(topic, each.key, each.value, before) for each in made[:-1]]
+        return made
 
     return fold
 

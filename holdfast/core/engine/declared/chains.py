@@ -100,9 +100,7 @@ def spoken_topics(processors: Collection[Processor[Any, Any]]) -> frozenset[str]
         more = {
             topic
             for each in processors
-            if not each.stateless
-            or not found.isdisjoint(each.topics)
-            or ((clock := each.origin_clock()) is not None and clock.speaks)
+            if not found.isdisjoint(each.topics) or (clock := each.origin_clock()) is None or clock.speaks
             for topic in each.told_topics
         }
         if more == found:

@@ -136,8 +136,8 @@ class TopologyGraph:
 
 
 def origins_of_topic(processors: Sequence[Processor[Any, Any]], topic: str) -> tuple[str, ...]:
-    """Return the topics whose partitions are the origins of *topic*: those that the steps read which write
-    it. It is *topic* itself where no step of these does.
+    """Return the topics whose partitions are the origins of *topic*: those that are read by what writes it
+    with origins. It is *topic* itself where none of these does.
     """
-    found = [each.topics for each in processors if each.stateless and topic in map(str, each.emits)]
+    found = [each.topics for each in processors if topic in each.told_topics]
     return tuple(dict.fromkeys(name for topics in found for name in topics)) or (topic,)

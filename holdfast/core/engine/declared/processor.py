@@ -35,9 +35,11 @@ from holdfast.core.engine.declared.sources import (
     fingerprint,
     require_alike,
     source_of,
+    timed,
 )
 from holdfast.core.engine.declared.streams import Internal, Stream, tells_origins
 from holdfast.core.engine.emits import Emit, Emits, Headers
+from holdfast.core.engine.event_times import TimeWithin, limit_of
 from holdfast.core.engine.origins import HeldBack, StepClock, StepReached
 from holdfast.core.engine.state.row_types import why_unfit
 from holdfast.core.engine.state.rows import Rows
@@ -355,6 +357,8 @@ class Processor(Generic[E, R]):
             )
         object.__setattr__(self, "source", found.declared)
         decoder, takes = decoder_of(found.serde)
+        if found.reads_time is not None and any(map(tells_origins, self.emits)):
+            decoder = timed(decoder, found.reads_time)
         object.__setattr__(self, "decode", decoder)
         object.__setattr__(self, "inputs", takes)
         if self.time is None and self.on_event is not None:
@@ -515,10 +519,29 @@ class Processor(Generic[E, R]):
         return False
 
     def origin_clock(self, stored: bytes | None = None) -> StepClock | None:
-        """Return the clock that follows the sources' watermarks for the records of a step; None for other
-        processors, and for a step without event time.
+        """Return the clock that follows the sources' watermarks for the records that are emitted; None where
+        no event time is known, where no emits carry origins, and where these follow from rows.
         """
-        return None
+        if not self.told_topics:
+            return None
+        return StepClock(self.event_times, stored, [*map(tells_origins, self._sources)])
+
+    @property
+    def event_times(self) -> tuple[Callable[[Any], int] | None, ...]:
+        """Return for each source the function that reads the time of what its decoder makes; None where it is
+        not known. A time far ahead of its record's moves no watermark of the emits.
+        """
+        found = (self.time or getattr(self.decode, "time", None),) if self.on is None else self.own_times
+        return tuple(
+            time and TimeWithin(getattr(time, "read", time), limit_of(time)[0], holds=True) for time in found
+        )
+
+    @property
+    def knows_time(self) -> bool:
+        """Return whether it reads event times, or the origins of a step's records."""
+        if any(map(tells_origins, self._sources)):
+            return True
+        return any(time is not None for time in self.event_times)
 
     @property
     def idle_ms(self) -> tuple[int | None, ...]:
@@ -532,7 +555,8 @@ class Processor(Generic[E, R]):
         """Return the emitted topics whose records carry their origins, and whose marks carry the progress of
         each partition of these; empty if it emits neither.
         """
-        return ()
+        topics = tuple(str(topic) for topic in self.emits if tells_origins(topic))
+        return topics if topics and self.knows_time else ()
 
     def reached_in(
         self, rows: Rows[Any], partition: int, at_end: frozenset[int] = frozenset()

@@ -87,6 +87,7 @@ class Folder(SteppingFolder[R, Batch, Changes]):
         trace: Callable[[Transition[R]], None] | None = None,
         handover: Handover | None = None,
         recovery: Recovery | None = None,
+        partition: int = -1,
     ) -> None:
         self.marker = start_of(processor) if marker is None else marker
         assert (self.marker.event_ms is not None) == processor.has_event_time, "a position has event time"
@@ -100,16 +101,21 @@ class Folder(SteppingFolder[R, Batch, Changes]):
             event_ms=self.marker.event_ms,
             handover=handover,
             recovery=recovery,
+            partition=partition,
         )
         self._lineage = processor.lineage
         self._takes, self._plain = tuple(processor.inputs), len(processor.inputs) == len(processor.columns)
         self.event_clock = event_clock_of(processor, self.marker.origins)
         self._headers_left: Iterator[Headers] = iter(())
         """The headers of the next records to fold, if event time passes by them."""
-        self._call = processor.fold
+        self._fold: Callable[..., Emits] = processor.fold
+        if self._carried is not None:
+            self._fold = self._carried.of_fold(0, processor.fold, meets_marks=processor.meets_marks)
+        elif self.event_clock is not None:
+            self._fold = unless_skipped(processor.fold)
+        self._call = self._fold
         if processor.has_event_time:
-            fold = processor.fold if self.event_clock is None else unless_skipped(processor.fold)
-            self._call = self._timed(fold, self._time if self.event_clock is None else self._time_told)
+            self._call = self._timed(self._fold, self._time if self.event_clock is None else self._time_told)
         self._meets_marks = processor.meets_marks
         self._skips_marks = processor.meets_marks and not processor.takes_marks
         self._headers = processor.columns.index("headers") if processor.meets_marks else -1
@@ -124,9 +130,17 @@ class Folder(SteppingFolder[R, Batch, Changes]):
         return self._heard_time(0, next(self._headers_left), event, self._time, stream_ms)
 
     def _hear_by(self, batch: Batch) -> None:
-        """Let event time pass by the headers of the records of *batch*."""
+        """Let event time pass, and emits carry origins, by the headers of the records of *batch*."""
         has_headers = len(batch.columns) > self._headers
-        self._headers_left = iter(batch.columns[self._headers]) if has_headers else repeat(())
+        headers = batch.columns[self._headers] if has_headers else repeat(())
+        self._headers_left = iter(headers)
+        if self._carried is not None:
+            self._carried.read(0, headers)
+
+    @property
+    def _hears(self) -> bool:
+        """Return whether something goes by the headers of records, and is called at marks."""
+        return self.event_clock is not None or (self._carried is not None and self._meets_marks)
 
     def _columns(self, batch: Batch) -> tuple[Sequence[Any], ...]:
         if self._meets_marks:
@@ -196,11 +210,11 @@ class Folder(SteppingFolder[R, Batch, Changes]):
             return batch.records
         rows, fold, emit, now_ms = self.rows, self._call, self._emits.extend, self.stream_ms
         events: Iterator[Any] = map(self.processor.decode, *self._columns(batch))
-        if self.event_clock is not None:
+        if self._hears:
             self._hear_by(batch)
         if marks is not None:
             events = self._skipping(zip(*self._columns(batch), strict=True), marks)
-            fold = unless_skipped(fold) if self.event_clock is None else fold
+            fold = fold if self._hears else unless_skipped(fold)
         times = iter(list(batch.times_ms))
         waits = False
         for event, at_ms in zip(events, times, strict=True):
@@ -225,21 +239,25 @@ class Folder(SteppingFolder[R, Batch, Changes]):
             yield SKIPPED if mark else decode(*record)
 
     def _careful_batch(self, rows: JournaledRows[R], batch: Batch) -> Iterator[object]:
-        decode, fold = self.processor.decode, self.processor.fold
+        decode, fold = self.processor.decode, self._fold
         columns, marks, clock = self._columns(batch), self._marks(batch), self.clock
-        if clock is not None:
+        if self._carried is not None:
+            clock = None
+        elif clock is not None:
             fold = unless_skipped(fold)
         for at, (offset, at_ms) in enumerate(zip(batch.offsets, batch.times_ms, strict=True)):
             if clock is not None:
                 decode = partial(self.processor.told_by, clock, at_ms)
             told = partial(_decoded, decode, [column[at] for column in columns])
             time: EventTime = self._time
-            if self.event_clock is not None:
+            if self._hears:
                 self._hear_by(batch.slice(at, at + 1))
+            if self.event_clock is not None:
                 time = self._time_told
             if marks is not None and marks[at]:
                 time = _no_time if self.event_clock is None else time
-                yield from self._careful_record(rows, ("", offset), at_ms, _skipped, _nothing, time)
+                heard = _nothing if self._carried is None else fold
+                yield from self._careful_record(rows, ("", offset), at_ms, _skipped, heard, time)
                 yield None
                 continue
             yield from self._careful_record(rows, ("", offset), at_ms, told, fold, time)

@@ -20,6 +20,7 @@ from holdfast.core.engine.declared.sources import EventTime
 from holdfast.core.engine.declared.streams import Internal
 from holdfast.core.engine.emits import Emit, Emits, Headers
 from holdfast.core.engine.fold.asides import Asides, close_asides, open_asides
+from holdfast.core.engine.fold.emit_headers import emit_headers_of
 from holdfast.core.engine.fold.event_clock import EventClock
 from holdfast.core.engine.fold.paced import Paced
 from holdfast.core.engine.fold.table_parts import TablePart, table_parts
@@ -223,6 +224,7 @@ class SteppingFolder(ABC, Generic[R, P, C]):
         event_ms: int | None = None,
         handover: Handover | None = None,
         recovery: Recovery | None = None,
+        partition: int = -1,
     ) -> None:
         self.processor = processor
         self._handover, self._silent = handover, False
@@ -234,7 +236,13 @@ class SteppingFolder(ABC, Generic[R, P, C]):
         self._parts = table_parts(processor, store, cache_rows, ticks, self._events)
         self.rows: Rows[R] = self._parts[0].rows
         self._limit_bytes, self._trace, self._rules = limit_bytes, trace, EmitRules(processor, limit_bytes)
-        self.clock = processor.origin_clock(store.get(WATERMARKS)) if processor.stateless else None
+        self.clock = processor.origin_clock(store.get(WATERMARKS) if processor.told_topics else None)
+        self._carried = carried = emit_headers_of(processor, self.clock, partition)
+        """The headers of emits; None where these carry no origins, and for steps, which set them."""
+        self._wake = self._on_wake if carried is None else carried.of_timer(self._on_wake)
+        self._on_event = processor.on_event
+        if carried is not None and self._on_event is not None:
+            self._on_event = carried.of_timer(self._on_event, by_event=True)
         self.event_clock: EventClock | None = None
         self._emits: list[Emit] = []
         self._refused: list[Refused] = []
@@ -497,7 +505,7 @@ class SteppingFolder(ABC, Generic[R, P, C]):
     def _wake_fast(self, rows: Rows[R], now_ms: int) -> bool:
         """Fire the due timers; False when some are left to `_rest`: then the record that is met waits."""
         due = rows.due(now_ms)
-        parts = self._firing(rows, due, rows.fire, self._on_wake)
+        parts = self._firing(rows, due, rows.fire, self._wake)
         if len(due) > WAKE_AT_ONCE:
             self._rest, self._rest_before = parts, True
             return False
@@ -532,7 +540,7 @@ class SteppingFolder(ABC, Generic[R, P, C]):
         """Return *fold* with event time let pass before it: where there is none, folds are called as they
         are.
         """
-        events, on_event = self._events, self.processor.on_event
+        events, on_event = self._events, self._on_event
         assert events is not None
         assert on_event is not None
 
@@ -600,7 +608,7 @@ class SteppingFolder(ABC, Generic[R, P, C]):
                     yield WITHIN
                 if rows.fire(key, due_ms):
                     rows.keep()  # a timer that fails has fired all the same
-                    act = partial(self._on_wake, rows, key, due_ms)
+                    act = partial(self._wake, rows, key, due_ms)
                     yield from self._attempt(rows, at, "wake", act, f"timer {key!r:.200} due at {due_ms}: ")
         if at in self.refused_before:
             self._refuse(at, "decode", UnknownSchemaError("its schema was unknown when the table came to it"))
@@ -621,7 +629,7 @@ class SteppingFolder(ABC, Generic[R, P, C]):
         yield from self._attempt(rows, at, "fold", partial(fold, rows, event, self.stream_ms, *told))
 
     def _pass_event_time(self, rows: JournaledRows[R], at: TopicOffset, event_ms: int) -> Iterator[object]:
-        events, on_event = self._events, self.processor.on_event
+        events, on_event = self._events, self._on_event
         assert events is not None
         assert on_event is not None
         self.event_ms = event_ms

@@ -76,6 +76,12 @@ class _TracedDecoder:
     at: int
     added: bool
 
+    @property
+    def time(self) -> Callable[[Any], int] | None:
+        """Return the function that reads an event's time, where *decode* has one."""
+        found: Callable[[Any], int] | None = getattr(self.decode, "time", None)
+        return found
+
     def __call__(self, *columns: Any) -> Any:
         event = self.decode(*(columns[:-1] if self.added else columns))
         headers = columns[self.at]

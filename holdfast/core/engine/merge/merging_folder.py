@@ -86,6 +86,7 @@ class MergingFolder(SteppingFolder[R, Stretch, Changes]):
         views: GlobalViews | None = None,
         handover: Handover | None = None,
         recovery: Recovery | None = None,
+        partition: int = -1,
     ) -> None:
         start = start_of(processor)
         self.marker = start if marker is None else marker
@@ -113,7 +114,10 @@ class MergingFolder(SteppingFolder[R, Stretch, Changes]):
             event_ms,
             handover,
             recovery,
+            partition,
         )
+        if self._on_tick is not None and self._carried is not None:
+            self._on_tick = self._carried.of_timer(self._on_tick)
         self._folds = processor.folds
         self.order = MergeOrder(processor, lambda: self.refused_before)
         """The times by which its records are merged: for the `Merger` that makes its stretches."""
@@ -139,13 +143,21 @@ class MergingFolder(SteppingFolder[R, Stretch, Changes]):
         return self._heard_time(of.number, next(self._headers_left[of.number]), event, time, stream_ms)
 
     def _hear_by(self, of: SourceFold, batch: Batch) -> None:
-        """Let event time pass by the headers of the records of *batch*, where the source is a step's."""
+        """Let event time pass, and emits carry origins, by the headers of the records of *batch*, where the
+        source is a step's.
+        """
         at = of.inputs.index("headers") if of.meets_marks else len(batch.columns)
-        self._headers_left[of.number] = iter(batch.columns[at]) if at < len(batch.columns) else repeat(())
+        headers = batch.columns[at] if at < len(batch.columns) else repeat(())
+        self._headers_left[of.number] = iter(headers)
+        if self._carried is not None:
+            self._carried.read(of.number, headers)
 
     def _one_fold(self, of: SourceFold) -> Callable[..., Emits]:
         """Return the fold of a source as it is called: for steps, with the headers of origins."""
         clock, source, fold = self.clock, of.number, of.fold
+        if self._carried is not None:
+            marks = {"meets_marks": of.meets_marks, "takes_marks": of.marks}
+            return self._carried.of_fold(source, fold, **marks)
         claims = (
             self.processor.stateless and not of.meets_marks and any(map(tells_origins, self.processor.emits))
         )
@@ -309,7 +321,7 @@ class MergingFolder(SteppingFolder[R, Stretch, Changes]):
         """Fold the records of *portion*, each when it is taken, at the next of *times*; yield what each
         emits.
         """
-        if self.event_clock is not None:
+        if self.event_clock is not None or self._carried is not None:
             self._hear_by(self._folds[source], portion.batch)
         events, *asked = self._folds[source].told(portion.batch, quickly=True)
         return map(self._calls[source], repeat(self.rows), events, times, *asked)
@@ -342,7 +354,7 @@ class MergingFolder(SteppingFolder[R, Stretch, Changes]):
             place = str(each.source.topic), portion.batch.offsets[at]
             told = partial(self._told_once, place, each, portion.batch.slice(at, at + 1))
             time = partial(self._time_of, each)
-            if self.event_clock is not None:
+            if self.event_clock is not None or self._carried is not None:
                 self._hear_by(each, portion.batch.slice(at, at + 1))
             yield from self._careful_record(
                 rows, place, portion.reached_ms[at], told, self._plain[source], time

@@ -12,9 +12,11 @@ from holdfast.core.engine.declared.declaring import why_uncallable
 from holdfast.core.engine.declared.partitioners import by_key
 from holdfast.core.engine.declared.processor import OnError, Processor
 from holdfast.core.engine.declared.serdes import Msgpack, framing
-from holdfast.core.engine.declared.sources import FoldWith, Input, Readable, Source
+from holdfast.core.engine.declared.sources import FoldWith, Input, Readable, Source, timed
 from holdfast.core.engine.declared.streams import Internal, Stream
 from holdfast.core.engine.emits import Emit, Emits, Headers
+from holdfast.core.engine.event_times import TimeWithin, limit_of
+from holdfast.core.engine.origins import UNHEARD
 from holdfast.core.engine.state.rows import Rows
 from holdfast.core.streams.joins.joining import (
     Route,
@@ -178,6 +180,12 @@ class JoinForeign(tuple[Processor[Any, Any], ...], Generic[L, R, J]):
         return super().__new__(cls, tuple(replace(each, on_error=on_error) for each in made))
 
 
+def _of_left(time: Callable[[Any], int]) -> TimeWithin:
+    """Return a function that reads the event time of a left row, with the limit that *time* has."""
+    read, (limit_ms, holds) = getattr(time, "read", time), limit_of(time)
+    return TimeWithin(lambda record: UNHEARD if record[0] is None else read(record[0]), limit_ms, holds=holds)
+
+
 Result = Callable[[Any, Any], bytes | None]
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -225,10 +233,11 @@ def _keys(
             emits.append(Emit(to_answers, of, _encode(answer)))
         return emits
 
+    time = left.reads_time
     return Processor(
         name=name,
         source=left.topic,
-        decode=decode,
+        decode=decode if time is None else timed(decode, _of_left(time)),
         inputs=inputs,
         fold=fold,
         row=str,

@@ -327,6 +327,9 @@ class JoinWithin(Processor[Any, Any], Generic[L, R, J]):
     def told_topics(self) -> tuple[str, ...]:
         return (str(self.emits[0]),) if self._near.tells else ()
 
+    def origin_clock(self, stored: bytes | None = None) -> None:
+        """Return None: the watermarks of its results follow from its rows."""
+
     def reached_in(
         self, rows: Rows[Any], partition: int, at_end: frozenset[int] = frozenset()
     ) -> StepReached | None:

@@ -208,6 +208,9 @@ class Windowed(Processor[Any, Any], Generic[E, A]):
     def told_topics(self) -> tuple[str, ...]:
         return (str(self._windows.final_topic),) if self._windows.tells else ()
 
+    def origin_clock(self, stored: bytes | None = None) -> None:
+        """Return None: the watermarks of its results follow from its rows."""
+
     def reached_in(
         self, rows: Rows[Any], partition: int, at_end: frozenset[int] = frozenset()
     ) -> StepReached | None:
