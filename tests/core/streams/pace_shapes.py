@@ -5,7 +5,7 @@ sees each source's logs alone.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from random import Random
@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from holdfast import Json, Source, Stream
+from holdfast import Emit, Internal, Json, Rows, Source, Stream
 from holdfast.core.engine.declared.partitioners import of_key
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.streams import Branch, Filter, JoinWithin, Map, Merge, Rekey, Windowed, final, windows_of
@@ -126,6 +126,35 @@ def mixed(name: str, version: int) -> Side:
     return Side([by, both, again], _read(again), topics)
 
 
+def counted(name: str, version: int) -> Side:
+    """A fold of rows that sends on what it counts."""
+    count = _counting(f"{name}-count", version, source_of(name))
+    return Side([count], _of(count.emits[0]), (name,), _not_third)
+
+
+def recounted(name: str, version: int) -> Side:
+    """Such folds of a re-keyed source: one that reads another source besides, and one after it."""
+    topics = f"{name}-one", f"{name}-two"
+    by = Rekey(name=f"{name}-by", source=source_of(topics[0]), by=_parity, version=version)
+    both = _counting(f"{name}-both", version, _read(by), source_of(topics[1]))
+    again = _counting(f"{name}-again", version, _of(both.emits[0]))
+    return Side([by, both, again], _of(again.emits[0]), topics, _not_third)
+
+
+def _counting(name: str, version: int, *sources: Source[Fare]) -> Processor[Any, int]:
+    to: Internal[Fare] = Internal(name, Json(Fare), version=version, time=at_of)
+
+    def fold(rows: Rows[int], fare: Fare, at_ms: int) -> Iterator[Emit]:
+        rows[fare.driver] = rows.get(fare.driver, 0) + 1
+        if _not_third(fare):
+            yield to.emit(fare.driver, fare)
+
+    more: Any = (
+        {"source": sources[0], "fold": fold} if len(sources) == 1 else {"on": dict.fromkeys(sources, fold)}
+    )
+    return Processor(name=name, row=int, emits=(to,), version=version, **more)
+
+
 def _read(step: Any) -> Source[Fare]:
     return Source(step.to, Json(Fare), time=at_of)
 
@@ -138,6 +167,7 @@ SIDES: dict[str, Callable[[str, int], Side]] = {
     each.__name__: each for each in (raw, rekeyed, chained, merged, branched, mixed)
 }
 STEPS = tuple(name for name in SIDES if name != "raw")
+FOLDS: dict[str, Callable[[str, int], Side]] = {each.__name__: each for each in (counted, recounted)}
 
 
 def apart(name: str, version: int) -> tuple[Side, Side]:
@@ -167,7 +197,7 @@ class Windows:
 
     @cache  # noqa: B019  there are few, and to declare them takes long
     def sides(self, version: int) -> tuple[Side, ...]:
-        return (SIDES[self.side]("fares", version),)
+        return ((SIDES | FOLDS)[self.side]("fares", version),)
 
     @cache  # noqa: B019
     def processors(self, version: int = 1, *, done: int = 1) -> Steps:
@@ -233,7 +263,8 @@ class Joined:
     def sides(self, version: int) -> tuple[Side, Side]:
         if self.left == "apart":
             return apart("fares", version)
-        return SIDES[self.left]("left", version), SIDES[self.right]("right", version)
+        sides = SIDES | FOLDS
+        return sides[self.left]("left", version), sides[self.right]("right", version)
 
     @cache  # noqa: B019
     def processors(self, version: int = 1, *, done: int = 1) -> Steps:
@@ -308,6 +339,16 @@ def any_shape(rng: Random) -> Shape:
     how: How = rng.choice(["inner", "left", "outer"])
     left = rng.choice([*SIDES, "apart"])
     return Joined(left, "apart" if left == "apart" else rng.choice([*SIDES]), how)
+
+
+def any_of_folds(rng: Random) -> Shape:
+    """Return windows downstream of folds that emit, or a join of one such side."""
+    if rng.random() < 0.5:
+        return Windows(rng.choice([*KINDS]), rng.choice([*FOLDS]))
+    sides = [rng.choice([*FOLDS]), rng.choice([*SIDES, *FOLDS])]
+    rng.shuffle(sides)
+    how: How = rng.choice(["inner", "left", "outer"])
+    return Joined(*sides, how)
 
 
 def any_logs(rng: Random, shape: Shape, partitions: int) -> dict[str, list[list[Fare]]]:

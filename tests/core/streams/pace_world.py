@@ -1,6 +1,7 @@
 """Workers of steps, windows and joins over logs in memory, in random order: sources that are written while
 they are read, transactions of any size, marks as workers write them, crashes before and after a commit,
-owners that change, sources that grow, origins that let go, and versions that fold the logs again.
+owners that change, sources that grow, origins that let go, and versions that fold the logs again. Each
+transaction of windows that feed others, and of folds that emit, is sent on as that of a step is.
 """
 
 from __future__ import annotations
@@ -129,12 +130,13 @@ class Owner:
         processor, store, position = self.processor, self.committed.store, self.committed.position
         if processor.on is None:
             at = {} if position is None else {"applied": position.applied, "stream_ms": position.stream_ms}
-            self.folder = Folder(processor, store, **at)
+            self.folder = Folder(processor, store, partition=self.partition, **at)
         else:
-            self.folder = MergingFolder(processor, store, marker=position or start_of(processor))
+            marker = position or start_of(processor)
+            self.folder = MergingFolder(processor, store, marker=marker, partition=self.partition)
             self.merger = Merger(self.folder.marker, self._recorded())
             self.fetched = [each + 1 for each in self.folder.marker.applied]
-        if processor.stateless:
+        if processor.told_topics:
             self.marks = StepMarks(processor, self.partition, clock=self.world.clock)  # type: ignore[arg-type]
 
     def _recorded(self) -> Iterator[Choice]:
@@ -153,7 +155,7 @@ class Owner:
             return
         self.committed.refused += len(changes.refused)
         self.committed.emits += changes.emits
-        if self.processor.stateless:
+        if self.processor.told_topics:
             self._send(changes.emits, changes.reached)
         self.committed.store.apply(changes.puts)
         self.committed.position = changes.marker
@@ -182,18 +184,19 @@ class Owner:
         return self.folder.fold(islice(iter(lambda: merger.take(ends), None), count))
 
     def let_go(self) -> None:
-        """Report which sources are at the ends of their logs."""
-        at_end = self.at_end
-        if not at_end or not self.processor.stateless:
+        """Report which sources are at the ends of their logs; marks say so of those that others write."""
+        if not self.at_end or not self.processor.told_topics:
             return
         if self.folder is None:
             self.begin()
-        clock = self.folder.clock
-        if not clock.speaks:
-            return
-        reached = clock.reached_with(at_end)
+        clock, topics = self.folder.clock, self.processor.topics
+        at_end = frozenset(each for each in self.at_end if topics[each] in self.world.sources)
+        if clock is None:
+            reached = self.processor.reached_in(self.folder.rows, self.partition, at_end)
+        else:
+            reached = clock.reached_with(at_end) if clock.speaks else None
         assert self.marks is not None
-        if not self.marks.has_told(reached):
+        if reached is not None and not self.marks.has_told(reached):
             self._send([], reached)
 
     def tick_in_the_end(self) -> bool:
@@ -206,13 +209,14 @@ class Owner:
         self.turn(now_ms=self.world.now_ms)
         return True
 
-    def _send(self, emits: Sequence[Emit], reached: StepReached) -> None:
+    def _send(self, emits: Sequence[Emit], reached: StepReached | None) -> None:
         topics = self.world.topics
         sent: dict[str, list[list[Written]]] = {
-            str(topic): [[] for _ in topics[str(topic)]] for topic in self.processor.emits
+            topic: [[] for _ in topics[topic]] for topic in self.processor.told_topics
         }
         for emit in emits:
-            there = sent[emit.topic]
+            if (there := sent.get(emit.topic)) is None:
+                continue
             key = emit.key.encode() if isinstance(emit.key, str) else emit.key
             at = of_key(key or b"", len(there)) if emit.partition is None else emit.partition
             there[at].append((key, emit.value, list(emit.headers)))
@@ -231,7 +235,9 @@ class World:
     """An application of *processors*, the last of which gives results, over sources that are being written.
 
     *written* are the logs of each source topic. If it is *grown*, the last partition was added when
-    others were folded for a while. With *idle* steps let go now and then, though more comes.
+    others were folded for a while. With *idle* steps let go now and then, though more comes. With *quiet*,
+    partitions between processors have nothing to read for so long that they could let go. The *later* last
+    records of each log come when all others are folded and all have let go.
     """
 
     def __init__(
@@ -242,8 +248,10 @@ class World:
         *,
         grown: bool = False,
         idle: bool = False,
+        quiet: bool = False,
+        later: int = 0,
     ) -> None:
-        self.rng, self.clock, self.now_ms, self.idle = rng, Moving(rng), AT_MS, idle
+        self.rng, self.clock, self.now_ms, self.idle, self.quiet = rng, Moving(rng), AT_MS, idle, quiet
         self.count = max(map(len, written.values()))
         self.known = self.count - grown
         self._unwritten = {
@@ -252,7 +260,12 @@ class World:
             for at, log in enumerate(logs)
         }
         self.topics: dict[str, list[Log]] = {topic: [Log() for _ in logs] for topic, logs in written.items()}
-        self._sources = frozenset(written)
+        self.sources = frozenset(written)
+        self._withheld = {
+            place: left[len(left) - later :] for place, left in self._unwritten.items() if later
+        }
+        for place in self._withheld:
+            del self._unwritten[place][-later:]
         for each in processors:
             self._make_topics(each)
         self._choices: dict[str, list[list[bytes]]] = {}
@@ -260,9 +273,8 @@ class World:
         self.owners = {each.name: self._owners_of(each) for each in processors}
 
     def _make_topics(self, processor: Processor[Any, Any]) -> None:
-        if processor.stateless:
-            for topic in processor.emits:
-                self.topics[str(topic)] = [Log() for _ in range(self.count)]
+        for topic in processor.told_topics:
+            self.topics[topic] = [Log() for _ in range(self.count)]
 
     def _owners_of(self, processor: Processor[Any, Any]) -> list[Owner]:
         choices = self._choices.setdefault(processor.choices("app"), [[] for _ in range(self.count)])
@@ -270,7 +282,7 @@ class World:
 
     def origins_of(self, processor: Processor[Any, Any]) -> int:
         """Return of how many partitions a worker knows of the processor's sources."""
-        return self.known if any(topic in self._sources for topic in processor.topics) else self.count
+        return self.known if any(topic in self.sources for topic in processor.topics) else self.count
 
     def upgrade(self, processors: Sequence[Processor[Any, Any]]) -> None:
         """Have other versions of the same names begin: those that are raised alone read the same topics and
@@ -293,7 +305,9 @@ class World:
             for owner in self._all():
                 owner.let_go()
             if before == self._records() and not any(self._ticked()):
-                return
+                if not self._withheld:
+                    return
+                self._unwritten, self._withheld = self._withheld, {}
         if turns is None:
             raise AssertionError(f"not at its end after {TURNS} turns")
 
@@ -311,6 +325,9 @@ class World:
             return True
         if not ready and not unwritten:
             return False
+        if self.quiet and rng.random() < 0.02:
+            between = [each for each in self._all() if self.sources.isdisjoint(each.processor.topics)]
+            rng.choice(between).let_go()
         if self.idle and rng.random() < 0.1:
             rng.choice([*self._all()]).let_go()
         if rng.random() < 0.1:
@@ -334,7 +351,7 @@ class World:
             for owner in self._all()
             if owner.processor.ticks_at_ends
             and not owner.ready
-            and (self.idle or not self._sources.intersection(owner.processor.topics))
+            and (self.idle or not self.sources.intersection(owner.processor.topics))
         ]
         if able:
             self.now_ms += rng.choice([0, 2_000, 100_000])
@@ -361,6 +378,11 @@ class World:
             rows = owner.folder.rows
             found.append({key: rows[key] for key, _ in [*rows.scan("")]})
         return found
+
+    @property
+    def refused(self) -> int:
+        """Return how many records were refused."""
+        return sum(owner.committed.refused for owner in self._all())
 
     def sent(self, name: str, topic: str) -> list[bytes | None]:
         """Return the values that a processor has sent to *topic*."""

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from holdfast.streams import windows_of
-from tests.core.streams.day_world import by_kind, folded
+from tests.core.streams.pace_world import World, by_kind
 from tests.core.streams.paces import Fare, source_logs
 from tests.core.streams.windowing.test_windows_at_any_pace import KINDS
 from tests.core.streams.windowing.test_windows_of_windows import END, days_of, declared
@@ -29,12 +29,17 @@ def schedule_of_days(seed: int) -> None:
         log.append(Fare("zz", END, -1))  # closes all hours
     days, by_hours, *chain = declared(kind, time, steps, True, 0)
     ways = [*chain[:-1], by_hours, chain[-1], days]
-    rows = folded(logs, ways, rng, grown=False, later=rng.choice([0, 1]))
+    world = World(ways, {"fares": logs}, rng, quiet=True, later=rng.choice([0, 1]))
+    world.run()
+    rows = world.rows("days")
     found = sorted(
         (each.key, each.start_ms, each.end_ms, each.value) for of in rows for each in windows_of(of.items())
     )
     assert found == days_of(hours, time), f"schedule {seed}: days of {kind} by {time} behind {steps} steps"
     assert not any(row.late or row.late_after_idle for row in by_kind(rows)["OriginRow"]), f"schedule {seed}"
+    assert not any(owner.committed.refused for of in world.owners.values() for owner in of), (
+        f"schedule {seed}"
+    )
 
 
 @pytest.mark.long

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from os import cpu_count
@@ -10,7 +11,7 @@ from random import Random
 import msgspec
 import pytest
 
-from tests.core.streams.pace_shapes import DONE, any_logs, any_shape
+from tests.core.streams.pace_shapes import DONE, Shape, any_logs, any_of_folds, any_shape
 from tests.core.streams.pace_world import World
 from tests.support.scale import scaled
 
@@ -21,7 +22,7 @@ FOUND = (
 )
 
 
-def schedule(seed: int) -> None:
+def schedule(seed: int, any_shape: Callable[[Random], Shape] = any_shape) -> None:
     """Run one schedule; AssertionError where results are not those of the oracle, or of another version that
     folds the logs again.
     """
@@ -43,7 +44,7 @@ def schedule(seed: int) -> None:
     told = f"schedule {seed}: {shape}, {partitions} partitions, {grown=}, {idle=}, {upgrade=}"
     try:
         shape.check(world, logs, idle=idle)
-        assert not any(owner.committed.refused for of in world.owners.values() for owner in of)
+        assert not world.refused
         before, raised = world.told(DONE), shape.processors(2 if upgrade == "all" else 1, done=3)
         assert world.folded_again(raised[-1]) == before, "the logs give the same again"
     except AssertionError as error:
@@ -60,6 +61,18 @@ def schedules(first: int, count: int) -> int:
 def test_workers_come_to_what_each_log_alone_says() -> None:
     for seed in (*FOUND, *range(scaled(80))):
         schedule(seed)
+
+
+@pytest.mark.long
+def test_so_they_do_downstream_of_folds_that_emit() -> None:
+    for seed in range(scaled(60)):
+        schedule(seed, any_of_folds)
+
+
+@pytest.mark.slow
+def test_so_they_do_downstream_of_folds_in_many_schedules() -> None:
+    for seed in range(1_000_000, 1_000_000 + MANY // 10):
+        schedule(seed, any_of_folds)
 
 
 @pytest.mark.slow
