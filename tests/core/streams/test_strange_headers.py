@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast import Json, Source, Stream
+from holdfast import FoldWith, Internal, Json, Processor, Source, Stream
 from holdfast.core.engine.batches import Batch
 from holdfast.core.engine.fold.folding import Folder
 from holdfast.core.engine.origins import (
@@ -23,7 +23,19 @@ from holdfast.core.engine.origins import (
 )
 from holdfast.core.engine.state.memory_store import DictStore
 from holdfast.errors import DecodeError
-from holdfast.streams import Branch, Filter, Map, Merge, Rekey, Tumbling, Windowed, WindowResult, final
+from holdfast.streams import (
+    Branch,
+    Filter,
+    JoinWithin,
+    Map,
+    Merge,
+    Rekey,
+    Tumbling,
+    Windowed,
+    WindowResult,
+    dedupe,
+    final,
+)
 from holdfast.testing import Topology
 from tests.core.streams.paces import FARES, Fare, at_of
 
@@ -110,6 +122,94 @@ def results(source: Source[Fare], step: Any, header: tuple[str, bytes | None]) -
 def test_a_strangers_headers_of_origins_in_a_source_are_not_believed(step: str, header: str) -> None:
     source, made = STEPS[step]
     assert results(source, made(), FORGED[header]) == ([(0, 5), (5_000, 1)], 0)
+
+
+SENT = Internal("sent", Json(Fare), time=at_of)
+
+
+def passing(rows: Any, fare: Fare, at_ms: int, headers: Any) -> Any:
+    yield SENT.emit(fare.driver, fare, headers=headers)
+
+
+def windows_of_late() -> Any:
+    """Every record but the first, of the year 2001, is late."""
+    return Windowed(
+        name="step",
+        source=UNTIMED,
+        by=lambda fare: fare.driver,
+        time=lambda fare: 10**12 if fare.number < 0 else fare.at_ms,
+        window=Tumbling(1_000),
+        fold=lambda count, fare: 1,
+        row=int,
+        late=SENT,
+    )
+
+
+def join_of_late() -> Any:
+    times = [lambda fare: 10**12 if fare.number < 0 else fare.at_ms, at_of]
+    left, right = (
+        Source(name, Json(Fare), time=time) for name, time in zip(("untimed", "others"), times, strict=True)
+    )
+    return JoinWithin(
+        name="step",
+        left=left,
+        right=right,
+        join=lambda one, other: one,
+        to=Stream("own", Json(Fare)),
+        late=SENT,
+    )
+
+
+SENDERS: dict[str, Callable[[], Any]] = {
+    "late of windows": windows_of_late,
+    "late of a join": join_of_late,
+    "dedupe untimed": lambda: dedupe(
+        name="step", source=UNTIMED, to=SENT, key=lambda fare: f"{fare.number}", ttl="1h"
+    ),
+    "dedupe": lambda: dedupe(
+        name="step",
+        source=Source("untimed", Json(Fare), time=at_of),
+        to=SENT,
+        key=lambda fare: f"{fare.number}",
+        ttl="1h",
+    ),
+    "fold untimed": lambda: Processor(
+        name="step", on={UNTIMED: FoldWith(passing, ("headers",))}, row=int, emits=(SENT,)
+    ),
+    "fold": lambda: Processor(
+        name="step",
+        on={Source("untimed", Json(Fare), time=at_of): FoldWith(passing, ("headers",))},
+        row=int,
+        emits=(SENT,),
+    ),
+}
+
+
+@pytest.mark.parametrize("header", FORGED)
+@pytest.mark.parametrize("sender", SENDERS)
+def test_a_strangers_headers_are_not_sent_on_to_readers_who_would_believe_them(
+    sender: str, header: str
+) -> None:
+    minutes: Windowed[Fare, int] = Windowed(
+        name="minutes",
+        source=Source(SENT, Json(Fare)),
+        by=lambda fare: fare.driver,
+        window=Tumbling(1_000),
+        fold=lambda count, fare: (count or 0) + 1,
+        row=int,
+        emit=final(Stream("minutes-done", Json(WindowResult[int]))),
+        late="too-late",
+    )
+    with Topology([SENDERS[sender](), minutes], partitions=1) as topology:
+        if sender.startswith("late"):
+            topology.pipe("untimed", Fare("a", 0, -1), key="a")
+        for number, at_ms in enumerate((100, 200, 250, 300, 400, 5_000, 9_000)):
+            headers = (FORGED[header], ("own", b"1")) if number == 2 else ()
+            topology.pipe("untimed", Fare("a", at_ms, number), key="a", headers=headers)
+        done = topology.values(Stream("minutes-done", Json(WindowResult[int])))
+        assert not topology.refused
+        assert not topology.read("too-late")
+        assert [(each.start_ms, each.value) for _, each in done] == [(0, 5), (5_000, 1)]
 
 
 @pytest.mark.parametrize("header", FORGED)

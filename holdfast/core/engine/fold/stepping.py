@@ -17,7 +17,7 @@ from typing import Any, Generic, Literal, Protocol, Self, TypeAlias, TypeVar
 from holdfast.core.engine.declared.emit_rules import EmitRules, require_emits
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.declared.sources import EventTime
-from holdfast.core.engine.declared.streams import Internal
+from holdfast.core.engine.declared.streams import Internal, tells_origins
 from holdfast.core.engine.emits import Emit, Emits, Headers
 from holdfast.core.engine.fold.asides import Asides, close_asides, open_asides
 from holdfast.core.engine.fold.emit_headers import emit_headers_of
@@ -25,7 +25,7 @@ from holdfast.core.engine.fold.event_clock import EventClock
 from holdfast.core.engine.fold.paced import Paced
 from holdfast.core.engine.fold.table_parts import TablePart, table_parts
 from holdfast.core.engine.fold.user_frames import UserFrame, user_frames
-from holdfast.core.engine.origins import StepReached, is_mark
+from holdfast.core.engine.origins import StepReached, is_mark, unclaimed
 from holdfast.core.engine.state.codec import (
     EVENT,
     META,
@@ -235,6 +235,7 @@ class SteppingFolder(ABC, Generic[R, P, C]):
         self._events = timers_in(store, EVENT) if processor.has_event_time else None
         self._parts = table_parts(processor, store, cache_rows, ticks, self._events)
         self.rows: Rows[R] = self._parts[0].rows
+        self._untold = _untold(processor)
         self._limit_bytes, self._trace, self._rules = limit_bytes, trace, EmitRules(processor, limit_bytes)
         self.clock = processor.origin_clock(store.get(WATERMARKS) if processor.told_topics else None)
         self._carried = carried = emit_headers_of(processor, self.clock, partition)
@@ -372,7 +373,15 @@ class SteppingFolder(ABC, Generic[R, P, C]):
         emits = self._emits
         if repeated := self._repeated():
             emits = [each for each in emits if each.topic not in repeated]
+        if self._untold:
+            emits = [self._unclaimed(each) for each in emits]
         return [each for each in emits if each.topic in self._between] if self._silent else emits
+
+    def _unclaimed(self, emit: Emit) -> Emit:
+        """Return *emit* without headers of strangers that a reader of its topic would believe."""
+        if not emit.headers or emit.topic not in self._untold:
+            return emit
+        return Emit(emit.topic, emit.key, emit.value, unclaimed(emit.headers), emit.partition)
 
     def _repeated(self) -> frozenset[str]:
         """Return the topics that have the emits of the transaction already."""
@@ -785,6 +794,17 @@ class SteppingFolder(ABC, Generic[R, P, C]):
         return [
             (key, None if row is None else next(values)) for key, (_, row) in zip(keys, changed, strict=True)
         ]
+
+
+def _untold(processor: Processor[Any, Any]) -> frozenset[str]:
+    """Return the topics whose readers believe headers of origins, and to which this processor sends none:
+    there its emits may have such a header of a record that no step wrote. Steps leave them out themselves.
+    """
+    if processor.stateless:
+        return frozenset()
+    return frozenset(str(topic) for topic in processor.emits if tells_origins(topic)).difference(
+        processor.told_topics
+    )
 
 
 def _check_hashable(rows: list[Any]) -> None:
