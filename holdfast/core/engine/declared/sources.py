@@ -361,19 +361,22 @@ class SourceFold:
         if (self.meets_marks or (framed and not self._takes)) and "headers" not in self.inputs:
             self.inputs = (*self.inputs, "headers")  # a decoder may take another column twice
 
-    def told(self, batch: Batch, *, quickly: bool = False) -> list[Iterable[Any]]:
+    def told(
+        self, batch: Batch, *, quickly: bool = False, events: Sequence[Any] | None = None
+    ) -> list[Iterable[Any]]:
         """Return the events of *batch*, then of each thing that the fold asks for the values, all in step
         with its records and read as they are taken.
 
         With *quickly*, a value that cannot be read may raise another error than the serde's own. At a mark
-        the event is a `Mark` for a fold that takes marks, else SKIPPED.
+        the event is a `Mark` for a fold that takes marks, else SKIPPED. With *events*, all values of *batch*
+        are read already, and it has no mark.
         """
         if not self.meets_marks or len(batch.columns) < len(self.inputs):
-            return self._told(batch, quickly)
+            return self._told(batch, quickly, events)
         at = self.inputs.index("headers")
         headers = batch.columns[at]
         if not any(headers):
-            return self._told(self._without_headers(batch, at), quickly)
+            return self._told(self._without_headers(batch, at), quickly, events)
         marks = [*map(is_mark, headers)]
         if not self.marks:
             shown: Sequence[Any] = [*map(plain, headers)]
@@ -381,7 +384,7 @@ class SourceFold:
                 batch.offsets, batch.times_ms, (*batch.columns[:at], shown, *batch.columns[at + 1 :])
             )
         if True not in marks or (self.marks and self._takes):
-            return self._told(self._without_headers(batch, at), quickly)
+            return self._told(self._without_headers(batch, at), quickly, events)
         records = [number for number, mark in enumerate(marks) if not mark]
         rest = self._told(self._without_headers(_picked(batch, records), at), quickly)
         told: list[Iterable[Any]] = [_woven(marks, rest[0], headers, takes=self.marks)]
@@ -398,7 +401,7 @@ class SourceFold:
             return batch
         return Batch(batch.offsets, batch.times_ms, batch.columns[:-1])
 
-    def _told(self, batch: Batch, quickly: bool) -> list[Iterable[Any]]:
+    def _told(self, batch: Batch, quickly: bool, known: Sequence[Any] | None = None) -> list[Iterable[Any]]:
         if self._takes:
             return [map(self.decode, *decoder_columns(self._takes, self.source.topic, batch))]
         decoded = decode_all if quickly else _decode_each
@@ -407,7 +410,7 @@ class SourceFold:
         for name, frames in (("value", self._frames), ("key", self._frames_key)):
             if frames is not None and name in columns and any(headers):
                 columns[name] = list(map(frames, columns[name], headers))
-        events = iter(decoded(self.source.serde, columns["value"]))
+        events = iter(decoded(self.source.serde, columns["value"]) if known is None else known)
         told: list[Iterable[Any]] = [events]
         for name in self._asked:
             match name:

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, islice
+from typing import Any
 
 from holdfast.core.engine.batches import Batch
 from holdfast.core.engine.choices import Choice
@@ -24,6 +25,8 @@ SOURCE_MASK = (1 << SOURCE_BITS) - 1
 assert SOURCE_MASK + 1 == LIMIT_SOURCES
 LOWEST = -1 << 63
 """Below every canonical key."""
+MOST_EVENTS = 4_096
+"""About the most events of a source that are kept from the reading of their times to their fold."""
 _HIGHEST = 1 << 63 + SOURCE_BITS
 """Above every canonical key: append times are of 64 bits, whatever clocks they are of."""
 
@@ -47,16 +50,19 @@ def last_key(position: Position) -> int:
 @dataclass(frozen=True, slots=True)
 class Portion:
     """Consecutive records of one source; *reached_ms* is of each the highest append time up to it, and
-    *ordered_ms* the highest of the times that it was ordered by, where these are others.
+    *ordered_ms* the highest of the times that it was ordered by, where these are others. *events* are the
+    records' events, for the first fold of them alone, which may change them.
     """
 
     batch: Batch
     reached_ms: Sequence[int]
     ordered_ms: Sequence[int] | None = None
+    events: Sequence[Any] | None = None
 
     def slice(self, start: int, stop: int) -> Portion:
         ordered_ms = None if self.ordered_ms is None else self.ordered_ms[start:stop]
-        return Portion(self.batch.slice(start, stop), self.reached_ms[start:stop], ordered_ms)
+        events = None if self.events is None else self.events[start:stop]
+        return Portion(self.batch.slice(start, stop), self.reached_ms[start:stop], ordered_ms, events)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +183,10 @@ class _Fetched:
         own = self._own[at]
         if own is None:
             assert self._order is not None, "who orders by event time knows how to read it"
-            own = self._own[at] = self._order.times(self.number, self._portions[at].batch, self.by_event)
+            own = self._order.times(self.number, self._portions[at].batch, self.by_event)
+            if sum(len(each.events or ()) for each in self._own if each is not None) > MOST_EVENTS:
+                own = own._replace(events=None)
+            self._own[at] = own
         return own
 
     def _running(self) -> list[int]:
@@ -225,7 +234,9 @@ class _Fetched:
         taken = portion if is_whole else portion.slice(start, stop)
         if self.by_event:
             ordered_ms = [key >> SOURCE_BITS for key in self._running()[start:stop]]
-            taken, self.ordered_ms = Portion(taken.batch, taken.reached_ms, ordered_ms), ordered_ms[-1]
+            events = self._times(self._at).events
+            of = None if events is None else events[start:stop]
+            taken, self.ordered_ms = Portion(taken.batch, taken.reached_ms, ordered_ms, of), ordered_ms[-1]
         self._start, self.applied = stop, taken.batch.offsets[-1]
         if stop == len(portion.reached_ms):
             self._at, self._start, self._run = self._at + 1, 0, None
@@ -237,6 +248,10 @@ class _Fetched:
             self._portions.popleft()
             self._keys.popleft()
             self._own.popleft()
+        if (
+            applied < self.applied
+        ):  # records that are taken again may have been folded: a fold may change its event
+            self._own = deque(own and own._replace(events=None) for own in self._own)
         self.applied, self._at = applied, 0
         self._start = bisect_right(self._portions[0].batch.offsets, applied) if self._portions else 0
         self.ordered_ms, self._run = ordered_ms, None

@@ -323,7 +323,7 @@ class MergingFolder(SteppingFolder[R, Stretch, Changes]):
         """
         if self.event_clock is not None or self._carried is not None:
             self._hear_by(self._folds[source], portion.batch)
-        events, *asked = self._folds[source].told(portion.batch, quickly=True)
+        events, *asked = self._folds[source].told(portion.batch, quickly=True, events=portion.events)
         return map(self._calls[source], repeat(self.rows), events, times, *asked)
 
     def _ticking(self, now_ms: int) -> Iterator[list[Emit]]:

@@ -20,12 +20,14 @@ from holdfast.errors import Later, UnknownSchemaError
 
 class OwnTimes(NamedTuple):
     """The times that records of one source are ordered by: of all that were asked for, or with *failure* of
-    those before one that must wait for something.
+    those before one that must wait for something. *events* are the records' events, where all were read at
+    once: a fold may take them once.
     """
 
     times: Sequence[int]
     highest: int
     failure: Later | None = None
+    events: Sequence[Any] | None = None
 
 
 class Portioned(Protocol):
@@ -148,7 +150,8 @@ class _TimesReader:
         if None in values or (self._frames is not None and any(headers)):
             return None
         try:
-            times = [*map(self._time, decode_all(self._serde, values))]
+            events = [*decode_all(self._serde, values)]
+            times = [*map(self._time, events)]
             if set(map(type, times)) != {int} or len(times) != len(values) or min(times) < 0:
                 return None
         except (MemoryError, KeyboardInterrupt):
@@ -157,7 +160,7 @@ class _TimesReader:
             return None
         highest = max(times)
         is_plain = highest < LIMIT_TIME_MS and max(map(sub, times, batch.times_ms)) <= self._limit_ms
-        return OwnTimes(times, highest) if is_plain else None
+        return OwnTimes(times, highest, None, events) if is_plain else None
 
     def read(self, batch: Batch, at: int) -> int:
         """Return the time of one record; raises Later and UnknownSchemaError, which may end."""

@@ -377,3 +377,51 @@ def test_where_a_choice_lies_right_before_no_barrier_is_needed() -> None:
     merger.offer(0, golden("prices", 3, 4))
     assert merger.take((0, 0)) is not None
     assert (last_key(old) > LOWEST, last_key(behind)) == (True, LOWEST)
+
+
+# -- what it costs
+
+
+class Counted:
+    """Lists of a name and a time, which counts what it decodes."""
+
+    def __init__(self) -> None:
+        self.decoded = 0
+
+    def decode(self, value: bytes | None) -> Any:
+        self.decoded += 1
+        return msgspec.json.decode(value or b"")
+
+    def encode(self, value: Any) -> bytes:
+        return msgspec.json.encode(value)
+
+
+def test_values_are_decoded_once_and_again_where_a_fold_may_have_changed_them() -> None:
+    def grow(rows: Rows[str], event: Any, at_ms: int) -> None:
+        event[0] += "!"  # a fold that changes its event
+        rows["all"] = rows.get("all", "") + event[0]
+
+    serdes = Counted(), Counted()
+    sources = [
+        Source(name, serde, time=lambda event: event[1])
+        for name, serde in zip(("a", "b"), serdes, strict=True)
+    ]
+    processor = Processor(name="grown", on=dict.fromkeys(sources, grow), row=str)
+    folder = MergingFolder(processor, DictStore())
+    merger = Merger(folder.marker, (), folder.order)
+    merger.offer(0, batch([(f"a{at}", 10 * at) for at in range(5)]))
+    merger.offer(1, batch([(f"b{at}", 10 * at + 5) for at in range(5)]))
+    for last in (False, True):
+        decoded = [each.decoded for each in serdes]
+        assert folder.fold(taken(merger, (5, 5))) is not None
+        assert [each.decoded for each in serdes] == ([5, 5] if not last else [10, 10]), decoded
+        assert folder.rows["all"] == "a0!b0!a1!b1!a2!b2!a3!b3!a4!b4!"
+        folder.commit() if last else folder.rollback()
+        merger.settle(folder.marker)
+    for first in range(5, 500, 5):  # in small transactions of a backlog
+        merger.offer(0, batch([(f"a{at}", 10 * at) for at in range(first, first + 5)], first))
+        merger.offer(1, batch([(f"b{at}", 10 * at + 5) for at in range(first, first + 5)], first))
+        folder.fold(taken(merger))
+        folder.commit()
+        merger.settle(folder.marker)
+    assert [each.decoded for each in serdes] == [505, 505]
