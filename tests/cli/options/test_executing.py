@@ -39,7 +39,7 @@ def options_of(app: typer.Typer) -> set[str]:
         for hint in get_type_hints(command.callback, include_extras=True).values():
             for option in getattr(hint, "__metadata__", ()):
                 if isinstance(option, OptionInfo) and not option.hidden:
-                    found.update((option.default, *(option.param_decls or ())))
+                    found.update((str(option.default), *(option.param_decls or ())))
     return found
 
 

@@ -191,4 +191,5 @@ async def test_a_worker_that_does_not_know_of_ids_is_asked_as_before() -> None:
             assert (found.value, found.reached) == (Total(1), Reached({0: 7}))
         async with with_rates(a_worker()) as worker:
             found = await of_rates(worker, Reached({0: 20}, {"rates": OLD}))
-            assert (found.value, found.reached.topic_ids) == (0.9, {})
+            assert repr(found.value) == "0.9"
+            assert found.reached.topic_ids == {}

@@ -159,7 +159,7 @@ def _read(step: Any) -> Source[Fare]:
     return Source(step.to, Json(Fare), time=at_of)
 
 
-def _of(stream: Stream[Fare]) -> Source[Fare]:
+def _of(stream: Any) -> Source[Fare]:
     return Source(stream, Json(Fare), time=at_of)
 
 
@@ -348,7 +348,8 @@ def any_of_folds(rng: Random) -> Shape:
     sides = [rng.choice([*FOLDS]), rng.choice([*SIDES, *FOLDS])]
     rng.shuffle(sides)
     how: How = rng.choice(["inner", "left", "outer"])
-    return Joined(*sides, how)
+    left, right = sides
+    return Joined(left, right, how)
 
 
 def any_logs(rng: Random, shape: Shape, partitions: int) -> dict[str, list[list[Fare]]]:

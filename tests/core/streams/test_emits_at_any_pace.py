@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import chain
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -32,7 +32,7 @@ from tests.core.streams.paces import FARES, Fare, at_of
 
 Numbers = tuple[int, ...]
 RESULTS: Stream[WindowResult[Numbers]] = Stream("results", Json(WindowResult[Numbers]))
-EMITTED: Internal[Fare | None] = Internal("emitted", Json(Fare | None), time=at_of)
+EMITTED: Internal[Fare | None] = Internal("emitted", Json(Fare | None), time=cast("Any", at_of))
 NAMES = Source("names", Json(str))
 PARTITIONS, HOUR, END = 3, 100, 10_000
 
