@@ -103,7 +103,7 @@ def decode_choice(value: bytes | None) -> Choice:
         if any(name not in ("number", "tick_ms") and not found.get(name) for name in _NAMES[kind][2:]):
             raise TypeError(f"format {kind} lacks a field")
         return msgspec.convert(found, Choice)
-    except (*UNFIT, KeyError, TypeError) as error:
+    except (*UNFIT, KeyError, TypeError, ValueError) as error:
         raise ChoicesError(
             f"choice is malformed ({error}): this topic does not hold the choices of a processor"
         ) from error
