@@ -21,6 +21,7 @@ from holdfast.core.engine.declared.partitioners import of_key
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.emits import Emit, Headers
 from holdfast.core.engine.fold.folding import Folder
+from holdfast.core.engine.fold.stepping import WATERMARKS
 from holdfast.core.engine.merge.merging import Merger
 from holdfast.core.engine.merge.merging_folder import MergingFolder
 from holdfast.core.engine.origins import StepReached, is_mark, plain
@@ -157,7 +158,10 @@ class Owner:
         self.committed.emits += changes.emits
         if self.processor.told_topics:
             self._send(changes.emits, changes.reached)
-        self.committed.store.apply(changes.puts)
+        puts = changes.puts
+        if self.world.old and self.processor.stateless:
+            puts = [each for each in puts if each[0] != WATERMARKS]
+        self.committed.store.apply(puts)
         self.committed.position = changes.marker
         self.choices += map(encode_choice, getattr(changes, "choices", ()))
         self.folder.commit()
@@ -185,7 +189,7 @@ class Owner:
 
     def let_go(self) -> None:
         """Report which sources are at the ends of their logs; marks say so of those that others write."""
-        if not self.at_end or not self.processor.told_topics:
+        if not self.at_end or not self.processor.told_topics or self.world.old:
             return
         if self.folder is None:
             self.begin()
@@ -221,14 +225,15 @@ class Owner:
             at = of_key(key or b"", len(there)) if emit.partition is None else emit.partition
             there[at].append((key, emit.value, list(emit.headers)))
         assert self.marks is not None
-        if reached is not None:
+        if reached is not None and not self.world.old:
             self.marks.begin(reached)
             for topic in self.marks.topics:
                 self.marks.add(topic, sent[topic], self.world.origins_of(self.processor))
             self.marks.committed()
         for topic, of in sent.items():
             for log, records in zip(topics[topic], of, strict=True):
-                log.append(self.world.now_ms, *((key, value, tuple(told)) for key, value, told in records))
+                shown = plain if self.world.old else tuple
+                log.append(self.world.now_ms, *((key, value, shown(told)) for key, value, told in records))
 
 
 class World:
@@ -237,7 +242,8 @@ class World:
     *written* are the logs of each source topic. If it is *grown*, the last partition was added when
     others were folded for a while. With *idle* steps let go now and then, though more comes. With *quiet*,
     partitions between processors have nothing to read for so long that they could let go. The *later* last
-    records of each log come when all others are folded and all have let go.
+    records of each log come when all others are folded and all have let go. In the first turns, *old* of
+    them, steps are of a release that knew no origins: they send neither headers nor marks, and note nothing.
     """
 
     def __init__(
@@ -250,7 +256,9 @@ class World:
         idle: bool = False,
         quiet: bool = False,
         later: int = 0,
+        old: int = 0,
     ) -> None:
+        self.old = old
         self.rng, self.clock, self.now_ms, self.idle, self.quiet = rng, Moving(rng), AT_MS, idle, quiet
         self.count = max(map(len, written.values()))
         self.known = self.count - grown
@@ -297,10 +305,14 @@ class World:
         """Write, fold, crash and let go at random until there is nothing left to do, or for some turns."""
         rng = self.rng
         for _ in range(TURNS if turns is None else turns):
+            if self.old:
+                self._grow_older()
             if self._turn(rng):
                 continue
             if turns is not None:
                 return
+            if self.old:
+                continue
             before = self._records()
             for owner in self._all():
                 owner.let_go()
@@ -310,6 +322,13 @@ class World:
                 self._unwritten, self._withheld = self._withheld, {}
         if turns is None:
             raise AssertionError(f"not at its end after {TURNS} turns")
+
+    def _grow_older(self) -> None:
+        """Come a turn nearer to the present release: then all workers are replaced."""
+        self.old -= 1
+        if not self.old:
+            for owner in self._all():
+                owner.folder = None
 
     def _ticked(self) -> list[bool]:
         """Have the clock pass what each owner asks for; return of each whether there was anything."""

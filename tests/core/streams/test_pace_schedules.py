@@ -51,6 +51,41 @@ def schedule(seed: int, any_shape: Callable[[Random], Shape] = any_shape) -> Non
         raise AssertionError(f"{told}: {error}") from error
 
 
+def schedule_of_an_old_release(seed: int) -> None:
+    """Run one schedule that steps of an earlier release begin, which send no origins. AssertionError where
+    other versions fold these logs otherwise, or where versions of steps and results that begin anew do not
+    come to the oracle's results.
+    """
+    rng = Random(seed)
+    shape, partitions = any_shape(rng), rng.choice([1, 2, 3])
+    logs = any_logs(rng, shape, partitions)
+    world = World(shape.processors(), logs, rng, old=rng.randrange(1, 80))
+    upgrade = rng.choice(["none", "last", "all"])
+    world.run(turns=rng.randrange(160))
+    if upgrade != "none":
+        raised = shape.processors(2, done=2) if upgrade == "all" else shape.processors(done=2)[-1:]
+        world.upgrade(raised)
+    if upgrade == "all":
+        world.old = 0  # the new versions are of the present release
+    world.run()
+    try:
+        if upgrade == "all":
+            shape.check(world, logs, idle=False)
+        assert not world.refused
+        before, raised = world.told(DONE), shape.processors(2 if upgrade == "all" else 1, done=3)
+        assert world.folded_again(raised[-1]) == before, "the logs give the same again"
+    except AssertionError as error:
+        raise AssertionError(
+            f"schedule {seed}: {shape}, {partitions} partitions, {upgrade=}: {error}"
+        ) from error
+
+
+@pytest.mark.long
+def test_steps_of_an_old_release_are_replaced_and_versions_raised() -> None:
+    for seed in range(scaled(60)):
+        schedule_of_an_old_release(seed)
+
+
 def schedules(first: int, count: int) -> int:
     for seed in range(first, first + count):
         schedule(seed)

@@ -1,5 +1,5 @@
-"""A step that is begun by a command continues as one that workers have folded: its sources' watermarks come
-with its position, by whatever command.
+"""A step, or a fold whose emits carry origins, that is begun by a command continues as one that workers have
+folded: its sources' watermarks come with its position, by whatever command.
 """
 
 from __future__ import annotations
@@ -41,9 +41,11 @@ def embedded() -> Iterator[SessionBroker]:
         yield SessionBroker(config={key: str(value) for key, value in kafka.client_config().items()})
 
 
-@pytest.fixture
-def app(embedded: SessionBroker, tmp_path: Path) -> Iterator[PacedApplication]:
-    found = PacedApplication(embedded, tmp_path, partitions=2)
+@pytest.fixture(params=["windows", "emits"])
+def app(
+    embedded: SessionBroker, tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[PacedApplication]:
+    found = PacedApplication(embedded, tmp_path, of=request.param, partitions=2)
     try:
         yield found
     finally:
