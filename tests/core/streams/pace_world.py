@@ -108,13 +108,14 @@ class Owner:
         position = self.committed.position
         if position is None:
             return (-1,) * len(self.sources)
-        return (position.applied,) if self.processor.on is None else position.applied
+        found: tuple[int, ...] = position.applied
+        return found
 
     @property
     def obeyed(self) -> int:
         """Return how many of the recorded choices are in the state."""
         position = self.committed.position
-        return 0 if position is None or self.processor.on is None else position.choices
+        return 0 if position is None else position.choices
 
     @property
     def at_end(self) -> frozenset[int]:
@@ -130,8 +131,7 @@ class Owner:
         """Take it up from the durable state: all else is forgotten."""
         processor, store, position = self.processor, self.committed.store, self.committed.position
         if processor.on is None:
-            at = {} if position is None else {"applied": position.applied, "stream_ms": position.stream_ms}
-            self.folder = Folder(processor, store, partition=self.partition, **at)
+            self.folder = Folder(processor, store, marker=position, partition=self.partition)
         else:
             marker = position or start_of(processor)
             self.folder = MergingFolder(processor, store, marker=marker, partition=self.partition)
@@ -232,8 +232,9 @@ class Owner:
             self.marks.committed()
         for topic, of in sent.items():
             for log, records in zip(topics[topic], of, strict=True):
-                shown = plain if self.world.old else tuple
-                log.append(self.world.now_ms, *((key, value, shown(told)) for key, value, told in records))
+                for key, value, told in records:
+                    shown = plain(tuple(told)) if self.world.old else tuple(told)
+                    log.append(self.world.now_ms, (key, value, shown))
 
 
 class World:
