@@ -53,7 +53,7 @@ def schedule(seed: int, any_shape: Callable[[Random], Shape] = any_shape) -> Non
 
 def schedule_of_an_old_release(seed: int) -> None:
     """Run one schedule that steps of an earlier release begin, which send no origins. AssertionError where
-    other versions fold these logs otherwise, or where versions of steps and results that begin anew do not
+    other versions fold these logs otherwise, or where versions of steps and results that begin again do not
     come to the oracle's results.
     """
     rng = Random(seed)
