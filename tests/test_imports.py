@@ -1,4 +1,4 @@
-"""The rules on imports between rooms (docs/DESIGN.md, "Rooms").
+"""The rules on imports between rooms (docs/IMPORTS.md).
 
 The table below is the rule; everything else here only reads the code against it.
 """
@@ -732,11 +732,14 @@ def test_every_wing_is_there() -> None:
         assert {wing_of(parent, module) for module in sources()} - {""} == set(wings), parent
 
 
+PAGE = ROOT / "docs" / "IMPORTS.md"
+LIMIT_LINES = 40
+"""Of a room's page: one screen."""
 BEGIN, END = "<!-- drawn from tests/test_imports.py -->\n", "<!-- end -->\n"
 
 
 def drawn() -> str:
-    """Return the two tables as docs/DESIGN.md shows them:
+    """Return the two tables as docs/IMPORTS.md shows them:
 
     `PYTHONPATH=. python -P -m tests.test_imports` writes them there.
     """
@@ -762,9 +765,16 @@ def redrawn(page: str) -> str:
     return before + BEGIN + drawn() + END + rest.partition(END)[2]
 
 
-def test_the_design_page_shows_these_tables() -> None:
-    page = (ROOT / "docs" / "DESIGN.md").read_text()
+def test_the_page_of_imports_shows_these_tables() -> None:
+    page = PAGE.read_text()
     assert page == redrawn(page), "run PYTHONPATH=. python -P -m tests.test_imports"
+
+
+def test_every_room_has_a_page_of_one_screen() -> None:
+    design = (ROOT / "docs" / "DESIGN.md").read_text()
+    rooms = design.partition("## Rooms\n")[2].partition("\n## ")[0].split("\n### ")[1:]
+    assert max(page.count("\n") for page in rooms) < LIMIT_LINES
+    assert {room for room in ROOMS if f"`{room}`" not in "".join(rooms)} == set()
 
 
 def class_names(sources: Mapping[str, str]) -> dict[str, list[str]]:
@@ -1029,4 +1039,4 @@ def test_allowed_imports_are_not_found(module: str, text: str) -> None:
 
 
 if __name__ == "__main__":
-    (ROOT / "docs" / "DESIGN.md").write_text(redrawn((ROOT / "docs" / "DESIGN.md").read_text()))
+    PAGE.write_text(redrawn(PAGE.read_text()))
