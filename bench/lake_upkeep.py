@@ -24,8 +24,8 @@ from bench.run import load_average
 from holdfast.pipeline.bronze.columns import FILE_SCHEMA, HEADERS, PARTITIONED_BY, SCHEMA
 from holdfast.pipeline.bronze.files import filesystem_of
 from holdfast.pipeline.bronze.lake import PROPERTIES, Landed, bronze_path
-from holdfast.pipeline.folds.local import open_bronze
 from holdfast.pipeline.landing.bronze_file import BronzeFile
+from holdfast.pipeline.logs.lake_log import open_bronze
 from holdfast.pipeline.topic import Span
 from holdfast.pipeline.upkeep.compact import compact
 

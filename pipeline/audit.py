@@ -31,7 +31,8 @@ from holdfast.errors import ConfigError, LakeError
 from holdfast.pipeline.bronze.commits import history_of, last_landed
 from holdfast.pipeline.bronze.lake import bronze_path, open_table
 from holdfast.pipeline.folds.results import Replayed
-from holdfast.pipeline.replay import ReplayEngine, ReplayOptions, Source, replay
+from holdfast.pipeline.replay import ReplayOptions, replay
+from holdfast.pipeline.run import EngineChoice, Source
 from holdfast.pipeline.spark.session import SparkOptions, open_session
 from holdfast.pipeline.topic import TopicLog
 
@@ -56,7 +57,7 @@ class AuditOptions:
 
     topics: tuple[str, ...] = ()
     rules: Rules = field(default_factory=Rules)
-    engine: ReplayEngine = "auto"
+    engine: EngineChoice = "auto"
     source: Source = "topic"
     lake: str | None = None
     ends: bool | None = None

@@ -21,8 +21,10 @@ import pyarrow as pa
 
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.errors import ConfigError
-from holdfast.pipeline.folds.folding import SUMMARY, FoldPlan, FoldSummary
+from holdfast.pipeline.folds.plan import FoldPlan
+from holdfast.pipeline.folds.result_rows import SUMMARY, FoldSummary
 from holdfast.pipeline.folds.results import SUMMARIES, decode_summary, present, schema_of, summaries_of
+from holdfast.pipeline.run import ddl_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -189,11 +191,13 @@ def written_by_spark(
         told = results.where(f"kind = '{SUMMARY}'").select("after").collect()
         summaries = summaries_of((decode_summary(row[0]) for row in told), partitions)
         for name in tables_of(plan):
-            ddl = _ddl(schema_of(name, plan.processor))
+            ddl = ddl_of(schema_of(name, plan.processor))
             shown = results.mapInArrow(partial(present_all, name, plan.processor), ddl)
             _save(shown, f"{out}/{name}", form)
         rows = [tuple(msgspec.to_builtins(each)[name] for name in SUMMARIES.names) for each in summaries]
-        _save(results.sparkSession.createDataFrame(rows, _ddl(SUMMARIES)).coalesce(1), f"{out}/summary", form)
+        _save(
+            results.sparkSession.createDataFrame(rows, ddl_of(SUMMARIES)).coalesce(1), f"{out}/summary", form
+        )
     finally:
         results.unpersist()
     return summaries
@@ -209,10 +213,3 @@ def present_all(
 
 def _save(table: DataFrame, path: str, form: Format) -> None:
     table.write.format("json" if form == "ndjson" else form).save(path)
-
-
-_SQL = {pa.int32(): "int", pa.int64(): "bigint", pa.string(): "string", pa.binary(): "binary"}
-
-
-def _ddl(schema: pa.Schema) -> str:
-    return ", ".join(f"`{each.name}` {_SQL[each.type]}" for each in schema)

@@ -1,4 +1,4 @@
-"""The end of a replay of several sources before its logs end: at a point in the order in which they were
+"""The end of a replay before its logs end: at a point in the order in which they were
 folded, so that the result is a state that the table was in.
 """
 
@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from holdfast.core.engine.merge.merging import Stretch
 from holdfast.core.engine.positions import Position
@@ -29,7 +29,7 @@ class ReplayEnd:
 
     def is_behind(self, position: Position) -> bool:
         """Return whether everything at *position* comes before the end."""
-        if self.at_ms is not None and max(*position.reached_ms, position.tick_ms) > self.at_ms:
+        if self.at_ms is not None and max(position.stream_ms, position.tick_ms) > self.at_ms:
             return False
         return all(
             last is None or done <= last for done, last in zip(position.applied, self.last, strict=True)
@@ -114,16 +114,20 @@ def stops(
         return {}
     if until.offsets:
         partition, last = next(iter(until.offsets.items()))
-        raise ConfigError(
-            f"processor {name} folds {len(topics)} sources, so an offset is one of them: write"
-            f" {partition}:{topics[0]}:{last}"
+        if len(topics) > 1:
+            raise ConfigError(
+                f"processor {name} folds {len(topics)} sources, so an offset is one of them: write"
+                f" {partition}:{topics[0]}:{last}"
+            )
+        until = replace(
+            until, offsets={}, sources={at: {topics[0]: last} for at, last in until.offsets.items()}
         )
     partitions = spans[topics[0]]
     if until.at_ms is not None:
         nowhere: tuple[int | None, ...] = (None,) * len(topics)
         return {each: ReplayEnd(topics=topics, last=nowhere, at_ms=until.at_ms) for each in partitions}
     for partition, named in until.sources.items():
-        _check_named(partition, named, topics, spans, name)
+        _check_named(partition, named, topics, spans, name, at_most=until.at_most)
     return {
         partition: ReplayEnd(topics=topics, last=tuple(named.get(topic) for topic in topics))
         for partition, named in until.sources.items()
@@ -136,13 +140,15 @@ def _check_named(
     topics: Sequence[str],
     spans: Mapping[str, Mapping[int, Span]],
     name: str,
+    *,
+    at_most: bool,
 ) -> None:
     for topic, last in named.items():
         if topic not in topics:
             raise ConfigError(f"--until: processor {name} folds {', '.join(topics)}, not {topic}")
         if partition not in spans[topic]:
             raise PipelineError(f"topic {topic} has no partition {partition}; it has {len(spans[topic])}")
-        if last >= (end := spans[topic][partition].end):
+        if last >= (end := spans[topic][partition].end) and not at_most:
             raise PipelineError(
                 f"topic {topic} partition {partition} ends at offset {end}, so it cannot be replayed up to"
                 f" and with {last}"

@@ -141,13 +141,6 @@ class TopicLog:
         """Return the end offset of each partition's log, records of open transactions included."""
         return self._offsets(partitions, _LATEST, IsolationLevel.READ_UNCOMMITTED)
 
-    def first_after(self, at_ms: int, partitions: Sequence[int]) -> dict[int, int | None]:
-        """Return the offset of the first record appended later than *at_ms*, by partition; None when there
-        is none.
-        """
-        found = self._offsets(partitions, OffsetSpec.for_timestamp(at_ms + 1))
-        return {partition: None if offset < 0 else offset for partition, offset in found.items()}
-
     def _offsets(
         self,
         partitions: Sequence[int],
@@ -181,6 +174,32 @@ class TopicLog:
         return {place.partition: future.result(timeout_s + 5).offset for place, future in futures.items()}
 
 
+def settle(settings: Settings, topic: str, timeout_s: float) -> None:
+    """Wait until all that is written in *topic* now is committed or aborted; BrokerError where that takes
+    longer than *timeout_s*.
+    """
+    with TopicLog(settings, topic) as log:
+        if not settled(log, timeout_s):
+            raise BrokerError(
+                f"topic {topic}: a transaction is open for more than {timeout_s:g} s, and what is behind it"
+                " cannot be read. Wait until its producer or the broker has ended it, or look for one that"
+                " hangs (`holdfast producers hanging`)"
+            )
+
+
+def settled(log: TopicLog, timeout_s: float) -> bool:
+    """Wait until all that is written now is committed or aborted, and return whether it is: the markers that
+    end one transaction are written to each of its partitions in its own time.
+    """
+    partitions = log.partitions()
+    written, until_s = log.written(partitions), system_clock.monotonic_s() + timeout_s
+    while any(end < written[partition] for partition, end in log.ends(partitions).items()):
+        if system_clock.monotonic_s() > until_s:
+            return False
+        time.sleep(RETRY_S)
+    return True
+
+
 def is_compacted(settings: Settings, topic: str) -> bool:
     """Return whether records of *topic* may be gone since later ones have their keys."""
     found = Admin(settings).cluster([topic]).topics.get(topic)
@@ -209,6 +228,10 @@ class TopicReader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def closed(self) -> bool:
+        return self._thread.closed
 
     def close(self) -> None:
         """Close the connections and end the thread; once is enough."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import gc
 
-from holdfast.pipeline.folds import local, merged_bronze  # noqa: F401
+from holdfast.pipeline import replay  # noqa: F401
 from holdfast.pipeline.histories import partition_fold  # noqa: F401
 from holdfast.pipeline.landing import local_table  # noqa: F401
 

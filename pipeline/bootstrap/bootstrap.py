@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
@@ -17,8 +18,7 @@ from holdfast.core.engine.state.codec import NOTHING_APPLIED
 from holdfast.core.engine.upgrades import versions_on
 from holdfast.errors import ConfigError, TopicError
 from holdfast.kafka.reading.skip_log import read_skips
-from holdfast.pipeline.bootstrap.migration import MigratedPartition, check, migrate
-from holdfast.pipeline.bootstrap.migration_on_spark import migrate_on_spark
+from holdfast.pipeline.bootstrap.migration import TableMigration
 from holdfast.pipeline.bootstrap.sink import (
     OUTCOME,
     BootstrapOutcome,
@@ -27,9 +27,11 @@ from holdfast.pipeline.bootstrap.sink import (
     emits_to_others,
 )
 from holdfast.pipeline.bronze.extent import Until
-from holdfast.pipeline.folds.folding import FoldSummary, all_emits
+from holdfast.pipeline.folds.plan import all_emits
+from holdfast.pipeline.folds.result_rows import FoldSummary
 from holdfast.pipeline.folds.same_topics import require_same_topics
 from holdfast.pipeline.replay import ReplayOptions, replay
+from holdfast.pipeline.run import Engine, ThisProcess, spark_tasks
 from holdfast.pipeline.topic import TopicLog
 from holdfast.pipeline.verify.table import LivePartition, kept_live
 
@@ -124,16 +126,17 @@ def _migrated(
     told: _Told,
 ) -> _Done:
     """Begin the *wanted* partitions with the rows of an earlier version."""
-    on_spark = options.replay.engine == "spark"
-    found = (
-        migrate_on_spark(processor, settings, wanted, options.replay.spark)
-        if on_spark
-        else _migrate(processor, settings, wanted, told)
-    )
-    return "spark" if on_spark else "local", [
-        BootstrappedPartition(**{**each._asdict(), "outcome": BootstrapOutcome(each.outcome)})
-        for each in found
-    ]
+    migration = TableMigration(processor, settings, *(() if told is None else (told,)))
+    with ExitStack() as opened:
+        engine: Engine = ThisProcess()
+        if options.replay.engine == "spark":
+            table = f"table {processor.table}"
+            tasks = spark_tasks(options.replay.spark, f"migration of {table}", table, [processor])
+            engine = opened.enter_context(tasks)
+        return engine.name, [
+            BootstrappedPartition(**{**each._asdict(), "outcome": BootstrapOutcome(each.outcome)})
+            for each in migration.run(engine, wanted)
+        ]
 
 
 def _folded(
@@ -169,16 +172,6 @@ def _folded(
         _done(each, *outcomes.get(each.partition, (BootstrapOutcome.EMPTY, 0)))
         for each in replayed.partitions
     ]
-
-
-def _migrate(
-    processor: Processor[Any, Any],
-    settings: Settings,
-    partitions: Sequence[int],
-    told: Callable[[int, BootstrapStep], None] | None,
-) -> Iterator[MigratedPartition]:
-    check(processor, settings, partitions)
-    return migrate(processor, settings, partitions, *([] if told is None else [told]))
 
 
 def require_alone(processor: Processor[Any, Any], settings: Settings, *, sends: bool) -> None:
@@ -242,10 +235,10 @@ def _upto_earlier(
     known: dict[int, Position] = {at: each for at, each in stood.items() if each is not None}
     if not known:
         return replace(asked, until=_upto_committed(processor, settings, stood))
-    if processor.on is None:
-        upto = {at: counted(each.applied) for at, each in known.items()}
-        return replace(asked, until=Until(offsets=upto, at_most=True))
-    return replace(asked, positions=known)
+    if processor.choices_topics(settings.app):  # of which a position says how many were obeyed
+        return replace(asked, positions=known)
+    upto = {at: counted(each.applied) for at, each in known.items()}
+    return replace(asked, until=Until(offsets=upto, at_most=True))
 
 
 def _require_comparable(processor: Processor[Any, Any], settings: Settings) -> None:
@@ -268,7 +261,7 @@ def _require_comparable(processor: Processor[Any, Any], settings: Settings) -> N
 def _upto_committed(processor: Processor[Any, Any], settings: Settings, partitions: Iterable[int]) -> Until:
     groups = BrokerGroups(settings, timeout_s=settings.request_timeout_s)
     committed = groups.committed(settings.app)
-    if processor.on is not None or not any(topic in processor.topics for topic, _ in committed):
+    if processor.named_sources or not any(topic in processor.topics for topic, _ in committed):
         raise ConfigError(
             f"processor {processor.name} emits to {', '.join(map(str, processor.emits))}, and nothing tells"
             " up to where that is done: there is no changelog of an earlier version, and group"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
+
+import pyarrow as pa
 
 from holdfast.clients.topics.admin import Admin
 from holdfast.config import Settings
@@ -23,7 +26,9 @@ from holdfast.pipeline.bootstrap.sink import (
     ChangelogSink,
     has_state,
     nothing,
+    silent,
 )
+from holdfast.pipeline.run import Engine
 from holdfast.pipeline.verify.table import LivePartition, read_live
 from holdfast.tables.changelog import ChangelogPart
 
@@ -52,28 +57,49 @@ class MigratedPartition(NamedTuple):
     digest: str
 
 
-def migrate(
-    processor: Processor[Any, Any],
-    settings: Settings,
-    partitions: Iterable[int],
-    told: Callable[[int, BootstrapStep], None] = lambda at, step: None,
-) -> Iterator[MigratedPartition]:
-    """Migrate *partitions* one after the other; call `check` before: rows of several functions must not meet
-    in one table.
-    """
-    for at in partitions:
-        outcome, found = begin(processor, settings, at, read_earlier(processor, settings, [at]), told)
+_SCHEMA = pa.schema(
+    [
+        ("partition", pa.int32()),
+        ("outcome", pa.string()),
+        ("applied", pa.int64()),
+        ("rows", pa.int64()),
+        ("timers", pa.int64()),
+        ("digest", pa.string()),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TableMigration:
+    """The migration of partitions of *processor*. *told* is called after each step, in this process alone."""
+
+    processor: Processor[Any, Any]
+    settings: Settings
+    told: Callable[[int, BootstrapStep], None] = silent
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TableMigration, (self.processor, self.settings)
+
+    def run(self, engine: Engine, partitions: Sequence[int]) -> list[MigratedPartition]:
+        """Migrate *partitions*, when none of their rows fails: rows of several functions must not meet in one
+        table. MigrationError for a row that cannot be migrated; nothing is written then.
+        """
+        deque(engine.run(partitions, self._check, _SCHEMA), maxlen=0)
+        found = engine.run(partitions, self._migrate, _SCHEMA)
+        return [MigratedPartition(**row) for batch in found for row in batch.to_pylist()]
+
+    def _check(self, partition: int) -> Iterator[pa.RecordBatch]:
+        earlier = read_earlier(self.processor, self.settings, [partition])
+        _migrated(self.processor, earlier.partitions.get(partition), earlier.version)
+        yield from ()
+
+    def _migrate(self, partition: int) -> Iterator[pa.RecordBatch]:
+        earlier = read_earlier(self.processor, self.settings, [partition])
+        outcome, found = begin(self.processor, self.settings, partition, earlier, self.told)
         rows = sum(key[:1] in ROW_KINDS for key, _ in found.stored)
-        applied = counted(found.position.applied)
-        timers = len(found.stored) - rows
-        yield MigratedPartition(at, outcome.value, applied, rows, timers, found.base.digest)
-
-
-def check(processor: Processor[Any, Any], settings: Settings, partitions: Iterable[int]) -> None:
-    """Raise MigrationError for a row of any of *partitions* that cannot be migrated; writes nothing."""
-    for at in partitions:
-        earlier = read_earlier(processor, settings, [at])
-        _migrated(processor, earlier.partitions.get(at), earlier.version)
+        applied, timers = counted(found.position.applied), len(found.stored) - rows
+        made = MigratedPartition(partition, outcome.value, applied, rows, timers, found.base.digest)
+        yield pa.RecordBatch.from_pylist([made._asdict()], _SCHEMA)
 
 
 def begin(

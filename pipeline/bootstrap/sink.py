@@ -28,8 +28,8 @@ from holdfast.kafka.transactions.transactional_producer import UndeliverableErro
 from holdfast.loop_thread import LoopThread
 from holdfast.pipeline.bootstrap.fencing import FENCE_S, TRANSACTION_S, fenced_writer
 from holdfast.pipeline.bootstrap.spool import Spool
-from holdfast.pipeline.folds.folding import RESULT, SUMMARY, FoldSummary, watermarks_of
 from holdfast.pipeline.folds.positions import position_of
+from holdfast.pipeline.folds.result_rows import RESULT, SUMMARY, FoldSummary, watermarks_of
 from holdfast.pipeline.folds.results import decode_summary
 from holdfast.pipeline.topic import Span, TopicLog, TopicReader
 from holdfast.pipeline.verify.table import read_live
@@ -67,7 +67,7 @@ class BootstrapStep(StrEnum):
     COMMITTED = "committed"
 
 
-def _silent(partition: int, step: BootstrapStep) -> None:
+def silent(partition: int, step: BootstrapStep) -> None:
     return
 
 
@@ -85,7 +85,7 @@ class ChangelogSink:
     heads: Mapping[str, Mapping[int, int]]
     allowed: frozenset[tuple[str, int, int]] = frozenset()
     suppressed: bool = True
-    told: Callable[[int, BootstrapStep], None] = _silent
+    told: Callable[[int, BootstrapStep], None] = silent
 
     def __reduce__(self) -> tuple[Any, ...]:
         # What hears of the steps stays in its process.

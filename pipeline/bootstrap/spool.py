@@ -13,7 +13,7 @@ import pyarrow as pa
 from holdfast.core.engine.emits import Emit
 from holdfast.core.engine.fold.folding import Refused
 from holdfast.errors import PipelineError
-from holdfast.pipeline.folds.folding import EMITTED, REFUSED, RESULT, STATE, emit_of
+from holdfast.pipeline.folds.result_rows import EMITTED, REFUSED, RESULT, STATE, emit_of
 from holdfast.tables.changelog import ChangelogPart
 
 

@@ -21,13 +21,6 @@ from holdfast.kafka.fetching.records import Records
 
 DIGESTED = ["offset", "timestamp_type", "timestamp_ms", "key", "value", "headers"]
 """The columns of which a row's hash is made."""
-SPARK_HASH = (
-    "xxhash64(offset * 4 + timestamp_type + 1, timestamp_ms, coalesce(crc32(key), -1L),"
-    " coalesce(crc32(value), -1L), CASE WHEN headers IS NULL OR size(headers) = 0 THEN -1L ELSE"
-    " crc32(encode(array_join(transform(headers, each -> concat(hex(each.key), '=', coalesce(hex(each.value),"
-    " '-'))), ','), 'UTF-8')) END)"
-)
-"""A row's hash as Spark computes it from the columns of a bronze table."""
 _ABSENT = -1
 _SEED = np.uint64(42)
 _P1, _P2, _P3, _P4, _P5 = (

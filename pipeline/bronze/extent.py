@@ -1,20 +1,17 @@
-"""The part of a source that a replay reads: for each partition, from where to where.
-
-Both engines read exactly this.
-"""
+"""The readable offsets of a bronze table, and the end of a replay."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from types import MappingProxyType
 
 from holdfast.core.engine.fold.skips import OffsetRanges, kept
-from holdfast.errors import ConfigError, LakeError, LostRecordsError, PipelineError
+from holdfast.errors import ConfigError, LakeError, LostRecordsError
 from holdfast.pipeline.bronze.lake import Landed
-from holdfast.pipeline.topic import Span, TopicLog
+from holdfast.pipeline.topic import Span
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,23 +86,6 @@ class Extent:
     spans: Mapping[int, Span]
     holes: tuple[str, ...] = ()
 
-    @property
-    def offsets(self) -> int:
-        return sum(span.end - span.first for span in self.spans.values())
-
-    def only(self, partitions: Iterable[int] | None) -> Extent:
-        """Return the extent of some partitions alone."""
-        if partitions is None:
-            return self
-        return Extent(spans={partition: self.spans[partition] for partition in partitions}, holes=self.holes)
-
-
-def check_whole(extent: Extent, *, allow_holes: bool) -> None:
-    """Refuse to fold a log whose beginning or middle is gone, unless holes are allowed: the result is not the
-    state of the whole log.
-    """
-    check_holes(extent.holes, allow_holes=allow_holes)
-
 
 def check_holes(holes: Sequence[str], *, allow_holes: bool) -> None:
     """Refuse to fold logs with *holes*, unless holes are allowed."""
@@ -114,50 +94,6 @@ def check_holes(holes: Sequence[str], *, allow_holes: bool) -> None:
             f"{'; '.join(holes)}. Give a lake that reaches further back (--lake DIR), or fold what is left:"
             " --allow-holes"
         )
-
-
-def cut(spans: Mapping[int, Span], until: Until | None, where: str) -> dict[int, Span]:
-    """Return *spans* up to the offsets asked for; asking for more than there is would be answered with
-    less, so it is an error.
-    """
-    if until is None or not until.offsets:
-        return dict(spans)
-    unknown = sorted(set(until.offsets) - set(spans))
-    if unknown:
-        raise PipelineError(f"{where} has no partition {unknown[0]}; it has {len(spans)}")
-    out = dict(spans)
-    for partition, asked in until.offsets.items():
-        span = spans[partition]
-        last = min(asked, span.end - 1) if until.at_most else asked
-        if last >= span.end:
-            raise PipelineError(
-                f"{where} partition {partition} ends at offset {span.end}, so it cannot be replayed up to and"
-                f" with {last}"
-            )
-        out[partition] = Span(first=min(span.first, last + 1), end=last + 1)
-    return out
-
-
-def extent_of_topic(
-    log: TopicLog, until: Until | None, begin: Mapping[int, int] = MappingProxyType({})
-) -> Extent:
-    """Return the part of a topic to read. Records before the offsets in *begin*, by partition, are not
-    needed.
-    """
-    spans = log.spans()
-    holes = tuple(
-        f"topic {log.topic} partition {partition} begins at offset {span.first}: earlier records were deleted"
-        for partition, span in spans.items()
-        if span.first > begin.get(partition, 0)
-    )
-    if until is not None and until.at_ms is not None:
-        later = log.first_after(until.at_ms, sorted(spans))
-        spans = {partition: _ending(span, later[partition]) for partition, span in spans.items()}
-    return Extent(spans=cut(spans, until, f"topic {log.topic}"), holes=holes)
-
-
-def _ending(span: Span, end: int | None) -> Span:
-    return span if end is None else Span(first=span.first, end=min(max(span.first, end), span.end))
 
 
 def landed_of(landed: Landed | None, path: str) -> Landed:
@@ -169,16 +105,13 @@ def landed_of(landed: Landed | None, path: str) -> Landed:
 
 def extent_of_bronze(
     landed: Landed | None,
-    until: Until | None,
     path: str,
-    first_after: Mapping[int, int],
     app: str,
     *,
     skips: Mapping[int, OffsetRanges] | None = None,
     begin: Mapping[int, int] = MappingProxyType({}),
 ) -> Extent:
-    """Return the part of a bronze table to read. *first_after* holds the first offset later than
-    `until.at_ms` where there is one.
+    """Return the offsets that a bronze table holds.
 
     Records that other applications than *app* skip are missing where they have landed; *skips* are its own,
     None: as far as the landings know. Records before the offsets in *begin*, by partition, are not needed.
@@ -210,9 +143,7 @@ def extent_of_bronze(
         for first, last in ranges
         if last >= begin.get(p, 0) and kept(own.get(p, ()), first, last + 1)
     ]
-    if until is not None and until.at_ms is not None:
-        spans = {partition: _ending(span, first_after.get(partition)) for partition, span in spans.items()}
-    return Extent(spans=cut(spans, until, path), holes=tuple(holes))
+    return Extent(spans=spans, holes=tuple(holes))
 
 
 def _expired(landed: Landed, partition: int) -> str:

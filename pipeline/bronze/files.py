@@ -371,6 +371,13 @@ def is_s3(uri: str) -> bool:
     return uri.startswith(("s3://", "s3a://"))
 
 
+def takes_writers(uri: str) -> bool:
+    """Return whether several threads of this process may write files of tables at *uri* at once: those that
+    write through delta-rs itself may wait for each other for ever.
+    """
+    return is_local(uri) or is_s3(uri)
+
+
 def remove(filesystem: Any, paths: Sequence[str]) -> None:
     """Remove files that no commit names, as far as that is possible: a vacuum takes the others."""
     for path in paths:

@@ -215,4 +215,15 @@ def open_table(path: str) -> Any:
         ) from error
     except (DeltaError, OSError) as error:  # an OSError where a store does not let us in, or is not there
         hint = "; delta-rs does not find folders with a percent sign in their name" if "%" in path else ""
-        raise LakeError(f"cannot open the Delta table at {path}: {error}{hint}") from error
+        raise LakeError(f"cannot open the Delta table at {path}: {error}{hint}{far_hint(path)}") from error
+
+
+def far_hint(path: str) -> str:
+    """Return the remedy for a lake at *path* that is not reached; "" where the failure says it.
+
+    >>> far_hint("/data/lake"), far_hint("hdfs://namenode/lake")
+    ('', '; delta-rs reaches HDFS without a JVM: set HADOOP_CONF_DIR, or mount the folder and name its path')
+    """
+    if not path.startswith(("hdfs://", "viewfs://")):
+        return ""
+    return "; delta-rs reaches HDFS without a JVM: set HADOOP_CONF_DIR, or mount the folder and name its path"

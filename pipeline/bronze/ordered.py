@@ -107,7 +107,7 @@ def _spill(
     except OSError as error:
         raise LakeError(
             f"{reader.where}: its rows cannot be put in order in {tempfile.gettempdir()}: {error}; give it"
-            " room, set TMPDIR to a folder with more, or use --engine spark"
+            " room, or set TMPDIR to a folder with more"
         ) from error
     finally:
         if sink is not None:

@@ -16,18 +16,11 @@ import pyarrow.compute as pc
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.errors import ConfigError
-from holdfast.pipeline.folds.folding import FoldSummary
-from holdfast.pipeline.folds.paired import (
-    COUNTED,
-    OTHER,
-    PARTED,
-    PartedCounts,
-    VersionBeside,
-    fields_apart,
-    widened,
-)
+from holdfast.pipeline.folds.plan import OtherVersion
+from holdfast.pipeline.folds.result_rows import FoldSummary
 from holdfast.pipeline.folds.results import decode_summary, summaries_of
 from holdfast.pipeline.folds.spilling import STATE_MEMORY_BYTES
+from holdfast.pipeline.folds.version_diff import COUNTED, OTHER, PARTED, PartedCounts, fields_apart
 from holdfast.pipeline.replay import ReplayOptions, replay
 
 _decode_counts = msgspec.json.Decoder(PartedCounts).decode
@@ -131,14 +124,13 @@ def compare(
     """
     _check(processor, other)
     options = options or ReplayOptions()
-    one, two = widened(processor, other) if processor.on is None else (processor, other)
-    beside = VersionBeside(other=two, memory_bytes=memory_bytes, limit_keys=limit_keys)
-    asked = replace(options, rows=False, transitions=False, out=None, beside=beside)
-    replayed = replay(one, settings, asked)
+    beside = OtherVersion(processor=other, memory_bytes=memory_bytes, limit_keys=limit_keys)
+    asked = replace(options, rows=False, transitions=False, out=None, other=beside)
+    replayed = replay(processor, settings, asked)
     assert replayed.results is not None, "nothing is written to a folder"
     told = _of(replayed.results, OTHER).column("after").to_pylist()
     others = summaries_of(map(decode_summary, told), [each.partition for each in replayed.partitions])
-    source = None if processor.on is not None else str(processor.topics[0])
+    source = None if processor.named_sources else processor.topics[0]
     keys = tuple(_key(row, source) for row in _of(replayed.results, PARTED).to_pylist())
     counts = {
         row["partition"]: _decode_counts(row["after"]) for row in _of(replayed.results, COUNTED).to_pylist()
@@ -161,7 +153,7 @@ def compare(
 
 
 def _check(processor: Processor[Any, Any], other: Processor[Any, Any]) -> None:
-    if (processor.on is None) != (other.on is None) or processor.signature != other.signature:
+    if processor.named_sources != other.named_sources or processor.signature != other.signature:
         one, two = (_told(each) for each in (processor, other))
         raise ConfigError(
             f"processor {processor.name} folds {one}, and {other.name} folds {two}: there is no one history"
@@ -171,7 +163,7 @@ def _check(processor: Processor[Any, Any], other: Processor[Any, Any]) -> None:
 
 def _told(processor: Processor[Any, Any]) -> str:
     reads = "".join(f" and the global {each.name}" for each in processor.reads)
-    return f"{', '.join(processor.topics)}{reads}{'' if processor.on is None else ' (on=)'}"
+    return f"{', '.join(processor.topics)}{reads}{' (on=)' if processor.named_sources else ''}"
 
 
 def _of(results: pa.Table, kind: str) -> pa.Table:

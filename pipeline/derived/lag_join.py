@@ -33,14 +33,14 @@ from holdfast.pipeline.histories.fold_commit import (
     PartitionCommit,
     check_identity,
 )
-from holdfast.pipeline.histories.fold_engines import chosen_engine, parts_on_spark
 from holdfast.pipeline.histories.fold_tables import (
     HISTORY_BY,
     FoldTable,
     is_table,
     last_told,
 )
-from holdfast.pipeline.histories.partition_fold import FoldedPart
+from holdfast.pipeline.histories.partition_fold import PART_SCHEMA, FoldedPart, parts_in
+from holdfast.pipeline.run import Engine, ThisProcess, chosen_engine, spark_tasks
 
 PART_ROWS = 1_000_000
 """About so many rows are read at once: partitions are joined in lots of so many, since each lot looks through
@@ -210,17 +210,17 @@ class _LagJoin:
 
     def _joined(self, work: LagWork, rows: int) -> tuple[str, list[FoldedPart]]:
         what, spark = f"join of {self._lag_table.path}", self._options.spark
-        engine = chosen_engine(self._options.engine, spark, rows, len(work.lots))
-        if engine == "spark":
-            return engine, parts_on_spark(self._opened, spark, what, work.lots, work.join_named)
+        engine: Engine = ThisProcess()
+        if chosen_engine(self._options.engine, spark, "bronze", rows, len(work.lots)) == "spark":
+            engine = self._opened.enter_context(spark_tasks(spark, what, what))
         parts: list[FoldedPart] = []
         try:
-            for lot in work.lots:
-                parts += work.join(lot)
+            for part in parts_in(engine.run(work.lots, work, PART_SCHEMA)):
+                parts.append(part)  # noqa: PERF402  what came before a failure is dropped
         except BaseException:
             drop(work.uris[BY_MINUTE], parts)
             raise
-        return engine, parts
+        return engine.name, parts
 
 
 def _input(name: str, path: str) -> _Input:

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import msgspec
 import pyarrow as pa
 from pyarrow import compute
 
@@ -32,7 +31,7 @@ from holdfast.pipeline.histories.fold_tables import (
     AddedFile,
     PartFile,
 )
-from holdfast.pipeline.histories.partition_fold import PART_SCHEMA, FoldedPart
+from holdfast.pipeline.histories.partition_fold import FoldedPart, part_batch
 
 _MINUTE_US = MINUTE_MS * 1000
 NOTHING = -(1 << 62)
@@ -75,12 +74,9 @@ class LagWork:
     was: Mapping[str, Mapping[int, int]]
     now: Mapping[str, Mapping[int, int]]
 
-    def join_named(self, named: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Join the lots whose numbers come in: what a Spark task runs."""
-        for numbers in named:
-            for lot in numbers.column(0).to_pylist():
-                parts = [msgspec.msgpack.encode(each) for each in self.join(lot)]
-                yield pa.RecordBatch.from_arrays([pa.array(parts, pa.binary())], schema=PART_SCHEMA)
+    def __call__(self, lot: int) -> Iterator[pa.RecordBatch]:
+        """Join a lot and yield what came of it: the work of an engine."""
+        yield from map(part_batch, self.join(lot))
 
     def join(self, lot: int) -> list[FoldedPart]:
         """Join the partitions of a lot, and return what came of each; where that fails, no file of it is

@@ -17,7 +17,8 @@ from holdfast.core.engine.declared.processor import Emit, Processor
 from holdfast.core.engine.fold.folding import Refused
 from holdfast.core.engine.state.codec import RowCodec, key_in_table, place_of_row, table_prefix
 from holdfast.pipeline.bronze.lake import LAST_TIME_MS, LEAST_TIME_MS
-from holdfast.pipeline.folds.folding import OUT_ROWS, FoldStore, Results
+from holdfast.pipeline.folds.result_rows import OUT_ROWS, Results
+from holdfast.pipeline.folds.spilling import FoldStore
 from holdfast.pipeline.histories.row_columns import row_column
 
 ROWS = "rows"

@@ -11,7 +11,6 @@ from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.migrating import Beginning, taken_up
 from holdfast.core.engine.state.base import BASE, TableBase, decode_base
 from holdfast.errors import ChangelogError, PipelineError, TopicError
-from holdfast.pipeline.bronze.extent import Extent
 from holdfast.pipeline.topic import Span, TopicLog, TopicReader
 
 
@@ -83,16 +82,6 @@ def first_behind(bases: Mapping[int, Beginning], source: int = 0) -> dict[int, i
     with.
     """
     return {at: each.position.applied[source] + 1 for at, each in bases.items()}
-
-
-def behind_bases(extent: Extent, bases: Mapping[int, Beginning]) -> Extent:
-    """Return the rest of *extent* after the partitions' first states.
-
-    PipelineError where it ends before that: the table's state then is unknown.
-    """
-    firsts = first_behind(bases)
-    spans = {at: span_behind(span, at, firsts.get(at, 0)) for at, span in extent.spans.items()}
-    return Extent(spans=spans, holes=extent.holes)
 
 
 def span_behind(span: Span, partition: int, first: int, topic: str = "") -> Span:

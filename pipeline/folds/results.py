@@ -16,7 +16,7 @@ from holdfast.core.engine.fold.folding import Refused
 from holdfast.core.engine.state.base import TableBase
 from holdfast.core.engine.state.codec import ROW_KINDS, RowCodec, combine_digests, decode_due, place_of_row
 from holdfast.errors import OrderError
-from holdfast.pipeline.folds.folding import (
+from holdfast.pipeline.folds.result_rows import (
     EMITTED,
     REFUSED,
     RESULT,
@@ -88,7 +88,7 @@ def schema_of(name: str, processor: Processor[Any, Any]) -> pa.Schema:
     none for a tick. With named tables, rows have theirs, none for the processor's own.
     """
     schema = TABLES[name]
-    if processor.on is not None and name in _BY_TOPIC:
+    if processor.named_sources and name in _BY_TOPIC:
         schema = schema.append(pa.field("topic", pa.string()))
     if processor.tables and name in _BY_TABLE:
         schema = schema.append(pa.field("table", pa.string()))
@@ -279,7 +279,7 @@ def _presented(batch: pa.RecordBatch, name: str, processor: Processor[Any, Any])
 
 
 def _topics(found: pa.RecordBatch, processor: Processor[Any, Any]) -> list[list[str | None]]:
-    return [_texts(found, "key")] if processor.on is not None else []
+    return [_texts(found, "key")] if processor.named_sources else []
 
 
 def _tables(found: pa.RecordBatch, processor: Processor[Any, Any]) -> list[list[str | None]]:

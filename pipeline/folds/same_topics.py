@@ -12,8 +12,7 @@ from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.errors import BrokerError, TopicError
 from holdfast.pipeline.bronze.commits import history_of, last_landed
-from holdfast.pipeline.bronze.files import is_local, is_s3
-from holdfast.pipeline.bronze.lake import Landed, bronze_path, check_identity, open_table, table_uri
+from holdfast.pipeline.bronze.lake import Landed, bronze_path, check_identity, open_table
 from holdfast.pipeline.bronze.landed_notes import is_reached
 from holdfast.pipeline.topic import TopicLog
 
@@ -22,8 +21,7 @@ logger = logging.getLogger(__name__)
 
 def require_same_topics(processor: Processor[Any, Any], settings: Settings, lake: str) -> None:
     """Raise LakeError if a source or a global's topic is not the one that *lake* holds: the state that is
-    compared with the fold, or continues it, is of the new one. Of a lake that delta-rs does not reach,
-    nothing is known.
+    compared with the fold, or continues it, is of the new one.
     """
     for path, topic, landed in _landed(processor, lake):
         if (found := _identity(settings, topic)) is not None:
@@ -67,8 +65,6 @@ def _identity(settings: Settings, topic: str) -> str | None:
 def _landed(processor: Processor[Any, Any], lake: str) -> Iterator[tuple[str, str, Landed]]:
     for topic in dict.fromkeys((*processor.topics, *(str(each.topic) for each in processor.reads))):
         path = bronze_path(lake, topic)
-        if not (is_local(table_uri(path)) or is_s3(path)):
-            continue
         landed = last_landed(path, history_of(open_table(path)))
         if landed is not None:
             yield path, topic, landed

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Protocol
 
 from holdfast.core.engine.state.codec import META
 from holdfast.core.engine.state.memory_store import DictStore
@@ -34,6 +35,20 @@ _PUT = "INSERT INTO rows VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = e
 _DELETE = "DELETE FROM rows WHERE key = ?"
 _GET = "SELECT value FROM rows WHERE key = ?"
 _FROM = "SELECT key, value FROM rows WHERE key >= ? ORDER BY key LIMIT ?"
+
+
+class FoldStore(Protocol):
+    """The committed rows of a partition, as a fold reads and changes them."""
+
+    def get(self, key: bytes) -> bytes | None: ...
+
+    def scan(self, prefix: bytes, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]: ...
+
+    def apply(self, puts: Iterable[tuple[bytes, bytes | None]]) -> None: ...
+
+    def everything(self) -> Iterator[tuple[bytes, bytes]]: ...
+
+    def close(self) -> None: ...
 
 
 class SpillingStore:

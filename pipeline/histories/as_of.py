@@ -21,9 +21,9 @@ from holdfast.pipeline.bronze.extent import Until
 from holdfast.pipeline.bronze.files import filesystem_of
 from holdfast.pipeline.bronze.lake import bronze_path
 from holdfast.pipeline.folds.bases import read_bases
-from holdfast.pipeline.folds.folding import TRANSITION, FoldSummary, readable, result_batch
-from holdfast.pipeline.folds.local import open_bronze
+from holdfast.pipeline.folds.result_rows import TRANSITION, FoldSummary, readable, result_batch
 from holdfast.pipeline.folds.results import Replayed
+from holdfast.pipeline.logs.lake_log import open_bronze
 from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.pipeline.topic import Span, TopicLog, TopicReader
 
@@ -200,7 +200,7 @@ def _changes(replayed: Replayed, processor: Processor[Any, Any]) -> dict[int, li
     """Return the changes in the replay's results, by partition, in their order."""
     found: dict[int, list[MadeChange]] = {}
     for each in replayed.table("transitions", processor).to_pylist():
-        topic = each["topic"] if processor.on is not None else str(processor.topics[0])
+        topic = each["topic"] if processor.named_sources else processor.topics[0]
         change = MadeChange(
             topic=topic,
             offset=each["offset"],

@@ -11,7 +11,8 @@ import pyarrow as pa
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.fold.folding import Refused, Transition
 from holdfast.core.engine.state.codec import META, RowCodec, key_in_table, place_of_row
-from holdfast.pipeline.folds.folding import OUT_ROWS, FoldStore, Results
+from holdfast.pipeline.folds.result_rows import OUT_ROWS, Results
+from holdfast.pipeline.folds.spilling import FoldStore
 from holdfast.pipeline.histories.fold_tables import FoldTableColumns
 
 

@@ -28,7 +28,7 @@ from holdfast.pipeline.bronze.extent import check_holes
 from holdfast.pipeline.bronze.files import File, remove
 from holdfast.pipeline.bronze.lake import share
 from holdfast.pipeline.folds.bases import read_bases
-from holdfast.pipeline.folds.folding import FoldPlan, all_emits
+from holdfast.pipeline.folds.plan import FoldPlan, all_emits
 from holdfast.pipeline.folds.spilling import STATE_MEMORY_BYTES
 from holdfast.pipeline.histories.fold_commit import (
     FoldCommit,
@@ -38,7 +38,6 @@ from holdfast.pipeline.histories.fold_commit import (
     noted_types,
     told_position,
 )
-from holdfast.pipeline.histories.fold_engines import chosen_engine
 from holdfast.pipeline.histories.fold_tables import (
     HISTORY_BY,
     STATE_BY,
@@ -47,13 +46,11 @@ from holdfast.pipeline.histories.fold_tables import (
     folds_path,
     is_table,
 )
-from holdfast.pipeline.histories.landed_history import HistoryParts, landed_history
+from holdfast.pipeline.histories.landed_history import HistoryParts, LandedHistory
 from holdfast.pipeline.histories.output_table import HistoryOutput, OutputTable
-from holdfast.pipeline.histories.partition_fold import PART_DDL, FoldedPart, FoldWork, decode_part
-from holdfast.pipeline.progress import begin
-from holdfast.pipeline.replay import ReplayEngine
-from holdfast.pipeline.spark.pickling import modules_of
-from holdfast.pipeline.spark.session import SparkOptions, import_pyspark, open_session
+from holdfast.pipeline.histories.partition_fold import PART_SCHEMA, FoldedPart, FoldWork, parts_in
+from holdfast.pipeline.run import EngineChoice, open_engine
+from holdfast.pipeline.spark.session import SparkOptions
 from holdfast.schemas import registry
 
 LOOKS = 3
@@ -71,7 +68,7 @@ class FoldOptions:
     """
 
     lake: str
-    engine: ReplayEngine = "auto"
+    engine: EngineChoice = "auto"
     into: str | None = None
     allow_holes: bool = False
     max_records: int = 10_000_000
@@ -179,7 +176,7 @@ class _TableFold:
         self._opened, self._beside, self._told, self._anew = opened, beside, told, options.rebuild
         self._identity = identity_of(processor, settings)
         self._bases = read_bases(processor, settings) if processor.migrate else {}
-        self._landed = landed_history(processor, settings, options.lake)
+        self._landed = LandedHistory(processor, settings, options.lake)
         folder = (options.into or folds_path(options.lake, processor.name)).rstrip("/")
         if is_table(folder):
             raise ConfigError(
@@ -216,7 +213,7 @@ class _TableFold:
         if base is not None and not target.limits:
             self._report(base)
             return False
-        left = self._landed.parts(self._plan(base), target.limits)
+        left = self._landed.parts(target.limits)
         parts = self._parts(base, target, left, writes_output=True)
         if base is not None and not any(each.records or _moved(each, base) for each in parts):
             self._drop(parts)  # all that was there is skipped
@@ -264,7 +261,7 @@ class _TableFold:
             if before.get(at, _NOTHING).position != each.position
         }
         target = _Target(moved, sum(counted(upto[at].applied) for at in moved), ())
-        left = self._landed.parts(self._plan(base), {}, upto)
+        left = self._landed.parts({}, upto)
         parts = self._parts(base, target, left, writes_output=False)
         for part in parts:
             if part.commit != ahead.partitions[part.partition]:
@@ -333,7 +330,7 @@ class _TableFold:
     def _target(self, base: FoldCommit | None) -> _Target:
         begins = self._begins(base)
         if base is not None and self._landed.short(begins) is not None:
-            self._landed = landed_history(self._processor, self._settings, self._options.lake)
+            self._landed = LandedHistory(self._processor, self._settings, self._options.lake)
             if (short := self._landed.short(begins)) is not None:  # no other fold has come further since
                 raise LakeError(
                     f"{short}: the lake was put back to an older state. Land again, or fold anew (--rebuild)"
@@ -396,39 +393,28 @@ class _TableFold:
             memory_bytes=self._options.memory_bytes,
             writes_output=writes_output,
         )
-        self.report.engine = chosen_engine(
-            self._options.engine, self._options.spark, target.offsets, len(wanted)
+        # Tasks of Spark write their files themselves; no commit names the files of those that fail.
+        engine = self._opened.enter_context(
+            open_engine(
+                self._options.engine,
+                self._options.spark,
+                "bronze",
+                task=f"fold of {self._processor.name}",
+                what=self._landed.path,
+                offsets=target.offsets,
+                tasks=len(wanted),
+                processors=[self._processor],
+            )
         )
-        if self.report.engine == "spark":
-            return self._on_spark(work, wanted)
-        begin(f"fold of {self._processor.name}", target.offsets)
+        self.report.engine = engine.name
         parts: list[FoldedPart] = []
         try:
-            for partition in wanted:
-                parts.append(work.fold(partition))
+            for part in parts_in(engine.run(wanted, work, PART_SCHEMA)):
+                parts.append(part)  # noqa: PERF402  what came before a failure is dropped
         except BaseException:
             self._drop(parts)
             raise
         return parts
-
-    def _on_spark(self, work: FoldWork, wanted: Sequence[int]) -> list[FoldedPart]:
-        """Fold each partition in a task of Spark, which writes its files; no commit names the files of tasks
-        that fail.
-        """
-        from holdfast.pipeline.folds import on_spark
-
-        import_pyspark()
-        modules_of(self._processor)
-        begin(f"fold of {self._processor.name} on Spark", None)
-        session = self._opened.enter_context(open_session(self._options.spark))
-        rows = on_spark.run(
-            session,
-            work.plan,
-            self._landed.path,
-            lambda sort: on_spark.fold_each(session, wanted, work.fold_named, PART_DDL),
-            lambda results: results.collect(),
-        )
-        return [decode_part(row["part"]) for row in rows]
 
     def _report(self, now: FoldCommit) -> None:
         self.report.partitions = dict(now.partitions)

@@ -39,7 +39,7 @@ def _functions(processor: Processor[Any, Any]) -> Iterator[Code | None]:
     """Yield the functions that make a state: decoders, folds and times of the sources, and functions that
     timers call.
     """
-    if processor.on is None:
+    if not processor.named_sources:
         yield from (processor.decode, processor.fold, processor.time)
     for source, fold in (processor.on or {}).items():
         yield from (source.serde.decode, source.reads_time, *_parts_of(fold))

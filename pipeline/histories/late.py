@@ -17,7 +17,6 @@ from holdfast.config import Settings
 from holdfast.core.engine.batches import Batch
 from holdfast.core.engine.declared.graph import origins_of_topic
 from holdfast.core.engine.declared.processor import Processor
-from holdfast.core.engine.declared.sources import decoder_columns
 from holdfast.core.engine.origins import NAMELESS, UNHEARD, Mark, is_mark, mark_of
 from holdfast.core.streams.windowing.lateness import JudgedRecord, Lateness, PartitionTime
 from holdfast.core.streams.windowing.rows import ORIGINS, STREAM, stream_key
@@ -25,8 +24,8 @@ from holdfast.errors import ConfigError, PipelineError
 from holdfast.kafka.reading.skip_log import read_skips
 from holdfast.pipeline.bronze.extent import Until
 from holdfast.pipeline.bronze.lake import bronze_path
-from holdfast.pipeline.folds.folding import REFUSED, TRANSITION, result_batch
-from holdfast.pipeline.folds.local import open_bronze
+from holdfast.pipeline.folds.result_rows import REFUSED, TRANSITION, result_batch
+from holdfast.pipeline.logs.lake_log import open_bronze
 from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.pipeline.topic import Span, TopicLog, TopicReader
 
@@ -164,11 +163,7 @@ def why_late(
         refusal = "it has no value, so nothing is folded"
     if judged is not None:
         wanted.append(judged.row_prefix)
-    until = (
-        Until(offsets={place.partition: place.offset})
-        if processor.on is None
-        else Until(sources={place.partition: {place.topic: place.offset}})
-    )
+    until = Until(sources={place.partition: {place.topic: place.offset}})
     asked = replace(
         looked.options(tuple(wanted), until, looked.watch(place, 1)), partitions=(place.partition,)
     )
@@ -218,7 +213,7 @@ class _Look:
         return self.topics.index(topic)
 
     def watch(self, place: RecordPlace | None, limit: int) -> _Watch:
-        return _Watch(self.lateness, self.topics, self.processor.on is not None, place, limit)
+        return _Watch(self.lateness, self.topics, bool(self.processor.named_sources), place, limit)
 
     def options(self, prefixes: tuple[str, ...], until: Until | None, watch: _Watch) -> ReplayOptions:
         return replace(
@@ -234,9 +229,7 @@ class _Look:
     def read(self, place: RecordPlace) -> Batch | Mark:
         """Return the record at *place* in the columns that its fold takes, or the mark."""
         processor, span = self.processor, Span(first=place.offset, end=place.offset + 1)
-        takes = (
-            processor.columns if processor.on is None else processor.folds[self.number(place.topic)].inputs
-        )
+        takes = processor.folds[self.number(place.topic)].inputs
         for batch in self._batches(place, span, (*takes, *(() if "headers" in takes else ("headers",)))):
             if batch.offsets:
                 headers = batch.columns[takes.index("headers") if "headers" in takes else -1][0]
@@ -269,14 +262,7 @@ class _Look:
 
     def judged(self, number: int, batch: Batch, at_ms: int) -> JudgedRecord | None:
         """Return the times that decide whether the one record of *batch* is late, as its fold reads it."""
-        processor = self.processor
-        if processor.on is not None:
-            given = [next(iter(each)) for each in processor.folds[number].told(batch)]
-        else:
-            if processor.meets_marks and "headers" not in processor.inputs:
-                batch = Batch(batch.offsets, batch.times_ms, batch.columns[:-1])
-            columns = decoder_columns(processor.inputs, self.topics[number], batch)
-            given = [processor.decode(*(column[0] for column in columns))]
+        given = [next(iter(each)) for each in self.processor.folds[number].told(batch)]
         return self.lateness.judged(number, given, at_ms)
 
     def why(self, row: Mapping[str, Any]) -> WhyLate:

@@ -11,7 +11,8 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from holdfast.core.engine.declared.processor import Processor
-from holdfast.pipeline.folds.folding import FoldStore, Results
+from holdfast.pipeline.folds.result_rows import Results
+from holdfast.pipeline.folds.spilling import FoldStore
 from holdfast.pipeline.histories.changes import RowChanges
 from holdfast.pipeline.histories.fold_tables import FoldTableColumns
 

@@ -26,16 +26,10 @@ from holdfast.core.engine.state.codec import (
 )
 from holdfast.errors import LakeError
 from holdfast.pipeline.bronze.files import File, FileReader, filesystem_of, remove
-from holdfast.pipeline.folds.folding import (
-    OUT_ROWS,
-    RESULT,
-    SUMMARY,
-    FoldedState,
-    FoldPlan,
-    FoldSummary,
-    beginning_of,
-)
+from holdfast.pipeline.folds.partition_fold import FoldedState, beginning_of
+from holdfast.pipeline.folds.plan import FoldPlan
 from holdfast.pipeline.folds.positions import position_of
+from holdfast.pipeline.folds.result_rows import OUT_ROWS, RESULT, SUMMARY, FoldSummary
 from holdfast.pipeline.folds.results import decode_summary
 from holdfast.pipeline.folds.spilling import SpillingStore
 from holdfast.pipeline.histories.changes import Change, change_of, noted_change
@@ -44,7 +38,6 @@ from holdfast.pipeline.histories.fold_tables import AddedFile, FoldTableColumns,
 from holdfast.pipeline.histories.landed_history import HistoryPart, HistoryParts
 from holdfast.pipeline.histories.output_table import OutputTable, ToldRows
 
-PART_DDL = "part binary"
 PART_SCHEMA = pa.schema([("part", pa.binary())])
 _KINDS = {WAKE: "wake", TICK: "tick", EVENT: "event"}
 _STORED = ["stored_key", "stored", "offset", "topic", "valid_from_ms", "previous"]
@@ -64,7 +57,19 @@ class FoldedPart(msgspec.Struct, frozen=True, kw_only=True):
     spilled: bool = False
 
 
-decode_part = msgspec.msgpack.Decoder(FoldedPart).decode
+_decode_part = msgspec.msgpack.Decoder(FoldedPart).decode
+
+
+def part_batch(part: FoldedPart) -> pa.RecordBatch:
+    """Return *part* as a result of PART_SCHEMA."""
+    told = msgspec.msgpack.encode(part)
+    return pa.RecordBatch.from_arrays([pa.array([told], pa.binary())], schema=PART_SCHEMA)
+
+
+def parts_in(results: Iterable[pa.RecordBatch]) -> Iterator[FoldedPart]:
+    """Yield the parts in results of PART_SCHEMA."""
+    for batch in results:
+        yield from map(_decode_part, batch.column(0).to_pylist())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,12 +91,9 @@ class FoldWork:
     memory_bytes: int
     writes_output: bool = True
 
-    def fold_named(self, named: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Fold the partitions whose numbers come in: what a Spark task runs."""
-        for numbers in named:
-            for partition in numbers.column(0).to_pylist():
-                told = msgspec.msgpack.encode(self.fold(partition))
-                yield pa.RecordBatch.from_arrays([pa.array([told], pa.binary())], schema=PART_SCHEMA)
+    def __call__(self, partition: int) -> Iterator[pa.RecordBatch]:
+        """Fold one partition and yield what came of it: the work of an engine."""
+        yield part_batch(self.fold(partition))
 
     def fold(self, partition: int) -> FoldedPart:
         """Fold one partition and return what came of it; where that fails, no file of it is left."""
@@ -119,7 +121,7 @@ class FoldWork:
                 written.append((filesystem, made))
             return 0 if made is None else made.rows
 
-        part = self.parts.part(partition, self._choices_from(partition))
+        part = self.parts.part(self.plan, partition, self._choices_from(partition))
         over = _over(part, state, rows, summaries)
         told = 0
         if self.writes_output:

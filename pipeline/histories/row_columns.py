@@ -12,7 +12,7 @@ import msgspec
 import pyarrow as pa
 from msgspec import inspect
 
-from holdfast.pipeline.folds.folding import readable
+from holdfast.pipeline.folds.result_rows import readable
 
 Convert = Callable[[Any], Any]
 LEAST_INT, LAST_INT = -(1 << 63), (1 << 63) - 1

@@ -11,7 +11,6 @@ from functools import partial
 from holdfast.clock import system_clock
 from holdfast.config import Settings
 from holdfast.errors import SparkError
-from holdfast.pipeline.bronze.files import is_local, is_s3
 from holdfast.pipeline.bronze.lake import bronze_path
 from holdfast.pipeline.bronze.landed_notes import LandedNotes
 from holdfast.pipeline.landing.landing import BronzeTable, Landing
@@ -37,12 +36,10 @@ def tables_of(
 
         yield partial(LocalTable, settings)
         return
-    from holdfast.pipeline.landing.spark_table import SparkTable
     from holdfast.pipeline.landing.task_table import TaskTable
 
-    made = TaskTable if is_local(lake) or is_s3(lake) else SparkTable
     with open_session(spark) as session:
-        yield partial(made, session, settings)
+        yield partial(TaskTable, session, settings)
 
 
 def land(

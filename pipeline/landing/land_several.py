@@ -26,12 +26,12 @@ from holdfast.core.engine.upgrades import in_version, versions_on
 from holdfast.errors import ChangelogError, SparkError
 from holdfast.pipeline.bronze.lake import Cut, TablePosition, bronze_path
 from holdfast.pipeline.bronze.landed_notes import LandedNotes
-from holdfast.pipeline.folds.merged_extent import check_partitions, settled
+from holdfast.pipeline.folds.extent import check_partitions
 from holdfast.pipeline.landing.land import land, tables_of
 from holdfast.pipeline.landing.landing import POLL_S, Landing
 from holdfast.pipeline.landing.options import LandOptions, LandReport, Progress
 from holdfast.pipeline.spark.session import SparkOptions
-from holdfast.pipeline.topic import Span, TopicLog, TopicReader
+from holdfast.pipeline.topic import Span, TopicLog, TopicReader, settled
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ def land_processor(
     Otherwise as `land`.
     """
     options, stop = options or LandOptions(), stop or threading.Event()
-    if processor.on is None:
+    if not processor.choices_topics(settings.app):
         return [
             land(settings, processor.source, lake, options=options, spark=spark, stop=stop, progress=progress)
         ]

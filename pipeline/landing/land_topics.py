@@ -19,7 +19,8 @@ from holdfast.clock import system_clock
 from holdfast.config import Settings
 from holdfast.errors import BrokerError, ConfigError, HoldfastError, PipelineError, SparkError, TopicError
 from holdfast.kafka.clients import CRITICAL, make_admin
-from holdfast.pipeline.bronze.lake import bronze_path
+from holdfast.pipeline.bronze.files import takes_writers
+from holdfast.pipeline.bronze.lake import bronze_path, table_uri
 from holdfast.pipeline.bronze.landed_notes import LandedNotes
 from holdfast.pipeline.landing.land import MakeTable, run, tables_of
 from holdfast.pipeline.landing.landing import POLL_S, Landing
@@ -59,7 +60,7 @@ class TopicsLanding:
         self._notes = LandedNotes(settings)
         self.reports: dict[str, LandReport] = {}
         self._failures: dict[str, HoldfastError] = {}
-        self._slots = threading.BoundedSemaphore(AT_ONCE)
+        self._slots = threading.BoundedSemaphore(AT_ONCE if takes_writers(table_uri(lake)) else 1)
 
     def run(self, stop: threading.Event | None = None) -> list[LandReport]:
         """Land all committed records; with `follow` continue with later ones, and with new topics, until

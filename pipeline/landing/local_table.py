@@ -34,7 +34,7 @@ from holdfast.pipeline.bronze.commits import (
 from holdfast.pipeline.bronze.features import refuse_features
 from holdfast.pipeline.bronze.files import File, FileReader, filesystem_of, remove
 from holdfast.pipeline.bronze.guarded import bronze_reader
-from holdfast.pipeline.bronze.lake import ADDED_COLUMNS, PROPERTIES, Landed, open_table, table_uri
+from holdfast.pipeline.bronze.lake import ADDED_COLUMNS, PROPERTIES, Landed, far_hint, open_table, table_uri
 from holdfast.pipeline.bronze.ordered import in_order
 from holdfast.pipeline.landing.bronze_file import BronzeFile
 from holdfast.pipeline.landing.columns import columns_of
@@ -85,8 +85,10 @@ class LocalTable:
     def _is_there(self) -> bool:
         try:
             return DeltaTable.is_deltatable(table_uri(self.path))
-        except OSError as error:
-            raise LakeError(f"cannot look for a Delta table at {self.path}: {error}") from error
+        except (DeltaError, OSError) as error:
+            raise LakeError(
+                f"cannot look for a Delta table at {self.path}: {error}{far_hint(self.path)}"
+            ) from error
 
     def identity(self) -> str:
         return str(self._table.metadata().id)

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from holdfast.pipeline.bronze.files import is_s3
-from holdfast.pipeline.bronze.lake import Landed
+from holdfast.pipeline.bronze.files import is_local
+from holdfast.pipeline.bronze.lake import Landed, table_uri
 from holdfast.pipeline.spark.session import SparkOptions, active_session, under_spark_submit
 
 MAX_RECORDS = 500_000
@@ -24,8 +24,8 @@ class LandOptions:
     *max_records* bounds one commit, *every_s* is the shortest time between two commits when following; before
     that a commit is made when about *every_bytes* (as the table stores them) wait for it. *accept_loss*
     continues if records were deleted before they were landed, and notes the hole in the commit. *rebuild*
-    reads the vector from the rows. *engine* "auto" is this process for lakes in its own file system and in
-    S3, and Spark for others, for a master elsewhere, and where a session is active.
+    reads the vector from the rows. *engine* "auto" is Spark for a master elsewhere, and where a session is
+    active, else this process.
     """
 
     engine: LandEngine = "auto"
@@ -79,17 +79,15 @@ def engine_for(
     ('spark', 'the master is spark://host:7077')
     >>> engine_for("auto", "s3a://lake", None, in_session=False)
     ('local', 'this process reaches the lake')
-    >>> engine_for("auto", "hdfs://lake", None, in_session=False)[0], engine_for("local", "s3a://lake", None, in_session=True)
-    ('spark', ('local', 'it was asked for'))
-    """  # noqa: E501
+    >>> engine_for("local", "s3a://lake", None, in_session=True)
+    ('local', 'it was asked for')
+    """
     if engine != "auto":
         return engine, "it was asked for"
     if in_session:
         return "spark", "a session is active"
     if spark is not None and not spark.in_one_jvm:
         return "spark", f"the master is {spark.master}"
-    if is_s3(lake):
+    if not is_local(table_uri(lake)):
         return "local", "this process reaches the lake"
-    if "://" in lake and not lake.startswith("file://"):
-        return "spark", "the lake is not in the file system of this machine"
     return "local", "the lake is in the file system of this machine"

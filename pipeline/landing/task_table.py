@@ -9,8 +9,8 @@ may race there, as they may in a file system.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -18,10 +18,9 @@ import pyarrow as pa
 from holdfast.config import Settings
 from holdfast.core.engine.fold.skips import OffsetRanges
 from holdfast.pipeline.bronze.files import filesystem_of
-from holdfast.pipeline.folds.on_spark import fold_each
 from holdfast.pipeline.landing.bronze_file import BronzeFile
 from holdfast.pipeline.landing.local_table import LocalTable, write_partition
-from holdfast.pipeline.spark.errors import explained
+from holdfast.pipeline.run import SparkTasks
 from holdfast.pipeline.spark.shipping import ship
 from holdfast.pipeline.topic import Span, TopicReader
 
@@ -47,33 +46,36 @@ class TaskTable(LocalTable):
         wanted = {partition: span for partition, span in spans.items() if span.first < span.end}
         if not wanted:
             return []
-        uri = str(self._table.table_uri)
-        write = partial(_write_named, self._settings, topic, uri, wanted, dict(skips), landed_at_ms)
-        with explained(f"{topic} into {self.path}"):
-            ship(self._session)
-            rows = fold_each(self._session, wanted, write, "file binary").collect()
-        found: Sequence[BronzeFile] = [
-            pickle.loads(bytes(row["file"])) for row in rows
+        ship(self._session)
+        tasks = SparkTasks(self._session, f"{topic} into {self.path}")
+        write = _Write(self._settings, topic, str(self._table.table_uri), wanted, dict(skips), landed_at_ms)
+        found = tasks.run(wanted, write, _WRITTEN)
+        files: list[BronzeFile] = [
+            pickle.loads(file) for batch in found for file in batch.column(0).to_pylist()
         ]  # what our own tasks wrote
-        return sorted(found, key=lambda each: each.partition)
+        return sorted(files, key=lambda each: each.partition)
 
 
-def _write_named(
-    settings: Settings,
-    topic: str,
-    uri: str,
-    spans: Mapping[int, Span],
-    skips: Mapping[int, OffsetRanges],
-    landed_at_ms: int,
-    named: Iterable[pa.RecordBatch],
-) -> Iterator[pa.RecordBatch]:
-    """Write the files of the partitions whose numbers come in, and yield their entries for the log: the
-    function of a Spark task.
-    """
-    filesystem = filesystem_of(uri)
-    with TopicReader(settings, topic, skips) as reader:
-        for numbers in named:
-            for partition in numbers.column(0).to_pylist():
-                made = write_partition(reader, filesystem, topic, partition, spans[partition], landed_at_ms)
-                files = [] if made is None else [pickle.dumps(made)]
-                yield pa.RecordBatch.from_arrays([pa.array(files, pa.binary())], schema=_WRITTEN)
+@dataclass(frozen=True, slots=True)
+class _Write:
+    """Writes the file of a partition and yields its entry for the log: the work of a task."""
+
+    settings: Settings
+    topic: str
+    uri: str
+    spans: Mapping[int, Span]
+    skips: Mapping[int, OffsetRanges]
+    landed_at_ms: int
+
+    def __call__(self, partition: int) -> Iterator[pa.RecordBatch]:
+        with TopicReader(self.settings, self.topic, self.skips) as reader:
+            made = write_partition(
+                reader,
+                filesystem_of(self.uri),
+                self.topic,
+                partition,
+                self.spans[partition],
+                self.landed_at_ms,
+            )
+        if made is not None:
+            yield pa.RecordBatch.from_arrays([pa.array([pickle.dumps(made)], pa.binary())], schema=_WRITTEN)

@@ -34,12 +34,6 @@ _CUT_OFF = "An error occurred while calling "
 """The beginning of py4j's plain error when the JVM has ended in the middle of a call; an answer has a trace
 with it.
 """
-_RACES = (
-    "ConcurrentTransactionException",
-    "ConcurrentAppendException",
-    "ProtocolChangedException",
-    "MetadataChangedException",
-)
 
 
 class explained:
@@ -89,23 +83,9 @@ def failed(error: Exception, what: str) -> PipelineError:
     """Return the error to raise for a failed job of Spark."""
     chain = list(causes(error))
     for name, message in chain:
-        if (
-            "OffsetOutOfRangeException" in name
-            or "KAFKA_DATA_LOSS" in message
-            or "Some data may have been lost" in message
-        ):
-            return LostRecordsError(
-                f"{what}: records were deleted while they were read: {message[:300]}. Raise retention.ms;"
-                " `land --accept-loss` goes on without"
-            )
         ours, _, told = _telling(message).partition(": ")
         if ours in _OURS:
             return _OURS[ours](told)
-        if name.rpartition(".")[2] in _RACES:
-            return LakeError(
-                f"{what}: another writer changed this table at the same time; run one landing per topic and"
-                " lake"
-            )
         if isinstance(error, ConnectionError) or GONE in name or _is_cut_off(name, message):
             return SparkError(
                 f"{what}: Spark's JVM is gone: it was killed, or out of memory (see --memory), or gave up"
@@ -122,16 +102,6 @@ def failed(error: Exception, what: str) -> PipelineError:
                 f"{what}: the result is too large to come through the driver: write it with --out, or raise"
                 " --memory"
             )
-        if "KAFKA_DATA_SOURCE_NOT_ENABLED" in message or "Failed to find data source: kafka" in message:
-            return SparkError(
-                "this Spark session has no Kafka connector: add org.apache.spark:spark-sql-kafka-0-10_2.13 of"
-                " its version"
-            )
-    if no_date(error):
-        return SparkError(
-            f"{what}: a record has a timestamp that is no date, which Spark's Kafka connector cannot take:"
-            " use --engine local, or land the topic and replay from bronze"
-        )
     if (killed := next((died for _, message in chain if (died := _killed_again(message))), None)) is not None:
         return SparkError(f"{what}: {killed}")
     name, message = next(
@@ -204,11 +174,6 @@ def _killed_again(message: str) -> str | None:
         f"a task was given up after {times} attempts, the last one on {where}: {died}. Were they short of"
         " memory? See spark.executor.memory and --state-memory-mb"
     )
-
-
-def no_date(error: BaseException) -> bool:
-    """Return whether Spark failed because the timestamp of a record is further off than its dates reach."""
-    return any("ArithmeticException" in name and "overflow" in message for name, message in causes(error))
 
 
 def _is_cut_off(name: str, message: str) -> bool:

@@ -104,7 +104,7 @@ def open_session(options: SparkOptions | None = None) -> Iterator[SparkSession]:
     """Give a session with Delta Lake and the Kafka connector; its JVM is gone when the block ends.
 
     A session that is already active in this process (a notebook, spark-submit) is used as it is and left
-    running: its settings are its owner's, who then has to provide the connector and Delta.
+    running: its settings are its owner's, who then has to provide Delta where tables are written as Delta.
     """
     options = options or SparkOptions()
     sql = import_pyspark()

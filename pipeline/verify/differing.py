@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
-from holdfast.pipeline.folds.folding import RESULT, STATE
+from holdfast.pipeline.folds.result_rows import RESULT, STATE
 from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.pipeline.verify.live_rows import LiveRows, apart
 

@@ -25,13 +25,12 @@ from holdfast.core.engine.state.codec import NOTHING_APPLIED
 from holdfast.core.engine.state.handover import HANDOVER_FORMAT, Handover
 from holdfast.errors import ConfigError, LostRecordsError, TopicError
 from holdfast.kafka.fetching.records import Records
-from holdfast.pipeline.folds.folding import EmitsWanted
-from holdfast.pipeline.folds.merged_extent import settle
+from holdfast.pipeline.folds.plan import EmitsWanted
 from holdfast.pipeline.folds.results import emits_in
 from holdfast.pipeline.folds.same_topics import require_same_topics
 from holdfast.pipeline.folds.spilling import SpillingStore
 from holdfast.pipeline.replay import ReplayOptions, replay
-from holdfast.pipeline.topic import TopicLog, TopicReader, is_compacted
+from holdfast.pipeline.topic import TopicLog, TopicReader, is_compacted, settle
 from holdfast.pipeline.verify.emit_groups import EmitsApart, compared, compared_compacted
 from holdfast.pipeline.verify.stored_emits import (
     ANYWHERE,

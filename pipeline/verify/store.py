@@ -18,7 +18,7 @@ from holdfast.core.engine.positions import position_in_reply
 from holdfast.core.engine.state.codec import NOTHING_APPLIED, ROW_KINDS, combine_digests, place_of_row
 from holdfast.core.engine.state.lost_heads import LostHeads
 from holdfast.errors import HoldfastError
-from holdfast.pipeline.folds.folding import FoldSummary, other_event_time
+from holdfast.pipeline.folds.result_rows import FoldSummary, other_event_time
 from holdfast.pipeline.folds.results import Replayed, told_bases
 from holdfast.pipeline.folds.same_topics import require_same_topics
 from holdfast.pipeline.replay import ReplayOptions, replay

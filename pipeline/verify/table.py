@@ -32,9 +32,8 @@ from holdfast.core.engine.state.passing_refusals import refusals_in
 from holdfast.errors import ChangelogError, ConfigError, ImpureFoldError, TopicError
 from holdfast.kafka.fetching.records import Records
 from holdfast.kafka.reading.skip_log import read_skips
-from holdfast.pipeline.bronze.extent import Until
 from holdfast.pipeline.folds.bases import check_bases
-from holdfast.pipeline.folds.folding import TRANSITION, FoldSummary, other_event_time, readable
+from holdfast.pipeline.folds.result_rows import TRANSITION, FoldSummary, other_event_time, readable
 from holdfast.pipeline.folds.results import Replayed, told_bases
 from holdfast.pipeline.folds.same_topics import require_same_topics
 from holdfast.pipeline.folds.spilling import SpillingStore
@@ -290,13 +289,7 @@ def upto(
     positions: Mapping[int, Position],
 ) -> ReplayOptions:
     """Return the options of a replay up to *positions*, without what the application skips by now."""
-    if processor.on is not None:
-        return replace(options, positions=positions)
-    return replace(
-        options,
-        skips=read_skips(settings).of_topic(processor.topics[0]),
-        until=Until(offsets={at: counted(each.applied) for at, each in positions.items()}),
-    )
+    return replace(options, skips=read_skips(settings), positions=positions)
 
 
 # -- the live side

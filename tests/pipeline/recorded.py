@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +14,9 @@ from holdfast.core.engine.declared.global_tables import Global
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.merge.global_copies import GlobalLog, folded_by
 from holdfast.core.engine.state.codec import digest
-from holdfast.pipeline.folds.folding import FoldPlan, fold_partition
-from holdfast.pipeline.folds.merged import fold_merged
+from holdfast.pipeline.folds.folding import fold_partition
+from holdfast.pipeline.folds.plan import FoldPlan
+from holdfast.pipeline.run import PartitionWork
 from holdfast.testing import Topology
 from holdfast.testing.logs import batch_of
 
@@ -37,10 +38,8 @@ class RecordedRun:
         """Fold it again as partition *number* and yield the results."""
         plan = FoldPlan(processor=self.processor)
         logs = [[(batch, 1)] if batch.offsets else [] for batch in self.sources]
-        if self.processor.on is None:
-            return fold_partition(plan, number, logs[0])
         ends = [len(batch.offsets) for batch in self.sources]
-        return fold_merged(plan, number, logs, self.choices, ends, open_global=self._open_global)
+        return fold_partition(plan, number, logs, self.choices, ends, open_global=self._open_global)
 
     def _open_global(self, table: Global[Any]) -> dict[int, GlobalLog]:
         number = [each.name for each in self.processor.reads].index(table.name)
@@ -51,9 +50,7 @@ def recorded_runs(topology: Topology) -> Iterator[RecordedRun]:
     """Yield the partitions that each processor of *topology* has folded so far."""
     for (name, partition), run in sorted(topology._runs.items()):
         processor = topology.processors[name]
-        inputs = (
-            [processor.columns] if processor.on is None else [source.inputs for source in processor.folds]
-        )
+        inputs = [source.inputs for source in processor.folds]
         logs = [topology._logs.of(topic)[partition] for topic in processor.topics]
         yield RecordedRun(
             processor=processor,
@@ -70,17 +67,13 @@ def recorded_runs(topology: Topology) -> Iterator[RecordedRun]:
         )
 
 
-def in_tasks(
-    runs: list[RecordedRun], tasks: int
-) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return a function that folds an equal share of *runs* for each number of a task that comes in, each run
-    as the partition of its index.
+def in_tasks(runs: list[RecordedRun], tasks: int) -> PartitionWork:
+    """Return a function that folds an equal share of *runs* for the number of a task, each run as the
+    partition of its index.
     """
 
-    def fold(named: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for numbers in named:
-            for task in numbers.column(0).to_pylist():
-                for number in range(task, len(runs), tasks):
-                    yield from runs[number].fold(number)
+    def fold(task: int) -> Iterator[pa.RecordBatch]:
+        for number in range(task, len(runs), tasks):
+            yield from runs[number].fold(number)
 
     return fold

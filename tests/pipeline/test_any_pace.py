@@ -14,7 +14,8 @@ import pytest
 
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.embedded.kafka import EmbeddedKafka
-from holdfast.pipeline.replay import ReplayEngine, ReplayOptions, replay
+from holdfast.pipeline.replay import ReplayOptions, replay
+from holdfast.pipeline.run import EngineChoice
 from holdfast.pipeline.verify.table import read_live, verify
 from tests.support.paced_app import PacedApplication
 from tests.support.patience import DEADLINE_S
@@ -137,7 +138,7 @@ def test_spark_gives_the_results_of_workers(
     equal_in_replays(app, "local", "spark")
 
 
-def equal_in_replays(app: PacedApplication, *engines: ReplayEngine) -> None:
+def equal_in_replays(app: PacedApplication, *engines: EngineChoice) -> None:
     """Stop the workers, and compare their results with replays."""
     for worker in app.workers:
         worker.stop()

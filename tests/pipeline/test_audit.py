@@ -25,7 +25,7 @@ from holdfast.dev.fixtures import SessionBroker
 from holdfast.errors import ConfigError
 from holdfast.pipeline.audit import AuditOptions, AuditReport, audit
 from holdfast.pipeline.landing.land import land
-from holdfast.pipeline.replay import ReplayEngine, Source
+from holdfast.pipeline.run import EngineChoice, Source
 from tests.pipeline.accounts import Log, Record
 from tests.pipeline.conftest import MakeTopic
 from tests.pipeline.lakes import write_bronze
@@ -98,7 +98,7 @@ def test_planted_faults_are_found_with_their_offsets_by_both_engines_in_topics_a
 ) -> None:
     topic = make_topic(log_of(PLANTED))
     land(settings, topic, str(lake))
-    ways: list[tuple[ReplayEngine, Source]] = [("local", "topic"), ("local", "bronze"), ("spark", "bronze")]
+    ways: list[tuple[EngineChoice, Source]] = [("local", "topic"), ("local", "bronze"), ("spark", "bronze")]
     reports = [
         audit(settings, AuditOptions(topics=(topic,), engine=engine, source=source, lake=str(lake)))
         for engine, source in ways
@@ -224,7 +224,7 @@ def test_changed_and_moved_records_are_found_by_both_engines_and_older_ones_coun
     ):
         topic = make_topic(history)
         land(settings, topic, str(lake))
-        ways: list[tuple[ReplayEngine, Source]] = [
+        ways: list[tuple[EngineChoice, Source]] = [
             ("local", "topic"),
             ("local", "bronze"),
             ("spark", "bronze"),

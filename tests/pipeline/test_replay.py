@@ -8,29 +8,25 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, Phase, given
 from hypothesis import settings as hypothesis_settings
-from pyarrow import dataset, parquet
+from pyarrow import dataset
 
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.fold.stepping import Transition
 from holdfast.errors import ConfigError, LakeError, LostRecordsError, PipelineError
-from holdfast.pipeline.bronze.extent import Extent, Until
+from holdfast.pipeline.bronze.extent import Until
 from holdfast.pipeline.bronze.lake import bronze_path
-from holdfast.pipeline.folds import on_spark
-from holdfast.pipeline.folds.folding import FoldPlan
-from holdfast.pipeline.folds.local import open_bronze
-from holdfast.pipeline.folds.results import Replayed, gather
+from holdfast.pipeline.folds.plan import FoldPlan
+from holdfast.pipeline.folds.results import Replayed
+from holdfast.pipeline.logs.lake_log import open_bronze
 from holdfast.pipeline.replay import ReplayOptions, replay
-from holdfast.pipeline.spark.session import SparkOptions
 from holdfast.pipeline.topic import Span, TopicLog
 from tests.pipeline.accounts import Log, Record, accounts, logs
 from tests.pipeline.conftest import MakeTopic
 from tests.pipeline.lakes import ends, landed, write_bronze
-from tests.pipeline.topics_in_memory import TopicInMemory, land, landed_from
 from tests.support.patience import DEADLINE_S
 from tests.support.places import ROOT
 from tests.support.visits import visits
@@ -39,9 +35,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 NO_KAFKA = Settings()
-FAR = SparkOptions(
-    master="spark://elsewhere:7077"
-)  # a master that makes a replay leave the files to Spark; the active session is used
 
 
 def told(got: Replayed, processor: Processor[Any, Any]) -> tuple[object, ...]:
@@ -73,17 +66,16 @@ def test_both_engines_give_the_same_results_for_a_bronze_table(
     lake = tmp_path_factory.mktemp("lake")
     write_bronze(lake, "t", log, commits=3)
     processor = accounts("t")
-    local, files, far = (
+    local, tasks = (
         replay(
             processor,
             NO_KAFKA,
-            ReplayOptions(engine=engine, source="bronze", lake=str(lake), transitions=True, spark=options),  # type: ignore[arg-type]
+            ReplayOptions(engine=engine, source="bronze", lake=str(lake), transitions=True),
         )
-        for engine, options in (("local", SparkOptions()), ("spark", SparkOptions()), ("spark", FAR))
+        for engine in ("local", "spark")
     )
-    assert told(local, processor) == told(files, processor)
-    assert told(local, processor) == told(far, processor)
-    assert (local.engine, far.engine) == ("local", "spark")
+    assert told(local, processor) == told(tasks, processor)
+    assert (local.engine, tasks.engine) == ("local", "spark")
 
 
 @pytest.mark.promise
@@ -122,22 +114,16 @@ def test_both_engines_give_the_same_results_for_named_tables(spark: SparkSession
     }
     write_bronze(tmp_path, "visits", log)
     processor = visits()
-    local, far = (
+    local, tasks = (
         replay(
             processor,
             NO_KAFKA,
-            ReplayOptions(
-                engine=engine,  # type: ignore[arg-type]
-                source="bronze",
-                lake=str(tmp_path),
-                transitions=True,
-                spark=options,
-            ),
+            ReplayOptions(engine=engine, source="bronze", lake=str(tmp_path), transitions=True),
         )
-        for engine, options in (("local", SparkOptions()), ("spark", FAR))
+        for engine in ("local", "spark")
     )
-    assert (local.engine, far.engine) == ("local", "spark")
-    assert told(local, processor) == told(far, processor)
+    assert (local.engine, tasks.engine) == ("local", "spark")
+    assert told(local, processor) == told(tasks, processor)
     rows = local.table("rows", processor).to_pylist()
     assert {row["table"] for row in rows} == {None, "open", "pages"}
     assert sum(each.rows for each in local.partitions) == len(rows)
@@ -172,76 +158,6 @@ def test_files_that_optimize_has_mixed_are_sorted_first(lake: Path, tmp_path: Pa
     assert in_order.digest == mixed.digest
 
 
-@pytest.mark.variant
-def test_spark_meets_mixed_files_refuses_them_unsorted_and_sorts(spark: SparkSession, lake: Path) -> None:
-    path = write_bronze(lake, "t", LOG, shuffled=True)
-    plan = FoldPlan(processor=accounts("t"))
-    table = on_spark.SparkBronze(spark, path)
-    extent = table.extent(None, NO_KAFKA.app)
-    attempts: list[bool] = []
-
-    def make(sort: bool) -> Any:
-        attempts.append(sort)
-        return on_spark.fold_records(table.records(plan, extent), plan, sort=sort, partitions=2)
-
-    summaries, _ = on_spark.run(
-        spark, plan, path, make, lambda results: gather(results.toArrow().to_batches(), extent.spans)
-    )
-    want = replay(accounts("t"), NO_KAFKA, ReplayOptions(engine="local", source="bronze", lake=str(lake)))
-    assert attempts == [False, True]
-    assert summaries == want.partitions
-
-
-@pytest.mark.variant
-def test_rows_that_spark_alone_reads_are_compared_with_their_digest(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    topic = TopicInMemory()
-    landed_from(monkeypatch, topic)
-    for _ in range(2):
-        topic.append(0, [b"v%d" % at for at in range(30)], gap=2)
-        path = land(topic, tmp_path)
-    assert on_spark.SparkBronze(spark, path).landed is not None
-    file = min(Path(path).glob("topic=t/partition=0/*.parquet"))
-    rows = parquet.ParquetFile(file).read()
-    values = [b"w" if value == b"v4" else value for value in rows.column("value").to_pylist()]
-    at = rows.schema.get_field_index("value")
-    parquet.write_table(rows.set_column(at, "value", pa.array(values, pa.binary())), file)
-    with pytest.raises(LakeError, match="partition 0 has as many rows as were landed, but not the same"):
-        on_spark.SparkBronze(spark, path)
-
-
-@pytest.mark.variant
-def test_a_partition_split_over_tasks_is_noticed_and_sorted(
-    spark: SparkSession, settings: Settings, make_topic: MakeTopic
-) -> None:
-    plan = FoldPlan(processor=accounts(make_topic(LOG)))
-    extent = Extent(spans={0: Span(first=0, end=300), 1: Span(first=0, end=200)})
-    attempts: list[bool] = []
-
-    def make(sort: bool) -> Any:
-        attempts.append(sort)
-        records, _ = on_spark.topic_records(spark, settings, plan, extent, {"minPartitions": "6"})
-        return on_spark.fold_records(records, plan, sort=sort, partitions=2)
-
-    summaries, _ = on_spark.run(
-        spark, plan, "topic", make, lambda results: gather(results.toArrow().to_batches(), extent.spans)
-    )
-    assert attempts == [False, True]
-    assert summaries == replay(plan.processor, settings, ReplayOptions(engine="local")).partitions
-
-
-@pytest.mark.parametrize("partitions", [1, 3, 16, 200])
-def test_each_partition_gets_a_task_of_its_own(spark: SparkSession, partitions: int) -> None:
-    from pyspark.sql import functions as F
-
-    records = spark.range(partitions).select(
-        F.col("id").cast("int").alias("partition"), F.lit(0).alias("offset")
-    )
-    placed = on_spark.placed(records, partitions).select("partition", F.spark_partition_id()).collect()
-    assert len({row[1] for row in placed}) == partitions
-
-
 # -- until
 
 
@@ -273,18 +189,14 @@ def test_until_means_the_same_everywhere(
     want = replay(
         processor, NO_KAFKA, ReplayOptions(engine="local", source="bronze", lake=str(Path(short).parents[1]))
     )
-    for engine, source, options in (
-        ("local", "topic", SparkOptions()),
-        ("spark", "topic", SparkOptions()),
-        ("local", "bronze", SparkOptions()),
-        ("spark", "bronze", FAR),
-    ):
-        got = replay(
-            processor,
-            settings,
-            ReplayOptions(engine=engine, source=source, lake=str(lake), until=until, spark=options),  # type: ignore[arg-type]
-        )
-        assert got.partitions == want.partitions, (engine, source)
+    for engine in ("local", "spark"):
+        for source in ("topic", "bronze"):
+            got = replay(
+                processor,
+                settings,
+                ReplayOptions(engine=engine, source=source, lake=str(lake), until=until),
+            )
+            assert got.partitions == want.partitions, (engine, source)
 
 
 def test_asking_for_more_than_there_is_is_an_error(

@@ -14,8 +14,9 @@ from holdfast.core.engine.choices import Choice
 from holdfast.core.engine.declared.sources import fingerprint
 from holdfast.errors import ConfigError, PipelineError
 from holdfast.pipeline.bronze.extent import Until, parse_until
-from holdfast.pipeline.folds.folding import FoldPlan, FoldSummary
-from holdfast.pipeline.folds.merged import fold_merged
+from holdfast.pipeline.folds.folding import fold_partition
+from holdfast.pipeline.folds.plan import FoldPlan
+from holdfast.pipeline.folds.result_rows import FoldSummary
 from holdfast.pipeline.folds.results import gather
 from holdfast.pipeline.stopping import ReplayEnd, stops
 from holdfast.pipeline.topic import Span
@@ -73,7 +74,7 @@ def until(steps: list[Step], past: Callable[[Step], bool]) -> list[Step]:
 
 def folded(logs: list[Log], recorded: list[Choice], stop: ReplayEnd | None) -> FoldSummary:
     ends = [log.offsets[-1] + 1 if log.offsets else 0 for log in logs]
-    found = fold_merged(
+    found = fold_partition(
         FoldPlan(processor=processor_of(WIDTH)), 0, [batches(log) for log in logs], recorded, ends, stop
     )
     (summary,), _ = gather(found, [0])

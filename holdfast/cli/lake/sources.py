@@ -14,7 +14,8 @@ from holdfast.errors import ConfigError
 
 if TYPE_CHECKING:
     from holdfast.cli.lake.engines import EngineName
-    from holdfast.pipeline.replay import ReplayOptions, Source
+    from holdfast.pipeline.replay import ReplayOptions
+    from holdfast.pipeline.run import Source
     from holdfast.pipeline.spark.session import SparkOptions
 
 

@@ -17,7 +17,8 @@ from holdfast.errors import ConfigError
 
 if TYPE_CHECKING:
     from holdfast.pipeline.histories.late import WhyLate
-    from holdfast.pipeline.replay import ReplayOptions, Source
+    from holdfast.pipeline.replay import ReplayOptions
+    from holdfast.pipeline.run import Source
 
 COLUMNS = (
     "topic",

@@ -17,7 +17,7 @@ from holdfast.cli.output import Cell, Output, note, show, show_json
 if TYPE_CHECKING:
     from holdfast.pipeline.bronze.extent import Until
     from holdfast.pipeline.histories.as_of import FoundRecord, MadeChange, RowsAsOf
-    from holdfast.pipeline.replay import Source
+    from holdfast.pipeline.run import Source
 
 COLUMNS = ("partition", "offset", "time", "before", "after", "record", "explain")
 OFFSET_DIGITS = 9

@@ -40,8 +40,8 @@ from holdfast.kafka.requests.raw_log import RawLog
 from holdfast.pipeline.bootstrap.fencing import TRANSACTION_S, fenced_writer
 from holdfast.pipeline.bronze.extent import Until
 from holdfast.pipeline.folds.bases import read_bases
-from holdfast.pipeline.folds.folding import watermarks_of
 from holdfast.pipeline.folds.positions import position_of
+from holdfast.pipeline.folds.result_rows import watermarks_of
 from holdfast.pipeline.replay import ReplayOptions, replay
 
 """The last offset of the source that counts; with several sources, by topic."""

@@ -142,7 +142,7 @@ def get(
     stale_ok: StaleOk = None,
     timeout: TimeoutOption = TIMEOUT_S,
 ) -> None:
-    bound, written = staleness(stale_ok), _Written.parse(at_least)
+    bound, written = staleness(stale_ok), _AtLeast.parse(at_least)
     with _asking(context, processor, globals_too=True) as (table, client, source):
         answer = client.get(
             table,
@@ -175,7 +175,7 @@ def scan(
     stale_ok: StaleOk = None,
     timeout: TimeoutOption = TIMEOUT_S,
 ) -> None:
-    bound, written, output = staleness(stale_ok), _Written.parse(at_least), output_of(context)
+    bound, written, output = staleness(stale_ok), _AtLeast.parse(at_least), output_of(context)
     with _asking(context, processor, globals_too=True) as (table, client, source):
         answers = client.scan(
             table,
@@ -215,7 +215,7 @@ def windows(
     stale_ok: StaleOk = None,
     timeout: TimeoutOption = TIMEOUT_S,
 ) -> None:
-    bound, written, output = staleness(stale_ok), _Written.parse(at_least), output_of(context)
+    bound, written, output = staleness(stale_ok), _AtLeast.parse(at_least), output_of(context)
     since_ms, until_ms = _moment("--since", since), _moment("--until", until)
     if (why := why_no_range(since_ms, until_ms)) is not None:
         raise ConfigError(f"--since {since or 'not given'}, --until {until or 'not given'}: {why}")
@@ -300,7 +300,7 @@ def _application(context: typer.Context) -> Application:
     return load_application(chosen.application, chosen.settings())
 
 
-class _Written(msgspec.Struct, frozen=True):
+class _AtLeast(msgspec.Struct, frozen=True):
     """The offsets that an answer must reflect, as given: by partition, or by partition and topic, with the
     ids of the topics; "" is the only source of a table.
     """
@@ -309,7 +309,7 @@ class _Written(msgspec.Struct, frozen=True):
     topic_ids: dict[str, str]
 
     @classmethod
-    def parse(cls, texts: list[str] | None) -> _Written:
+    def parse(cls, texts: list[str] | None) -> _AtLeast:
         """Read PARTITION:OFFSET and, for tables of several sources, PARTITION:TOPIC:OFFSET; each may end with
         @ID.
         """

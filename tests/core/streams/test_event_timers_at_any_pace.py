@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing
 from itertools import chain
 from random import Random
 from typing import Any
@@ -23,7 +22,8 @@ from holdfast.core.engine.positions import Position, decode_position, encode_pos
 from holdfast.core.engine.state.memory_store import DictStore
 from holdfast.core.engine.state.rows import Rows
 from holdfast.errors import ChangelogError, ConfigError
-from holdfast.pipeline.folds.folding import FoldPlan, PartitionFold, Results
+from holdfast.pipeline.folds.folding import fold_partition
+from holdfast.pipeline.folds.plan import FoldPlan
 from holdfast.pipeline.folds.positions import position_of
 from holdfast.pipeline.folds.results import gather
 from holdfast.streams import Map, dedupe
@@ -252,9 +252,7 @@ def test_a_replay_comes_to_the_marker_with_its_watermarks() -> None:
     given = batch((None, mark_headers(Mark(1, 50, False, 2))), at(40, 0), at(300, 0))
     live = folder_at(store)
     _, marker = transact(live, store, given)
-    fold = PartitionFold(FoldPlan(processor=live.processor), 0, Results())
-    with closing(fold):
-        fold.feed(given, 1_000)
-        (summary,), _ = gather(fold.finish(), [0])
+    found = fold_partition(FoldPlan(processor=live.processor), 0, [[(given, 1_000)]])
+    (summary,), _ = gather(found, [0])
     assert position_of(live.processor, summary) == marker
     assert summary.event_ms == 50

@@ -303,7 +303,7 @@ def test_the_callback_for_steps_is_not_sent_to_executors(books: Books) -> None:
     plain: Processor[Any, Any] = Processor(name="plain", source="s", decode=bytes, fold=print, row=Account)
     sink = ChangelogSink(processor=plain, settings=books.settings, heads={}, told=lambda at, step: None)
     sent = pickle.loads(pickle.dumps(sink))
-    assert (sent.settings.app, sent.told) == (books.name, sink_module._silent)
+    assert (sent.settings.app, sent.told) == (books.name, sink_module.silent)
 
 
 @pytest.mark.long

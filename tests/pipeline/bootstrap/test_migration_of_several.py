@@ -22,7 +22,8 @@ from holdfast.pipeline.bootstrap.sink import BootstrapOutcome
 from holdfast.pipeline.bronze.extent import Until
 from holdfast.pipeline.landing.land_several import land_processor
 from holdfast.pipeline.landing.options import LandOptions
-from holdfast.pipeline.replay import ReplayEngine, ReplayOptions, replay
+from holdfast.pipeline.replay import ReplayOptions, replay
+from holdfast.pipeline.run import EngineChoice
 from holdfast.pipeline.verify.emits import verify_emits
 from holdfast.pipeline.verify.table import verify
 from tests.chaos.joining import Known
@@ -55,7 +56,7 @@ def migrating(app: JoinApplication, version: int) -> Processor[Any, Known]:
     return found
 
 
-def begun(app: JoinApplication, processor: Processor[Any, Any], engine: ReplayEngine) -> Bootstrapped:
+def begun(app: JoinApplication, processor: Processor[Any, Any], engine: EngineChoice) -> Bootstrapped:
     options = BootstrapOptions(replay=ReplayOptions(engine=engine), migrate=True)
     done = bootstrap(processor, app.settings, options)
     assert [each.outcome for each in done.partitions] == [BootstrapOutcome.WRITTEN] * app.partitions

@@ -19,7 +19,7 @@ from holdfast.errors import LakeError, LostRecordsError
 from holdfast.pipeline.bronze import ordered
 from holdfast.pipeline.bronze.files import File, FileReader, filesystem_of
 from holdfast.pipeline.bronze.lake import bronze_path
-from holdfast.pipeline.folds.local import open_bronze
+from holdfast.pipeline.logs.lake_log import open_bronze
 from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.pipeline.topic import Span
 from tests.pipeline.accounts import Log, Record, accounts

@@ -22,8 +22,8 @@ from holdfast.pipeline.bronze.digests import digest_of, hashes_in, hashes_of
 from holdfast.pipeline.bronze.faults import LakeFault
 from holdfast.pipeline.checks import against_topic as against
 from holdfast.pipeline.checks.check import LakeVerdict, check_table
-from holdfast.pipeline.folds.local import open_bronze
 from holdfast.pipeline.landing.columns import columns_of
+from holdfast.pipeline.logs.lake_log import open_bronze
 from holdfast.pipeline.topic import Span
 from tests.pipeline.lakes import write_bronze
 from tests.pipeline.topics_in_memory import TopicInMemory, land, landing_of, some_commits, topic

@@ -21,10 +21,10 @@ from holdfast.pipeline.bronze.faults import LakeFault
 from holdfast.pipeline.bronze.landed_notes import LandedNote, LandedNotes
 from holdfast.pipeline.bronze.sealed import check_seal, sealed
 from holdfast.pipeline.checks.check import check_table
-from holdfast.pipeline.folds.local import open_bronze
 from holdfast.pipeline.landing.landing import Landing
 from holdfast.pipeline.landing.local_table import LocalTable
 from holdfast.pipeline.landing.options import LandOptions
+from holdfast.pipeline.logs.lake_log import open_bronze
 from holdfast.pipeline.topic import Span
 from holdfast.pipeline.upkeep.compact import compact
 from tests.pipeline.checks.test_check import against_topic, file_of, rewritten, value_at

@@ -24,7 +24,7 @@ from holdfast.errors import ConfigError
 from holdfast.pipeline.comparing.compare import Comparison, compare
 from holdfast.pipeline.comparing.page import comparison_page
 from holdfast.pipeline.folds import folding
-from holdfast.pipeline.folds.paired import ONLY_HERE, ONLY_THERE
+from holdfast.pipeline.folds.version_diff import ONLY_HERE, ONLY_THERE
 from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.pipeline.spark.session import SparkOptions
 from tests.pipeline.accounts import Log, Record, accounts, logs

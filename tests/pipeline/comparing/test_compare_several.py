@@ -21,7 +21,7 @@ from holdfast.core.engine.positions import start_of
 from holdfast.core.engine.state.rows import Rows
 from holdfast.errors import ConfigError
 from holdfast.pipeline.comparing.compare import Comparison, compare
-from holdfast.pipeline.folds import merged, paired
+from holdfast.pipeline.folds import folding, version_diff
 from holdfast.pipeline.replay import ReplayOptions, replay
 from tests.choices.world import Event, Seen, fold, processor_of, recorded_of
 from tests.pipeline.folds.test_merged import WIDTH, batches
@@ -116,8 +116,8 @@ def shown(found: Comparison) -> tuple[Any, Any]:
 def test_the_differences_are_those_of_a_model(
     lake: Path, memory_bytes: int, settle: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(paired, "SETTLE_KEYS", settle)
-    monkeypatch.setattr(merged, "TRANSACTION_RECORDS", 7)
+    monkeypatch.setattr(version_diff, "SETTLE_KEYS", settle)
+    monkeypatch.setattr(folding, "TRANSACTION_RECORDS", 7)
     write(lake)
     found = compare(FIRST, second(), NO_KAFKA, bronze(lake), memory_bytes=memory_bytes)
     assert shown(found) == model(lake)

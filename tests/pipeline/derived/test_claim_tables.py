@@ -35,7 +35,9 @@ from holdfast.pipeline.derived.claim_intervals import INTERVALS, ClaimInterval, 
 from holdfast.pipeline.derived.claim_takeovers import TAKEOVERS, ClaimTakeover, claim_takeovers
 from holdfast.pipeline.derived.derive import derive, derived_path, tables_named
 from holdfast.pipeline.derived.table import DerivedOutput, DerivedTable
-from holdfast.pipeline.folds.folding import FoldPlan, PartitionFold, all_emits, beginning_of
+from holdfast.pipeline.folds.folding import fold_partition
+from holdfast.pipeline.folds.partition_fold import beginning_of
+from holdfast.pipeline.folds.plan import FoldPlan, all_emits
 from holdfast.pipeline.histories.fold import FoldOptions, FoldReport
 from tests.core.claims.test_properties import Log, logs
 from tests.pipeline.accounts import Record
@@ -78,11 +80,11 @@ def rows_by_fold(table: DerivedTable, log: Log) -> tuple[list[Any], list[Any]]:
     )
     state = beginning_of(plan, 0)
     told = DerivedOutput(table).told(state.store)
-    fold = PartitionFold(plan, 0, told.results, state)
     offsets = list(range(len(log)))
     columns = ([value_of(frame) for frame, _ in log], offsets)
-    fold.feed(Batch(offsets, [at_ms for _, at_ms in log], columns), 1)
-    batches = [batch for batch in fold.finish() if batch.schema == table.schema]
+    read = [(Batch(offsets, [at_ms for _, at_ms in log], columns), 1)] if log else []
+    folded = fold_partition(plan, 0, [read], state=state, results=told.results)
+    batches = [batch for batch in folded if batch.schema == table.schema]
     return (
         [msgspec.convert(row, table.row) for batch in batches for row in batch.to_pylist()],
         [msgspec.convert(row, table.row) for batch in told.current() for row in batch.to_pylist()],

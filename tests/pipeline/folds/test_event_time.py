@@ -20,7 +20,7 @@ from holdfast.core.engine.positions import Position
 from holdfast.core.engine.state.codec import EVENT
 from holdfast.core.engine.state.rows import Rows
 from holdfast.core.engine.state.timers import NEVER
-from holdfast.pipeline.folds.folding import FoldSummary, other_event_time
+from holdfast.pipeline.folds.result_rows import FoldSummary, other_event_time
 from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.pipeline.spark.session import SparkOptions
 from holdfast.testing import Topology

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pyarrow import compute
 
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.fold.folding import Batch, Folder
@@ -20,22 +21,18 @@ from holdfast.core.engine.state.memory_store import DictStore
 from holdfast.core.engine.state.rows import Rows
 from holdfast.errors import Later, OrderError, StillWaitingError
 from holdfast.pipeline.bronze.files import whole_ms
+from holdfast.pipeline.bronze.lake import bronze_path
 from holdfast.pipeline.folds import folding
-from holdfast.pipeline.folds.folding import (
-    OUT_ROWS,
-    RESULT,
-    FoldPlan,
-    FoldSummary,
-    columns_needed,
-    fold_batches,
-    fold_partition,
-    split,
-)
+from holdfast.pipeline.folds.folding import fold_partition
+from holdfast.pipeline.folds.plan import FoldPlan
+from holdfast.pipeline.folds.result_rows import OUT_ROWS, RESULT, FoldSummary
 from holdfast.pipeline.folds.results import Replayed, gather, present, summaries_of
+from holdfast.pipeline.logs.lake_log import open_bronze
+from holdfast.pipeline.topic import Span
 from holdfast.tables.rocks import Budget
 from holdfast.tables.store import PartitionStore, StoreStamp
 from tests.pipeline.accounts import Account, Log, Record, accounts, logs, records
-from tests.pipeline.lakes import cut, record_batch
+from tests.pipeline.lakes import cut, record_batch, write_bronze
 from tests.support.scale import scaled
 
 PROCESSOR = accounts()
@@ -48,6 +45,26 @@ def replayed(
 ) -> Replayed:
     summaries, results = gather(fold_batches(plan or FoldPlan(processor=PROCESSOR), batches), partitions)
     return Replayed(processor="accounts", version=1, engine="test", partitions=summaries, results=results)
+
+
+def fold_batches(plan: FoldPlan, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Fold the partitions found in *batches* and yield their results."""
+    logs = dict[int, list[tuple[Batch, int]]]()
+    for rows in batches:
+        for partition in dict.fromkeys(rows.column("partition").to_pylist()):
+            found = rows.filter(compute.equal(rows.column("partition"), partition))
+            logs.setdefault(partition, []).append((batch_in(found), found.nbytes))
+    for partition, log in sorted(logs.items()):
+        yield from fold_partition(plan, partition, [log])
+
+
+def batch_in(rows: pa.RecordBatch) -> Batch:
+    headers = [
+        tuple((each["key"], each["value"]) for each in of or ()) for of in rows.column("headers").to_pylist()
+    ]
+    values, keys, offsets = (rows.column(name).to_pylist() for name in ("value", "key", "offset"))
+    times = whole_ms(rows.column("timestamp")).to_pylist()
+    return Batch(offsets, times, (values, keys, headers, offsets))
 
 
 def batch_of(part: list[Record]) -> Batch:
@@ -136,13 +153,13 @@ def test_a_fold_that_is_given_up_leaves_no_file(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(folding, "TRANSACTION_RECORDS", 1)
 
-    def broken() -> Iterator[pa.RecordBatch]:
-        yield record_batch(0, [Record(0, 1, None, b"add a 1")])
+    def broken() -> Iterator[tuple[Batch, int]]:
+        yield batch_of([Record(0, 1, None, b"add a 1")]), 10
         assert [*tmp_path.iterdir()], "the rows are in a file"
         raise ConnectionError
 
     with pytest.raises(ConnectionError):
-        [*fold_batches(FoldPlan(processor=PROCESSOR, memory_bytes=0), broken())]
+        [*fold_partition(FoldPlan(processor=PROCESSOR, memory_bytes=0), 0, [broken()])]
     assert [*tmp_path.iterdir()] == []
 
 
@@ -180,13 +197,6 @@ def test_times_before_1970_round_down() -> None:
     assert whole_ms(pa.array([-1_000, -1, 999], pa.timestamp("us", "UTC"))).to_pylist() == [-1, -1, 0]
 
 
-@pytest.mark.parametrize("offsets", [[3, 2], [1, 1]])
-def test_records_out_of_order_inside_a_batch_are_refused(offsets: list[int]) -> None:
-    batch = record_batch(0, [Record(offset, 1, None, b"add a 1") for offset in offsets])
-    with pytest.raises(OrderError, match=rf"partition 0: offset {offsets[1]} came after {offsets[0]}"):
-        list(fold_batches(FoldPlan(processor=PROCESSOR), [batch]))
-
-
 def test_records_out_of_order_across_batches_are_refused() -> None:
     batches = [record_batch(0, [Record(offset, 1, None, b"add a 1")]) for offset in (5, 4)]
     with pytest.raises(OrderError, match="offset 4 came after 5"):
@@ -204,24 +214,18 @@ def test_a_partition_without_records_has_the_digest_of_nothing() -> None:
     assert got.applied == {0: -1, 1: -1}
 
 
-def test_dense_offsets_are_kept_as_a_range_and_sparse_ones_as_they_are() -> None:
-    dense = record_batch(0, [Record(offset, 1, None, b"x") for offset in (4, 5, 6)])
-    sparse = record_batch(0, [Record(offset, 1, None, b"x") for offset in (4, 6)])
-    assert [batch.offsets for _, batch in split(dense, ["value"])] == [range(4, 7)]
-    assert [batch.columns for _, batch in split(sparse, ["value", "offset"])] == [([b"x", b"x"], [4, 6])]
-    elsewhere = record_batch(3, [Record(offset, 1, None, b"x") for offset in (4, 6)])
-    assert [batch.columns for _, batch in split(elsewhere, ["partition", "offset"])] == [([3, 3], [4, 6])]
+def test_dense_offsets_are_kept_as_a_range_and_sparse_ones_as_they_are(tmp_path: Path) -> None:
+    def read(offsets: tuple[int, ...], inputs: tuple[Any, ...]) -> Batch:
+        lake = tmp_path / str(offsets)
+        if not lake.exists():
+            write_bronze(lake, "t", {3: [Record(offset, 1, None, b"x") for offset in offsets]}, commits=1)
+        log, _ = open_bronze(bronze_path(str(lake), "t"))
+        [(batch, _)] = log.batches(inputs, 3, Span(first=0, end=9))
+        return batch
 
-
-def test_only_the_columns_a_fold_asks_for_are_read() -> None:
-    assert columns_needed(PROCESSOR.columns) == [
-        "partition",
-        "offset",
-        "timestamp",
-        "value",
-        "key",
-        "headers",
-    ]
+    assert read((4, 5, 6), ("value",)).offsets == range(4, 7)
+    assert read((4, 6), ("value", "offset")).columns == ([b"x", b"x"], [4, 6])
+    assert read((4, 6), ("partition", "offset")).columns == ([3, 3], [4, 6])
 
 
 def test_refused_records_are_listed_with_offset_stage_and_reason() -> None:
@@ -260,7 +264,7 @@ def test_only_the_transitions_of_one_key_are_returned_when_asked() -> None:
 
 def test_the_local_form_takes_batches_as_they_come_from_kafka() -> None:
     part = [Record(0, 1, None, b"add a 1"), Record(1, 2, b"a", None)]
-    got = pa.Table.from_batches(fold_partition(FoldPlan(processor=PROCESSOR), 4, [(batch_of(part), 10)]))
+    got = pa.Table.from_batches(fold_partition(FoldPlan(processor=PROCESSOR), 4, [[(batch_of(part), 10)]]))
     assert got["kind"].to_pylist() == ["summary"], "the row was removed again"
 
 
@@ -303,7 +307,7 @@ def test_a_replay_waits_for_what_a_fold_needs_and_ends_when_that_does_not_come(
     def told(processor: Processor[bytes, int], timeout_s: float) -> Replayed:
         batch = Batch([0, 1, 2], [5, 6, 7], ([b"a", b"needs", b"b"],))
         plan = FoldPlan(processor=processor, transitions=True, later_timeout_s=timeout_s)
-        summaries, results = gather(fold_partition(plan, 3, [(batch, 10)]), [3])
+        summaries, results = gather(fold_partition(plan, 3, [[(batch, 10)]]), [3])
         return Replayed(processor="needy", version=1, engine="test", partitions=summaries, results=results)
 
     there, waited = told(needy(0), 60), told(needy(3), 60)

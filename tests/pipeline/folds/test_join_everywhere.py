@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -21,10 +22,10 @@ from holdfast.errors import LakeError, LostRecordsError
 from holdfast.pipeline.bronze.commits import history_of, last_landed
 from holdfast.pipeline.bronze.lake import Cut, Landed, bronze_path, open_table
 from holdfast.pipeline.comparing.compare import compare
-from holdfast.pipeline.folds import on_spark
-from holdfast.pipeline.folds.folding import FoldPlan
-from holdfast.pipeline.folds.merged import MergedTopics
-from holdfast.pipeline.folds.merged_extent import merged_extent
+from holdfast.pipeline.folds.extent import ReadLimit
+from holdfast.pipeline.folds.plan import FoldPlan
+from holdfast.pipeline.folds.replay_logs import open_logs
+from holdfast.pipeline.folds.result_rows import RESULT
 from holdfast.pipeline.folds.results import Replayed
 from holdfast.pipeline.histories.fold import FoldOptions, fold
 from holdfast.pipeline.landing import local_table
@@ -32,6 +33,7 @@ from holdfast.pipeline.landing.land_several import ChoiceNumbers, land_processor
 from holdfast.pipeline.landing.landing import Landing
 from holdfast.pipeline.landing.options import LandOptions
 from holdfast.pipeline.replay import ReplayOptions, replay
+from holdfast.pipeline.run import fold_each
 from holdfast.pipeline.topic import Span, TopicLog, TopicReader
 from holdfast.pipeline.verify.table import verify
 from tests.support.harness import running
@@ -92,14 +94,10 @@ def test_live_restored_local_and_spark_are_one_table(
     partitions = engines["topic", "local"].partitions
     assert all(found.partitions == partitions for found in engines.values())
     assert engines["topic", "spark"].engine == "spark"
-    extent = merged_extent(app.settings, FoldPlan(processor=app.joined), {}, None)
-    topics = MergedTopics(
-        settings=app.settings,
-        plan=FoldPlan(processor=app.joined),
-        extent=extent,
-        skips={topic: {} for topic in app.joined.topics},
-    )
-    folded = on_spark.fold_each(spark, extent.partitions, topics.fold_named)
+    plan = FoldPlan(processor=app.joined)
+    logs = open_logs(plan, app.settings, "topic", None, ReadLimit())
+    extent = logs.extent
+    folded = fold_each(spark, extent.partitions, partial(logs.fold, plan), RESULT)
     assert "Exchange" not in folded._jdf.queryExecution().executedPlan().toString()
     from_lake = ReplayOptions(source="bronze", lake=str(lake), engine="spark")
     verdict = verify(app.joined, app.settings, from_lake)

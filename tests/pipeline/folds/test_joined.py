@@ -25,10 +25,10 @@ from holdfast.kafka.fetching.records import Records
 from holdfast.pipeline import replay as replaying
 from holdfast.pipeline.bootstrap.bootstrap import bootstrap
 from holdfast.pipeline.bronze.extent import Until
-from holdfast.pipeline.folds import joined
 from holdfast.pipeline.landing import local_table
 from holdfast.pipeline.landing.land import land
 from holdfast.pipeline.landing.options import LandOptions
+from holdfast.pipeline.logs import joined
 from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.pipeline.topic import TopicLog, TopicReader
 from holdfast.pipeline.verify.table import verify
@@ -256,12 +256,12 @@ def test_records_removed_by_compaction_are_no_fault(
 
     monkeypatch.setattr(joined, "TopicReader", Compacted)
     with pytest.raises(LakeError, match="offset 198: the table has a row"):
-        joined.join(books.settings, books.source, str(lake), {})
+        joined.open_joined(books.settings, books.source, str(lake), {})
     Admin(books.settings).apply([AlterConfig(topic=books.source, config={"cleanup.policy": "compact"})])
-    joined.join(books.settings, books.source, str(lake), {})
+    joined.open_joined(books.settings, books.source, str(lake), {})
     changed["value"] = b"add k1 7"
     with pytest.raises(LakeError, match="offset 198: the table's row is not"):
-        joined.join(books.settings, books.source, str(lake), {})
+        joined.open_joined(books.settings, books.source, str(lake), {})
 
 
 @pytest.mark.long

@@ -11,7 +11,7 @@ from itertools import islice
 import pytest
 
 from holdfast.core.engine.batches import Batch
-from holdfast.pipeline.folds.kept_logs import KeptLogs
+from holdfast.pipeline.logs.kept_logs import KeptLogs
 from holdfast.pipeline.topic import Span
 
 SIZE, WHOLE = 10, Span(first=0, end=30)
@@ -35,7 +35,7 @@ class Log:
 
 def opened(kept: KeptLogs, log: Log, partition: int = 0, span: Span = WHOLE) -> Iterator[int]:
     """Yield the offsets that one fold gets."""
-    for batch in kept.batches("rates", ("value",), partition, span, log.read, log.read):
+    for batch in kept.batches("rates", ("value",), partition, span, log.read):
         yield from batch.offsets
 
 

@@ -18,8 +18,9 @@ from holdfast.core.engine.positions import decode_position
 from holdfast.core.engine.state.codec import APPLIED, TIMER_KINDS
 from holdfast.core.engine.state.rows import Rows
 from holdfast.errors import ChoicesError, MigrationError
-from holdfast.pipeline.folds.folding import FoldPlan, FoldSummary
-from holdfast.pipeline.folds.merged import fold_merged
+from holdfast.pipeline.folds.folding import fold_partition
+from holdfast.pipeline.folds.plan import FoldPlan
+from holdfast.pipeline.folds.result_rows import FoldSummary
 from holdfast.pipeline.folds.results import Replayed, gather, schema_of
 from tests.choices.world import (
     Journal,
@@ -62,7 +63,7 @@ def batches(log: Log) -> list[tuple[Batch, int]]:
 def folded(logs: list[Log], recorded: list[Choice], **more: Any) -> Replayed:
     plan = FoldPlan(processor=processor_of(WIDTH), **more)
     ends = [log.offsets[-1] + 1 if log.offsets else 0 for log in logs]
-    found = fold_merged(plan, 0, [batches(log) for log in logs], recorded, ends)
+    found = fold_partition(plan, 0, [batches(log) for log in logs], recorded, ends)
     summaries, results = gather(found, [0])
     return Replayed(
         processor="seen", version=1, engine="local", partitions=summaries, results=results, skipped=0

@@ -5,7 +5,7 @@ names the missing part of the lake.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,12 +19,14 @@ from holdfast.core.engine.state.codec import APPLIED
 from holdfast.errors import ChoicesError, ConfigError, LakeError, LostRecordsError, PipelineError
 from holdfast.pipeline.bronze.extent import Until
 from holdfast.pipeline.bronze.lake import Cut
-from holdfast.pipeline.folds import on_spark
-from holdfast.pipeline.folds.folding import FoldPlan
-from holdfast.pipeline.folds.merged_bronze import open_several
+from holdfast.pipeline.folds.extent import ReadLimit
+from holdfast.pipeline.folds.plan import FoldPlan
+from holdfast.pipeline.folds.replay_logs import open_logs
+from holdfast.pipeline.folds.result_rows import RESULT
 from holdfast.pipeline.folds.results import Replayed
 from holdfast.pipeline.histories.as_of import AsOfOptions, row_as_of
 from holdfast.pipeline.replay import ReplayOptions, replay
+from holdfast.pipeline.run import fold_each
 from holdfast.pipeline.upkeep.expire import expire
 from tests.choices.world import TOPICS, Journal, logs_of, processor_of
 from tests.choices.world import Log as SourceLog
@@ -143,14 +145,15 @@ def test_both_engines_give_the_results_of_workers_in_every_schedule(spark: Spark
 
 def test_spark_moves_no_record_between_tasks(spark: SparkSession, lake: Path) -> None:
     write(lake)
-    files = open_several(FoldPlan(processor=PROCESSOR), NO_KAFKA.app, str(lake), {}, None, None)
-    folded = on_spark.fold_each(spark, files.extent.partitions, files.fold_named)
+    plan = FoldPlan(processor=PROCESSOR)
+    logs = open_logs(plan, NO_KAFKA, "bronze", str(lake), ReadLimit())
+    folded = fold_each(spark, logs.extent.partitions, partial(logs.fold, plan), RESULT)
     assert folded.rdd.getNumPartitions() == PARTITIONS
-    plan = folded._jdf.queryExecution().executedPlan().toString()
-    assert "MapInArrow" in plan
-    assert "Exchange" not in plan
+    executed = folded._jdf.queryExecution().executedPlan().toString()
+    assert "MapInArrow" in executed
+    assert "Exchange" not in executed
     # A plan that does move them shows it.
-    moved = on_spark.placed(folded, 2)._jdf.queryExecution().executedPlan().toString()
+    moved = folded.repartition(2, "partition")._jdf.queryExecution().executedPlan().toString()
     assert "Exchange" in moved
 
 

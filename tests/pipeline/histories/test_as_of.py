@@ -19,7 +19,7 @@ from holdfast.embedded.kafka import EmbeddedKafka
 from holdfast.errors import ConfigError, LostRecordsError, PipelineError
 from holdfast.pipeline.bootstrap.bootstrap import bootstrap
 from holdfast.pipeline.bronze.extent import Until
-from holdfast.pipeline.folds.folding import TRANSITION, result_batch
+from holdfast.pipeline.folds.result_rows import TRANSITION, result_batch
 from holdfast.pipeline.histories.as_of import TOTAL, AsOfOptions, LastChanges, row_as_of
 from holdfast.pipeline.landing.land import land
 from holdfast.pipeline.replay import ReplayOptions, replay

@@ -21,11 +21,11 @@ from holdfast.core.engine.positions import Position, decode_position
 from holdfast.core.engine.state.codec import APPLIED
 from holdfast.errors import ConfigError, LakeError
 from holdfast.pipeline.bronze.lake import Cut, TablePosition, bronze_path
-from holdfast.pipeline.folds import merged_bronze
-from holdfast.pipeline.folds.local import open_bronze
+from holdfast.pipeline.folds import replay_logs
 from holdfast.pipeline.folds.results import Replayed
 from holdfast.pipeline.histories.fold import FoldOptions, FoldReport, FoldStep, fold
-from holdfast.pipeline.histories.landed_history import MergedParts
+from holdfast.pipeline.histories.landed_history import HistoryParts
+from holdfast.pipeline.logs.lake_log import open_bronze
 from holdfast.pipeline.replay import ReplayOptions, replay
 from tests.choices.world import TOPICS, logs_of, processor_of
 from tests.choices.world import Log as SourceLog
@@ -231,7 +231,7 @@ def test_each_landed_table_is_opened_once_however_many_commits_are_made(
         opened.append(path)
         return open_bronze(path)
 
-    monkeypatch.setattr(merged_bronze, "open_bronze", noted)
+    monkeypatch.setattr(replay_logs, "open_bronze", noted)
     assert run(lake, max_records=20).commits > 2
     assert sorted(opened) == sorted(bronze_path(str(lake), topic) for topic in (CHOICES, *TOPICS[:WIDTH]))
 
@@ -242,13 +242,13 @@ def test_choices_are_read_on_where_they_were_left(lake: Path, monkeypatch: pytes
     land(lake, made, 0.6)
     first = run(lake)
     began: dict[int, int] = {}
-    part = MergedParts.part
+    part = HistoryParts.part
 
-    def noted(self: MergedParts, partition: int, choices_from: int) -> Any:
+    def noted(self: HistoryParts, plan: Any, partition: int, choices_from: int) -> Any:
         began[partition] = choices_from
-        return part(self, partition, choices_from)
+        return part(self, plan, partition, choices_from)
 
-    monkeypatch.setattr(MergedParts, "part", noted)
+    monkeypatch.setattr(HistoryParts, "part", noted)
     at = land(lake, made, 1.0)
     check(lake, at, run(lake))
     obeyed = {
@@ -300,7 +300,7 @@ def test_a_lake_that_was_put_back_is_refused(lake: Path) -> None:
     land(lake, made, 0.8)
     run(lake)
     land(lake, made, 0.4)
-    with pytest.raises(LakeError, match=r"its table stood at .* and it was folded up to .* put back"):
+    with pytest.raises(LakeError, match=r"partition 0 ends at .* choices, and was folded up to .* put back"):
         run(lake)
 
 

@@ -29,7 +29,6 @@ from holdfast.clock import system_clock
 from holdfast.config import Settings
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.errors import LakeError, LostRecordsError, TopicError
-from holdfast.pipeline import replay as replaying
 from holdfast.pipeline.bronze.commits import TableCommit, history_of, last_landed
 from holdfast.pipeline.bronze.lake import COLUMNS, Landed, bronze_path
 from holdfast.pipeline.checks.check import check_table
@@ -37,9 +36,8 @@ from holdfast.pipeline.landing.land import land as land_topic
 from holdfast.pipeline.landing.landing import BronzeTable, Landing
 from holdfast.pipeline.landing.local_table import LocalTable
 from holdfast.pipeline.landing.options import LandEngine, LandOptions, LandReport
-from holdfast.pipeline.landing.spark_table import SparkTable
+from holdfast.pipeline.landing.task_table import TaskTable
 from holdfast.pipeline.replay import ReplayOptions, replay
-from holdfast.pipeline.spark.delta_transaction import DeltaTransaction
 from holdfast.pipeline.topic import TopicLog
 from holdfast.pipeline.upkeep.expire import expire
 from tests.pipeline.accounts import Log, Record, accounts
@@ -99,7 +97,7 @@ def land(engine: LandEngine) -> Land:
 def table_at(engine: LandEngine, settings: Settings, request: pytest.FixtureRequest) -> MakeTable:
     if engine == "local":
         return partial(LocalTable, settings)
-    return partial(SparkTable, request.getfixturevalue("spark"), settings)
+    return partial(TaskTable, request.getfixturevalue("spark"), settings)
 
 
 def rows(path: str) -> list[dict[str, Any]]:
@@ -202,7 +200,6 @@ def test_engines_take_turns_on_one_table_with_the_same_columns(
     settings: Settings,
     make_topic: MakeTopic,
     lake: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     topic = make_topic(TEN)
     for engine in ("local", "spark", "spark", "local"):
@@ -217,10 +214,7 @@ def test_engines_take_turns_on_one_table_with_the_same_columns(
     assert {row["leader_epoch"] for row in rows(report.path)} == {0}
     assert check_table(settings, topic, str(lake), deep=True, against_topic=True).faults == ()
     options = ReplayOptions(engine="spark", source="bronze", lake=str(lake))
-    told = [replay(accounts(topic), settings, options).digest]
-    monkeypatch.setattr(replaying, "_tasks_read", lambda uri: False)
-    told += [replay(accounts(topic), settings, options).digest]
-    assert told == [fold_of(topic, settings, "bronze", lake)] * 2, "by tasks that read files, and by Spark"
+    assert replay(accounts(topic), settings, options).digest == fold_of(topic, settings, "bronze", lake)
 
 
 @pytest.mark.variants("spark")
@@ -432,19 +426,20 @@ def test_a_landing_of_one_engine_between_the_judging_and_the_commit_of_another_w
     path = bronze_path(str(lake), topic)
     tables: dict[str, MakeTable] = {
         "local": partial(LocalTable, settings),
-        "spark": partial(SparkTable, spark, settings),
+        "spark": partial(TaskTable, spark, settings),
     }
     one, other = (
         Landing(tables[each](path), settings, log_of(topic), LandOptions()) for each in (first, second)
     )
-    where, name = (LocalTable, "_write_files") if first == "local" else (SparkTable, "_read")
-    read = getattr(where, name)
+    where = LocalTable if first == "local" else TaskTable
+    write = where._write_files
 
     def after_the_other(*args: Any) -> Any:
+        monkeypatch.setattr(where, "_write_files", write)
         assert other.step({0: 5, 1: 5}) is not None
-        return read(*args)
+        return write(*args)
 
-    monkeypatch.setattr(where, name, after_the_other)
+    monkeypatch.setattr(where, "_write_files", after_the_other)
     with pytest.raises(LakeError, match="another landing extended the table from the same offsets"):
         one.step({0: 7, 1: 7})
     assert places(path) == [(p, at) for p in range(2) for at in range(5)]
@@ -461,18 +456,16 @@ def test_an_expiry_between_the_judging_and_the_commit_of_a_landing_loses_nothing
 ) -> None:
     topic = make_topic(TEN)
     path = bronze_path(str(lake), topic)
-    made = table_at(path)
-    landing = Landing(made, settings, log_of(topic), LandOptions())
+    landing = Landing(table_at(path), settings, log_of(topic), LandOptions())
     landing.step({0: 5, 1: 5})
-    where, name = (LocalTable, "_commit") if isinstance(made, LocalTable) else (DeltaTransaction, "commit")
-    commit, left = getattr(where, name), [1_002, 1_004]  # the first changes the table's properties too
+    commit, left = LocalTable._commit, [1_002, 1_004]  # the first changes the table's properties too
 
     def after_an_expiry(*args: Any) -> Any:
         if left:
             assert expire(topic, str(lake), before_ms=left.pop(0)).version is not None
         return commit(*args)
 
-    monkeypatch.setattr(where, name, after_an_expiry)
+    monkeypatch.setattr(LocalTable, "_commit", after_an_expiry)
     for end in (7, 10):
         assert landing.step({0: end, 1: end}) is not None
     assert places(path) == [(p, at) for p in range(2) for at in range(4, 10)]

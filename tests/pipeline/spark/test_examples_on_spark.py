@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast.config import Settings
-from holdfast.pipeline.folds import on_spark
+from holdfast.pipeline.folds.result_rows import RESULT
 from holdfast.pipeline.folds.results import gather
 from holdfast.pipeline.replay import ReplayOptions, replay
+from holdfast.pipeline.run import SparkTasks
 from holdfast.pipeline.spark.shipping import pack, ship
 from holdfast.testing import Topology
 from tests.pipeline.accounts import Record, accounts
@@ -160,8 +161,8 @@ def test_every_processor_of_examples_and_pages_comes_to_its_digest_on_spark(
     ship(spark, accounts())  # with it comes this package, whose function the tasks run
     for run in runs:
         ship(spark, run.processor)
-    told = on_spark.fold_each(spark, range(TASKS), in_tasks(runs, TASKS)).toArrow()
-    summaries, _ = gather(told.to_batches(), range(len(runs)))
+    told = SparkTasks(spark, "examples").run(range(TASKS), in_tasks(runs, TASKS), RESULT)
+    summaries, _ = gather(told, range(len(runs)))
     there = {summary.partition: summary for summary in summaries}
     for number, run in enumerate(runs):
         here, _ = gather(run.fold(number), [number])

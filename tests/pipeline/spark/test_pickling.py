@@ -22,7 +22,7 @@ from holdfast.core.engine.declared.named_tables import Table
 from holdfast.core.engine.declared.sources import FoldColumns, FoldWith
 from holdfast.errors import SparkError
 from holdfast.pipeline import replay as replaying
-from holdfast.pipeline.folds.folding import FoldPlan
+from holdfast.pipeline.folds.plan import FoldPlan
 from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.pipeline.spark.pickling import CODERS, modules_of, register
 from tests.pipeline.accounts import Record, accounts

@@ -16,9 +16,7 @@ import pyarrow as pa
 import pytest
 
 from holdfast.class_archive import ClassArchive
-from holdfast.config import Settings
 from holdfast.errors import (
-    ConfigError,
     LakeError,
     LostRecordsError,
     PipelineError,
@@ -29,7 +27,6 @@ from holdfast.extras import MissingExtras
 from holdfast.jars import spark_jars
 from holdfast.pipeline.spark import session
 from holdfast.pipeline.spark.errors import failed, in_log, session_failed, with_log
-from holdfast.pipeline.spark.java_client import java_properties
 from holdfast.pipeline.spark.session import (
     WORKER_DAEMON,
     SparkOptions,
@@ -307,55 +304,6 @@ def test_a_jvm_that_writes_its_archive_is_given_the_time(
     assert slow.proc.returncode == code
 
 
-# -- the Kafka properties, as Java wants them
-
-
-def test_scram_and_tls_are_passed_to_java() -> None:
-    here = Path(__file__)
-    kafka = {
-        "bootstrap.servers": "h:1",
-        "security.protocol": "SASL_SSL",
-        "sasl.mechanism": "SCRAM-SHA-512",
-        "sasl.username": "ada",
-        "sasl.password": 'p"w\\d',
-        "ssl.ca.location": str(here),
-        "fetch.wait.max.ms": "77",
-        "queue.buffering.max.kbytes": "1024",
-    }
-    java = java_properties(Settings(kafka=kafka))
-    assert (
-        java["sasl.jaas.config"]
-        == 'org.apache.kafka.common.security.scram.ScramLoginModule required username="ada"'
-        ' password="p\\"w\\\\d";'
-    )
-    assert (java["ssl.truststore.type"], java["ssl.truststore.certificates"]) == ("PEM", here.read_text())
-    assert java["fetch.max.wait.ms"] == "77"
-    assert "queue.buffering.max.kbytes" not in java
-    assert java["security.protocol"] == "SASL_SSL"
-
-
-def test_bearer_tokens_are_passed_to_java() -> None:
-    kafka = {
-        "security.protocol": "SASL_SSL",
-        "sasl.mechanism": "OAUTHBEARER",
-        "sasl.oauthbearer.method": "oidc",
-        "sasl.oauthbearer.token.endpoint.url": "https://token",
-        "sasl.oauthbearer.client.id": "me",
-        "sasl.oauthbearer.client.secret": "s",
-        "sasl.oauthbearer.extensions": "cluster=c1",
-    }
-    java = java_properties(Settings(kafka=kafka))
-    assert 'clientId="me" clientSecret="s" extension_cluster="c1";' in java["sasl.jaas.config"]
-    assert java["sasl.oauthbearer.token.endpoint.url"] == "https://token"
-
-
-@pytest.mark.parametrize("name", ["ssl.ca.location", "enable.ssl.certificate.verification"])
-def test_a_setting_that_java_lacks_is_an_error(name: str, tmp_path: Path) -> None:
-    value = "false" if name.startswith("enable") else str(tmp_path / "missing.pem")
-    with pytest.raises(ConfigError, match=name):
-        java_properties(Settings(kafka={"security.protocol": "SSL", name: value}))
-
-
 # -- meanings of Spark's failures
 
 
@@ -406,7 +354,7 @@ def test_a_workers_traceback_is_cut_to_its_last_line() -> None:
 
 
 def test_a_package_that_a_workers_python_lacks_is_reported_with_a_remedy() -> None:
-    importing = {"__name__": "holdfast.pipeline.folds.local", "find": MissingExtras.find_spec}
+    importing = {"__name__": "holdfast.pipeline.logs.lake_log", "find": MissingExtras.find_spec}
     with pytest.raises(ModuleNotFoundError) as refused:
         exec("find('pyarrow')", importing)  # noqa: S102  the name of the caller counts
     trace = f"Traceback (most recent call last):\n  File x\nModuleNotFoundError: {refused.value}\n"
@@ -491,13 +439,6 @@ def test_results_that_do_not_fit_are_reported_with_a_remedy() -> None:
         )
     )
     assert "write it with --out" in str(failed(error, "t"))
-
-
-def test_a_missing_connector_is_reported_with_a_remedy() -> None:
-    error = spark_failure(Java("org.apache.spark.sql.AnalysisException", "[KAFKA_DATA_SOURCE_NOT_ENABLED] x"))
-    told = failed(error, "t")
-    assert isinstance(told, SparkError)
-    assert "spark-sql-kafka-0-10_2.13" in str(told)
 
 
 class Gone(Java):

@@ -201,7 +201,7 @@ def test_a_replay_reports_expired_records(topic: TopicInMemory, tmp_path: Path) 
     expire("t", str(tmp_path), before_ms=at(20))
     expire("t", str(tmp_path), before_ms=at(30))
     landed = last_landed(path, history_of(open_table(path)))
-    extent = extent_of_bronze(landed, None, path, {}, "app")
+    extent = extent_of_bronze(landed, path, "app")
     gone = sum(each.offset < 30 for each in topic.logs[0])
     assert (
         f"partition 0 begins at offset {left(topic, 30)[0][0]} (its {gone} rows from before"

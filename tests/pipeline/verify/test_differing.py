@@ -16,7 +16,7 @@ import pytest
 from holdfast.config import Settings
 from holdfast.core.engine.positions import position_format
 from holdfast.errors import HoldfastError, ImpureFoldError
-from holdfast.pipeline.folds.folding import REFUSED, RESULT, states
+from holdfast.pipeline.folds.result_rows import REFUSED, RESULT, states
 from holdfast.pipeline.folds.results import gather
 from holdfast.pipeline.folds.spilling import SpillingStore
 from holdfast.pipeline.replay import ReplayOptions

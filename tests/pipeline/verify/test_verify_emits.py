@@ -34,11 +34,10 @@ from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.errors import BrokerError, ConfigError, LostRecordsError, TopicError
 from holdfast.kafka.requests.connections import connector
 from holdfast.kafka.transactions.transactional_client import producers
-from holdfast.pipeline.folds.merged_extent import settle
 from holdfast.pipeline.folds.results import Replayed
 from holdfast.pipeline.folds.spilling import SpillingStore
 from holdfast.pipeline.replay import ReplayOptions, replay
-from holdfast.pipeline.topic import Span, TopicLog, TopicReader, is_compacted
+from holdfast.pipeline.topic import Span, TopicLog, TopicReader, is_compacted, settle
 from holdfast.pipeline.verify import emits as verifying
 from holdfast.pipeline.verify.emits import EmitDifference, EmitsVerdict, verify_emits
 from holdfast.pipeline.verify.stored_emits import EmitContent, told_apart

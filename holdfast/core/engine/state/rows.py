@@ -62,7 +62,7 @@ _CURES = {
 """Replacements for methods of a dict."""
 
 
-class _Absent:
+class _MissingMethod:
     """A method that rows do not have: AttributeError that names its replacement.
 
     Instead of a `__getattr__`, which would make every other attribute of the class a tenth of a fold slower:
@@ -461,7 +461,7 @@ class Rows(Generic[R]):
 
 
 for _name, _cure in _CURES.items():
-    setattr(Rows, _name, _Absent(_name, _cure))
+    setattr(Rows, _name, _MissingMethod(_name, _cure))
 
 
 class CanonicalRows(Rows[R]):

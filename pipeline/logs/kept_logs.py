@@ -33,12 +33,12 @@ class KeptLogs:
         return type(self), ()
 
     def batches(
-        self, topic: str, inputs: tuple[Input, ...], partition: int, span: Span, read: Read, again: Read
+        self, topic: str, inputs: tuple[Input, ...], partition: int, span: Span, read: Read
     ) -> Iterator[Batch]:
         """Yield the records in *span* of a partition of *topic*, with the columns *inputs*.
 
         The part not read before comes from one call of *read*, for all; the part that is not kept from
-        *again*, for this caller alone.
+        another call, for this caller alone.
         """
         place = (topic, inputs, partition, span)
         if (log := self._logs.get(place)) is None:
@@ -48,7 +48,7 @@ class KeptLogs:
             yield batch
             following = batch.offsets[-1] + 1
         if not log.is_whole:
-            yield from (batch for batch, _ in again(Span(first=following, end=span.end)))
+            yield from (batch for batch, _ in read(Span(first=following, end=span.end)))
 
     def _keeps(self, size_bytes: int) -> bool:
         fits = size_bytes <= self._left_bytes

@@ -4,25 +4,23 @@ is shown that they join.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-import pyarrow as pa
-
 from holdfast.config import Settings
-from holdfast.core.engine.declared.processor import Input
-from holdfast.core.engine.fold.folding import Batch
+from holdfast.core.engine.batches import Batch
+from holdfast.core.engine.declared.sources import Input
 from holdfast.core.engine.fold.skips import OffsetRanges
 from holdfast.errors import LakeError, LostRecordsError
-from holdfast.pipeline.bronze.extent import Extent, Until, cut, extent_of_bronze
+from holdfast.pipeline.bronze.extent import extent_of_bronze
 from holdfast.pipeline.bronze.faults import LakeFault
 from holdfast.pipeline.bronze.files import filesystem_of
 from holdfast.pipeline.bronze.guarded import bronze_reader
 from holdfast.pipeline.bronze.lake import Landed, bronze_path, check_identity
 from holdfast.pipeline.checks.against_topic import differences
-from holdfast.pipeline.folds.folding import FoldPlan, fold_partition
-from holdfast.pipeline.folds.local import BronzeFiles, open_bronze
+from holdfast.pipeline.logs.lake_log import LakeLog, open_bronze
+from holdfast.pipeline.logs.record_log import OpenLog, TopicRecords
 from holdfast.pipeline.topic import Span, TopicLog, TopicReader, is_compacted
 
 PROVED_OFFSETS = 1_000
@@ -33,88 +31,33 @@ that lost records and took others instead (an unclean election) differs there, s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinedLog:
-    """The records of one topic, from the *files* of its bronze table up to the offsets *ends* and from the
-    topic after these. It can be pickled.
-    """
+    """The records of one topic, *landed* up to the offsets *ends* and in the *topic* after these."""
 
-    settings: Settings
-    topic: str
-    lake: str
-    files: BronzeFiles
+    landed: LakeLog
+    topic: TopicRecords
     ends: Mapping[int, int]
-    skips: Mapping[int, OffsetRanges]
 
     @property
     def uri(self) -> str:
-        return f"{self.files.uri} and topic {self.topic}"
+        return f"{self.landed.uri} and {self.topic.uri}"
 
     def batches(self, inputs: Sequence[Input], partition: int, span: Span) -> Iterator[tuple[Batch, int]]:
-        """Yield the records of one partition in offset order, as a folder of *inputs* takes them, each batch
-        with its size in bytes.
-        """
-        landed, rest = self.parts(partition, span)
-        if landed.end > landed.first:
-            yield from self.files.batches(inputs, partition, landed)
-        if rest.end > rest.first:
-            with TopicReader(self.settings, self.topic, self.skips) as reader:
-                yield from reader.batches(partition, rest, inputs)
-
-    def parts(self, partition: int, span: Span) -> tuple[Span, Span]:
-        """Return the part of *span* to read from the table, and the part from the topic."""
         middle = min(max(span.first, self.ends.get(partition, 0)), span.end)
-        return Span(first=span.first, end=middle), Span(first=middle, end=span.end)
+        if middle > span.first:
+            yield from self.landed.batches(inputs, partition, Span(first=span.first, end=middle))
+        yield from self.topic.batches(inputs, partition, Span(first=middle, end=span.end))
 
-    def fold(self, plan: FoldPlan, spans: Mapping[int, Span]) -> Iterator[pa.RecordBatch]:
-        """Fold *spans* and yield their results."""
-        for partition, span in sorted(spans.items()):
-            yield from fold_partition(plan, partition, self.batches(plan.processor.columns, partition, span))
-
-    def fold_named(
-        self, plan: FoldPlan, spans: Mapping[int, Span], named: Iterable[pa.RecordBatch]
-    ) -> Iterator[pa.RecordBatch]:
-        """Fold the partitions whose numbers come in: what a Spark task runs."""
-        for numbers in named:
-            for partition in numbers.column(0).to_pylist():
-                yield from self.fold(plan, {partition: spans[partition]})
+    def close(self) -> None:
+        self.topic.close()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JoinedTopic:
-    """A topic whose log and table were found to join: *whole* is all that both hold."""
-
-    log: JoinedLog
-    whole: Extent
-    topic_id: str
-
-    def upto(self, until: Until | None) -> Extent:
-        """Return the extent to read up to *until*."""
-        spans = dict(self.whole.spans)
-        if until is not None and until.at_ms is not None:
-            later = self._first_after(until.at_ms)
-            spans = {
-                p: Span(first=span.first, end=max(span.first, min(span.end, later.get(p, span.end))))
-                for p, span in spans.items()
-            }
-        return Extent(spans=cut(spans, until, self.log.uri), holes=self.whole.holes)
-
-    def _first_after(self, at_ms: int) -> dict[int, int]:
-        """Return the first offset appended later than *at_ms*, where there is one; the table knows of those
-        that it holds.
-        """
-        log = self.log
-        with TopicLog(log.settings, log.topic) as topic:
-            found = topic.first_after(at_ms, sorted(self.whole.spans))
-        later = {p: max(offset, log.ends.get(p, 0)) for p, offset in found.items() if offset is not None}
-        return later | {p: at for p, at in log.files.first_after(at_ms).items() if at < log.ends.get(p, 0)}
-
-
-def join(
+def open_joined(
     settings: Settings,
     topic: str,
     lake: str,
     skips: Mapping[int, OffsetRanges],
     begin: Mapping[int, int] = MappingProxyType({}),
-) -> JoinedTopic:
+) -> OpenLog:
     """Return the one history of *topic*, of which what lies before the offsets in *begin* is not needed.
 
     LostRecordsError names offsets that neither holds. LakeError for a topic that was made again, that ends
@@ -122,7 +65,7 @@ def join(
     """
     path = bronze_path(lake, topic)
     files, landed = open_bronze(path)
-    extent = extent_of_bronze(landed, None, path, {}, settings.app, skips=skips, begin=begin)
+    extent = extent_of_bronze(landed, path, settings.app, skips=skips, begin=begin)
     assert landed is not None, "extent_of_bronze() refuses what was never landed"
     with TopicLog(settings, topic) as log:
         held, identity = log.spans(), log.identity()  # after the table: whatever that has is committed
@@ -134,10 +77,9 @@ def join(
         p: Span(first=extent.spans[p].first if p in extent.spans else 0, end=span.end)
         for p, span in held.items()
     }
-    joined = JoinedLog(
-        settings=settings, topic=topic, lake=lake, files=files, ends=dict(landed.end), skips=skips
-    )
-    return JoinedTopic(log=joined, whole=Extent(spans=spans, holes=extent.holes), topic_id=identity)
+    records = TopicRecords(settings=settings, topic=topic, skips=skips)
+    joined = JoinedLog(landed=files, topic=records, ends=dict(landed.end))
+    return OpenLog(joined, spans, dict(skips), extent.holes, identity)
 
 
 def _check_bounds(path: str, topic: str, partition: int, end: int, held: Span | None) -> None:
@@ -158,7 +100,7 @@ def _check_bounds(path: str, topic: str, partition: int, end: int, held: Span | 
 
 
 def _check_overlap(
-    settings: Settings, path: str, landed: Landed, files: BronzeFiles, held: Mapping[int, Span]
+    settings: Settings, path: str, landed: Landed, files: LakeLog, held: Mapping[int, Span]
 ) -> None:
     """Compare the last records that the table and the topic both hold."""
     left_out = {p: tuple(ranges) for p, ranges in landed.left_out.items()}

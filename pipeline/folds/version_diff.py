@@ -1,8 +1,8 @@
-"""One partition folded by two versions at once: each change of a row is compared with the other version's for
+"""Two versions of one partition folded at once: each change of a row is compared with the other version's for
 the same record.
 
 Only rows that ever differed are held here, in a file when they become many; those that never did are in the
-stores of the two folds, and either has them. Spark's tasks run this as it is.
+stores of the two folds, and either has them.
 """
 
 from __future__ import annotations
@@ -10,33 +10,24 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from heapq import merge, nsmallest
 from itertools import count, groupby
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
 
 from holdfast.core.engine.batches import Batch
-from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.declared.sources import Input
 from holdfast.core.engine.fold.stepping import Transition
 from holdfast.core.engine.merge.merging import Portion, Stretch
 from holdfast.core.engine.merge.ordering import MergeOrder
-from holdfast.core.engine.positions import Position, stored_format
-from holdfast.pipeline.folds.folding import (
-    OUT_ROWS,
-    SUMMARY,
-    FoldedState,
-    FoldPlan,
-    PartitionFold,
-    Results,
-    readable,
-    result_batch,
-)
-from holdfast.pipeline.folds.merged_fold import MergedFold, OpenGlobal
+from holdfast.core.engine.positions import Position, start_of
+from holdfast.pipeline.folds.partition_fold import FoldedState, OpenGlobal, PartitionFold
+from holdfast.pipeline.folds.plan import FoldPlan, OtherVersion
+from holdfast.pipeline.folds.result_rows import OUT_ROWS, SUMMARY, Results, readable, result_batch
 from holdfast.pipeline.folds.spilling import SpillingStore
 from holdfast.pipeline.folds.waiting import waiting
 
@@ -235,54 +226,64 @@ class _Changes(Results):
         return changes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VersionBeside:
-    """The version *other*, folded along with the one of a plan. About *memory_bytes* of the state of each,
-    and of the differences, are in memory, and all of it in temporary files where there is more; at most
-    *limit_keys* keys of a partition are returned.
+class VersionDiff:
+    """The two folds of one partition, each with globals of its own: two `PartitionFold`s of the same
+    stretches. Close it when done.
     """
 
-    other: Processor[Any, Any]
-    memory_bytes: int
-    limit_keys: int
-
-    def of_one(self, plan: FoldPlan, partition: int, results: Results) -> PairedFold:
-        return PairedFold(self, plan, partition)
-
-    def of_several(
-        self, plan: FoldPlan, partition: int, results: Results, open_global: OpenGlobal
-    ) -> PairedStretches:
-        return PairedStretches(self, plan, partition, open_global)
-
-    def source_inputs(self, plan: FoldPlan) -> list[tuple[Input, ...]]:
-        """Return the columns of each source that either version takes."""
-        both = zip(plan.processor.folds, self.other.folds, strict=True)
-        return [tuple(dict.fromkeys((*one.inputs, *two.inputs))) for one, two in both]
-
-
-class _TwoFolds:
-    """The shared part of two folds of a partition: *stack* closes their stores, and *apart* collects the
-    differences.
-    """
-
-    def __init__(self, beside: VersionBeside, plan: FoldPlan, partition: int) -> None:
-        self._limit_keys, self._stack = beside.limit_keys, ExitStack()
-        self._apart = RowsApart(partition, beside.memory_bytes)
+    def __init__(self, plan: FoldPlan, other: OtherVersion, partition: int, open_global: OpenGlobal) -> None:
+        self._topics, self._number, self._limit_keys = (
+            plan.processor.named_sources or ("",),
+            0,
+            other.limit_keys,
+        )
+        self._stack, inputs = ExitStack(), plan.source_inputs
+        self._apart = RowsApart(partition, other.memory_bytes)
         self._stack.callback(self._apart.close)
-        self._changes = (_Changes(), _Changes())
-        processors = (plan.processor, beside.other)
-        self._plans = [
-            replace(plan, processor=each, beside=None, rows=False, transitions=True) for each in processors
+        refused = plan.refused.get(partition, ())
+        self.order = MergeOrder(
+            plan.processor, lambda: refused, inputs, on_later=waiting(plan.later_timeout_s)
+        )
+        """By which times what follows is merged for both: those of the first."""
+        self._sides = [
+            self._side(replace(plan, processor=each), other, partition, open_global, inputs)
+            for each in plan.processors
         ]
-        self._states = [self._beginning(each, beside.memory_bytes) for each in processors]
 
-    def _beginning(self, processor: Processor[Any, Any], memory_bytes: int) -> FoldedState:
-        store = SpillingStore(memory_bytes)
+    def _side(
+        self,
+        plan: FoldPlan,
+        other: OtherVersion,
+        partition: int,
+        open_global: OpenGlobal,
+        inputs: Sequence[Sequence[Input]],
+    ) -> _Side:
+        store, changes = SpillingStore(other.memory_bytes), _Changes()
         self._stack.callback(store.close)
-        return FoldedState(store, stored_format(processor).start)
+        state = FoldedState(store, start_of(plan.processor))
+        plan = replace(plan, other=None, rows=False, transitions=True)
+        fold = PartitionFold(plan, partition, changes, open_global, state)
+        self._stack.callback(fold.close)
+        takes = [each.inputs for each in plan.processor.folds]
+        return _Side(fold, changes, [_chosen(a, b) for a, b in zip(inputs, takes, strict=True)])
 
-    def _told(self, summaries: Sequence[Sequence[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
-        mine, theirs = summaries
+    @property
+    def position(self) -> Position:
+        return self._sides[0].fold.position
+
+    def transact(self, taken: Sequence[Stretch], *, is_due: bool) -> None:
+        """Fold stretches that follow the position, in a transaction of each version."""
+        for side in self._sides:
+            side.fold.transact([_with_columns(each, side.columns) for each in taken], is_due=is_due)
+        order = dict(zip(_places(self._topics, taken), count(self._number), strict=False))
+        self._number += len(order)
+        self._apart.compare(
+            *([(order[each.topic, each.offset], each) for each in side.changes.all()] for side in self._sides)
+        )
+
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        """Yield the keys that ever differed, and a summary of each version."""
+        mine, theirs = ([*side.fold.finish()] for side in self._sides)
         yield from self._apart.told(self._limit_keys)
         for batch in theirs:
             assert set(batch.column("kind").to_pylist()) == {SUMMARY}, "its rows are left out"
@@ -295,74 +296,12 @@ class _TwoFolds:
         self._stack.close()
 
 
-class PairedFold(_TwoFolds):
-    """The two folds of one partition of one source. The other reads what the plan's processor does."""
+class _Side(NamedTuple):
+    """One version: its fold, the changes of its rows, and the columns of each source that it takes."""
 
-    def __init__(self, beside: VersionBeside, plan: FoldPlan, partition: int) -> None:
-        super().__init__(beside, plan, partition)
-        each = zip(self._plans, self._changes, self._states, strict=True)
-        self._folds = [PartitionFold(made, partition, into, state) for made, into, state in each]
-
-    def feed(self, batch: Batch, size_bytes: int) -> None:
-        """Take records that follow the last ones, for both. They end their transactions at the same ones."""
-        for fold in self._folds:
-            fold.feed(batch, size_bytes)
-        self._compare()
-
-    def finish(self) -> Iterator[pa.RecordBatch]:
-        """Yield the keys that ever differed, and a summary of each version."""
-        summaries = [[*fold.finish()] for fold in self._folds]
-        self._compare()
-        yield from self._told(summaries)
-
-    def _compare(self) -> None:
-        self._apart.compare(*([(each.offset, each) for each in one.all()] for one in self._changes))
-
-
-class PairedStretches(_TwoFolds):
-    """The two folds of one partition of several sources, each with globals of its own."""
-
-    def __init__(
-        self, beside: VersionBeside, plan: FoldPlan, partition: int, open_global: OpenGlobal
-    ) -> None:
-        super().__init__(beside, plan, partition)
-        self._topics, self._number, inputs = plan.processor.topics, 0, beside.source_inputs(plan)
-        self._folds = list[MergedFold]()
-        refused = plan.refused.get(partition, ())
-        self._order = MergeOrder(
-            plan.processor, lambda: refused, inputs, on_later=waiting(plan.later_timeout_s)
-        )
-        self._columns = list[list[list[int] | None]]()
-        for each, into, state in zip(self._plans, self._changes, self._states, strict=True):
-            fold = MergedFold(each, partition, into, open_global, state)
-            self._stack.callback(fold.close)
-            self._folds.append(fold)
-            self._columns.append(
-                [_chosen(a, b.inputs) for a, b in zip(inputs, each.processor.folds, strict=True)]
-            )
-
-    @property
-    def marker(self) -> Position:
-        return self._folds[0].marker
-
-    @property
-    def order(self) -> MergeOrder:
-        """Return by which times what follows is merged for both: those of the first."""
-        return self._order
-
-    def transact(self, taken: Sequence[Stretch], *, is_due: bool) -> None:
-        """Fold stretches that follow the position, in a transaction of each version."""
-        for fold, columns in zip(self._folds, self._columns, strict=True):
-            fold.transact([_with_columns(each, columns) for each in taken], is_due=is_due)
-        order = dict(zip(_places(self._topics, taken), count(self._number), strict=False))
-        self._number += len(order)
-        self._apart.compare(
-            *([(order[each.topic, each.offset], each) for each in one.all()] for one in self._changes)
-        )
-
-    def finish(self) -> Iterator[pa.RecordBatch]:
-        """Yield the keys that ever differed, and a summary of each version."""
-        yield from self._told([[*fold.finish()] for fold in self._folds])
+    fold: PartitionFold
+    changes: _Changes
+    columns: list[list[int] | None]
 
 
 def _places(topics: Sequence[str], stretches: Iterable[Stretch]) -> Iterator[tuple[str, int]]:
@@ -398,28 +337,3 @@ def _portion(portion: Portion, columns: Sequence[int]) -> Portion:
     batch = portion.batch
     chosen = tuple(batch.columns[at] for at in columns)
     return replace(portion, batch=Batch(batch.offsets, batch.times_ms, chosen))
-
-
-def widened(
-    one: Processor[Any, Any], other: Processor[Any, Any]
-) -> tuple[Processor[Any, Any], Processor[Any, Any]]:
-    """Return both processors of one source, each given all inputs that either of them decodes."""
-    inputs = tuple(dict.fromkeys((*one.inputs, *other.inputs)))
-    return _with_inputs(one, inputs), _with_inputs(other, inputs)
-
-
-def _with_inputs(processor: Processor[Any, Any], inputs: tuple[Any, ...]) -> Processor[Any, Any]:
-    if tuple(processor.inputs) == inputs:
-        return processor
-    chosen = [inputs.index(name) for name in processor.inputs]
-    return replace(processor, inputs=inputs, decode=_Chosen(processor.decode, chosen))
-
-
-class _Chosen:
-    """A decoder that is given more columns than it takes."""
-
-    def __init__(self, decode: Any, chosen: Iterable[int]) -> None:
-        self._decode, self._chosen = decode, tuple(chosen)
-
-    def __call__(self, *columns: Any) -> Any:
-        return self._decode(*(columns[at] for at in self._chosen))

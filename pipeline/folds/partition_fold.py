@@ -1,36 +1,32 @@
-"""The fold of one partition of several sources: stretches in the order that was recorded go in, and the
+"""The fold of one partition: stretches of records in the order in which they were folded go in, and the
 results of a replay come out.
+
+Spark's tasks run this, and the local engine too. It needs the core, pyarrow and numpy, no Spark.
 """
 
 from __future__ import annotations
 
-from base64 import b64encode
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
 from holdfast.core.engine.declared.global_tables import Global
+from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.fold.folding import Folder
 from holdfast.core.engine.fold.stepping import WATERMARKS, Transition
 from holdfast.core.engine.merge.global_copies import GlobalLog, GlobalReplay
 from holdfast.core.engine.merge.merging import Stretch
 from holdfast.core.engine.merge.merging_folder import MergingFolder
 from holdfast.core.engine.merge.ordering import MergeOrder
-from holdfast.core.engine.positions import Position, counted, encode_position
+from holdfast.core.engine.positions import Position, start_of
 from holdfast.core.engine.state.codec import ROW_KINDS, TIMER_KINDS, digest
-from holdfast.pipeline.folds.folding import (
-    FoldedState,
-    FoldPlan,
-    FoldSummary,
-    Results,
-    beginning_of,
-    states,
-    summary_batch,
-    told_event_time,
-    told_watermarks,
-)
-from holdfast.pipeline.folds.spilling import SpillingStore
+from holdfast.pipeline.folds.plan import FoldPlan
+from holdfast.pipeline.folds.positions import summary_at
+from holdfast.pipeline.folds.result_rows import Results, states, summary_batch
+from holdfast.pipeline.folds.spilling import FoldStore, SpillingStore
 from holdfast.pipeline.folds.waiting import fold_whole, waiting
 
 OpenGlobal = Callable[[Global[Any]], Mapping[int, GlobalLog]]
@@ -42,25 +38,55 @@ def no_globals(table: Global[Any]) -> Mapping[int, GlobalLog]:
     return {}
 
 
-class FoldedStretches(Protocol):
-    """The fold of one partition, which takes the stretches after its position in order, then yields
-    results.
+@dataclass(frozen=True, slots=True)
+class FoldedState:
+    """The state with which a fold of one partition continues: stored rows, at *position*. Its creator closes
+    it.
     """
 
-    @property
-    def marker(self) -> Position: ...
+    store: FoldStore
+    position: Position
+
+
+def beginning_of(plan: FoldPlan, partition: int) -> FoldedState:
+    """Return the first state of a partition, in a store of its own."""
+    base, store = plan.bases.get(partition), SpillingStore(plan.memory_bytes)
+    if base is None:
+        return FoldedState(store, start_of(plan.processor))
+    store.apply(base.stored)
+    return FoldedState(store, base.position)
+
+
+class _LogOrderFolder:
+    """Folds stretches of one source, whose order is that of its log."""
+
+    def __init__(self, processor: Processor[Any, Any], store: FoldStore, **more: Any) -> None:
+        self._folder = Folder(processor, store, **more)
+        self.order = MergeOrder(processor)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._folder, name)
 
     @property
-    def order(self) -> MergeOrder: ...
+    def marker(self) -> Position:
+        return self._folder.marker
 
-    def transact(self, taken: Sequence[Stretch], *, is_due: bool) -> None: ...
+    def refuse(self, refused: Iterable[tuple[str, int]]) -> None:
+        topic = self._folder.processor.topics[0]
+        self._folder.refused_before = {("", offset) for of, offset in refused if of == topic}
 
-    def finish(self) -> Iterator[pa.RecordBatch]: ...
+    def fold(self, given: Iterable[Stretch]) -> Any:
+        return self._folder.fold([part.batch for each in given for part in each.portions if part])
 
-    def close(self) -> None: ...
+
+def folder_of(processor: Processor[Any, Any], state: FoldedState, views: Any, **more: Any) -> Any:
+    """Return the folder of a partition, from *state* on."""
+    if processor.named_sources:
+        return MergingFolder(processor, state.store, marker=state.position, views=views, **more)
+    return _LogOrderFolder(processor, state.store, marker=state.position, **more)
 
 
-class MergedFold:
+class PartitionFold:
     """The fold of one partition, from *state* (None: from its beginning) on. Close it when done: what it
     began with, and the copies of globals, may be in files.
     """
@@ -70,20 +96,18 @@ class MergedFold:
         plan: FoldPlan,
         partition: int,
         results: Results,
-        open_global: OpenGlobal,
+        open_global: OpenGlobal = no_globals,
         state: FoldedState | None = None,
     ) -> None:
         self._owns_store = state is None
         processor, state = plan.processor, state or beginning_of(plan, partition)
-        assert state.position.reached_ms, "of several sources"
         self._plan, self._partition, self._results, self._store = plan, partition, results, state.store
         self._on_later = waiting(plan.later_timeout_s)
         self._where = f"replay of {processor.table} partition {partition}"
         self._copies = [SpillingStore() for _ in processor.reads]
-        self._folder: MergingFolder[Any] = MergingFolder(
+        self._folder = folder_of(
             processor,
-            state.store,
-            marker=state.position,
+            state,
             trace=self._trace if plan.transitions else None,
             views=GlobalReplay(
                 processor.reads,
@@ -94,19 +118,25 @@ class MergedFold:
             handover=plan.handover(partition),
             partition=partition,
         )
-        self._folder.refused_before = plan.refused.get(partition, ())
+        refused = plan.refused.get(partition, ())
+        if processor.named_sources:
+            self._folder.refused_before = refused
+        else:
+            self._folder.refuse(refused)
         self._folder.order.on_later = self._on_later
         self._records = self._refused = 0
 
     @property
-    def marker(self) -> Position:
+    def position(self) -> Position:
         """Return the position that it has come to."""
-        return self._folder.marker
+        found: Position = self._folder.marker
+        return found
 
     @property
     def order(self) -> MergeOrder:
         """Return by which times what follows is merged."""
-        return self._folder.order
+        found: MergeOrder = self._folder.order
+        return found
 
     def _trace(self, each: Transition[Any]) -> None:
         if self._plan.tells(each):
@@ -132,22 +162,18 @@ class MergedFold:
         yield from self._results.take(1)
         if self._plan.rows:
             yield from states(self._store, self._partition)
-        kinds, marker = Counter(key[:1] for key, _ in self._store.everything()), self.marker
+        kinds = Counter(key[:1] for key, _ in self._store.everything())
         yield summary_batch(
-            FoldSummary(
+            summary_at(
+                self._plan.processor,
+                self.position,
+                self._store.get(WATERMARKS),
                 partition=self._partition,
-                applied=counted(marker.applied),
-                stream_ms=marker.stream_ms,
                 records=self._records,
                 refused=self._refused,
                 rows=sum(kinds[kind] for kind in ROW_KINDS),
                 timers=sum(kinds[kind] for kind in TIMER_KINDS),
                 digest=digest(self._store.everything()),
-                sources=dict(zip(self._plan.processor.topics, marker.applied, strict=True)),
-                choices=marker.choices,
-                position=b64encode(encode_position(marker)).decode(),
-                **told_event_time(marker.event_ms),
-                **told_watermarks(self._store.get(WATERMARKS)),
             )
         )
 
