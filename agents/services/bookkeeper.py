@@ -84,7 +84,7 @@ def dedupe(
     )
 
 
-def outbox_progress(topic: str) -> Processor[progress.ProgressRecord, progress.SequenceReached]:
+def outbox_progress(topic: str) -> Processor[progress.ProgressRecord, progress.Reached]:
     """Return the processor that keeps how far each outbox says it is, from the topic on which its leaders
     keep their progress.
     """
@@ -93,7 +93,7 @@ def outbox_progress(topic: str) -> Processor[progress.ProgressRecord, progress.S
         source=topic,
         decode=progress.decode,
         fold=progress.fold,
-        row=progress.SequenceReached,
+        row=progress.Reached,
         inputs=("key", "value", "offset"),
     )
 

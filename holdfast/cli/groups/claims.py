@@ -18,7 +18,7 @@ from holdfast.cli.options.asking import TIMEOUT_S, StaleOk, TimeoutOption, stale
 from holdfast.cli.options.context import LAST_PARTITION, globals_of, output_of
 from holdfast.cli.output import Cell, Output, OutputRow, json_text, note, show, show_json, text, utc
 from holdfast.cli.watching import WatchedLooks
-from holdfast.clients.tables.answers import Answer, Reached
+from holdfast.clients.tables.answers import Answer, ReachedOffsets
 from holdfast.clients.tables.blocking import BlockingTableClient
 from holdfast.clients.topics.admin import Admin
 from holdfast.clock import system_clock
@@ -155,13 +155,13 @@ class _ClaimViews:
             if each.leader is not None
         }
 
-    def _written(self) -> Reached:
+    def _written(self) -> ReachedOffsets:
         """Return the offset of the last frame of each partition of the coordination topic that has one."""
         topic = self.settings.coordination_topic
         ids = self._asking.topic_ids([topic], there_only=True).topics
         ends = self._asking.offsets(sorted(self._partitions({topic})))
         last = {partition: end - 1 for (_, partition), (begin, end) in ends.items() if begin < end}
-        return Reached(last, ids)
+        return ReachedOffsets(last, ids)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from holdfast.clients.tables.answers import Answer
 from holdfast.clients.tables.blocking import BlockingTableClient
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
-from holdfast.core.outbox.progress import SequenceReached
+from holdfast.core.outbox.progress import Reached
 from holdfast.core.producers.ledger import Book, BookRow, Totals, book_key, producer_of_key
 from holdfast.core.producers.registry import Registration, name_key
 from holdfast.errors import ConfigError
@@ -73,7 +73,7 @@ class _ProducerTables:
     settings: Settings
     books: list[Processor[Any, BookRow]]
     names: list[Processor[Any, Registration]]
-    outboxes: list[Processor[Any, SequenceReached]]
+    outboxes: list[Processor[Any, Reached]]
     tables: BlockingTableClient
     timeout_s: float
 
@@ -96,7 +96,7 @@ def _sources(context: typer.Context, timeout_s: float) -> _ProducerTables:
     application = load_application(chosen.application, chosen.settings())
     books = [each for each in application.processors if each.row == BookRow]
     names = [each for each in application.processors if each.row is Registration]
-    outboxes = [each for each in application.processors if each.row is SequenceReached]
+    outboxes = [each for each in application.processors if each.row is Reached]
     if not books and not names:
         raise ConfigError(
             f"application {application.settings.app} keeps no ledgers of producers: set `books`, `dedupe` or"
@@ -269,7 +269,7 @@ def _registration(sources: _ProducerTables, name: str) -> dict[str, Cell] | None
 
 def _progress(answer: Answer[Any]) -> dict[str, Cell]:
     row = answer.value
-    assert isinstance(row, SequenceReached)
+    assert isinstance(row, Reached)
     topic, partition, _ = answer.key.split("/", 2)
     return {
         "topic": topic,

@@ -22,7 +22,7 @@ from holdfast.cli.options.asking import TIMEOUT_S, StaleOk, TimeoutOption, stale
 from holdfast.cli.options.context import LAST_PARTITION, globals_of, output_of
 from holdfast.cli.output import Cell, Output, escaped_json, note, show
 from holdfast.cli.watching import WatchedLooks
-from holdfast.clients.tables.answers import Answer, Reached
+from holdfast.clients.tables.answers import Answer, ReachedOffsets
 from holdfast.clients.tables.blocking import BlockingTableClient
 from holdfast.clients.tables.directory import WorkersTopic
 from holdfast.core.claims.resets import parse_datetime_ms
@@ -336,11 +336,13 @@ class _AtLeast(msgspec.Struct, frozen=True):
         found.offsets.update(by_topic)
         return found
 
-    def of(self, source: str) -> Reached | None:
+    def of(self, source: str) -> ReachedOffsets | None:
         """Return them as a client takes them, for a table of *source*."""
         if not self.offsets:
             return None
-        return Reached(self.offsets, {topic or source: found for topic, found in self.topic_ids.items()})
+        return ReachedOffsets(
+            self.offsets, {topic or source: found for topic, found in self.topic_ids.items()}
+        )
 
 
 _WRITTEN = re.compile(

@@ -30,7 +30,7 @@ NOWHERE = -1
 _WEAKEST_FIRST: tuple[Role, ...] = ("earlier", "standby", "active")
 
 
-class Reached(msgspec.Struct, frozen=True):
+class ReachedOffsets(msgspec.Struct, frozen=True):
     """The reach of an answer: *offsets* of source partitions (of a table of several sources, of each by
     topic), and Kafka's ids of the topics that these are offsets of, by topic, where they are known.
 
@@ -43,7 +43,7 @@ class Reached(msgspec.Struct, frozen=True):
     topic_ids: Mapping[str, str] = {}
 
 
-AtLeast: TypeAlias = tuple[int, AtOffset] | Mapping[int, AtOffset] | Reached
+AtLeast: TypeAlias = tuple[int, AtOffset] | Mapping[int, AtOffset] | ReachedOffsets
 """A (source partition, offset) to be reflected in the answer, or several by partition: as returned to a
 producer when it had written. Of a table of several sources, the offset is one by topic: `(3, {"orders":
 17})`. Or what an earlier answer had `reached`.
@@ -78,7 +78,7 @@ class Answer(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     role: Role | Literal["copy"]
     positions: Mapping[int, int]
     as_of: Mapping[str, int] = {}
-    reached: Reached = Reached({})
+    reached: ReachedOffsets = ReachedOffsets({})
     version: int = 0
     partial: bool = False
     routed: bool = False
@@ -90,8 +90,8 @@ class ReadTerms:
     __slots__ = ("at_least", "deadline_s", "staleness", "topic_ids")
 
     def __init__(self, at_least: AtLeast | None, max_staleness: Bound | None, deadline_s: float) -> None:
-        self.topic_ids = at_least.topic_ids if isinstance(at_least, Reached) else {}
-        given = at_least.offsets if isinstance(at_least, Reached) else at_least
+        self.topic_ids = at_least.topic_ids if isinstance(at_least, ReachedOffsets) else {}
+        given = at_least.offsets if isinstance(at_least, ReachedOffsets) else at_least
         self.at_least: Mapping[int, AtOffset] = (
             {given[0]: given[1]} if isinstance(given, tuple) else given or {}
         )
@@ -166,7 +166,7 @@ def _not_below_0(offset: AtOffset | None) -> AtOffset | None:
     return {topic: max(0, each) for topic, each in offset.items()} or None
 
 
-def _reached(folded: Mapping[int, AtOffset], topic_ids: Mapping[str, str]) -> Reached:
+def _reached(folded: Mapping[int, AtOffset], topic_ids: Mapping[str, str]) -> ReachedOffsets:
     """Return how far a reply is true, without partitions and topics of which nothing was folded."""
     offsets = {
         partition: offset
@@ -175,7 +175,7 @@ def _reached(folded: Mapping[int, AtOffset], topic_ids: Mapping[str, str]) -> Re
         for partition, offset in folded.items()
     }
     held = {partition: offset for partition, offset in offsets.items() if offset not in (NOWHERE, {})}
-    return Reached(held, topic_ids)
+    return ReachedOffsets(held, topic_ids)
 
 
 def answering(decode: Callable[[bytes], Any], reply: Reply) -> Callable[[str, bytes | None], Answer[Any]]:
@@ -239,7 +239,7 @@ def first_found(partials: Iterable[Mapping[str, Answer[Any]]]) -> dict[str, Answ
 
 def _merged(one: Answer[Any], other: Answer[Any]) -> Answer[Any]:
     positions = MappingProxyType({**one.positions, **other.positions})
-    reached = Reached(
+    reached = ReachedOffsets(
         {**one.reached.offsets, **other.reached.offsets},
         {**one.reached.topic_ids, **other.reached.topic_ids},
     )

@@ -10,7 +10,7 @@ from datetime import timedelta
 from numbers import Integral
 from typing import Any
 
-from holdfast.clients.tables.answers import Reached
+from holdfast.clients.tables.answers import ReachedOffsets
 from holdfast.config.client_arguments import is_seconds
 from holdfast.core.engine.query_wire import Staleness
 from holdfast.errors import QueryError
@@ -68,7 +68,7 @@ def _is_place(given: Any) -> bool:
 
 
 def _is_at_least(given: Any) -> bool:
-    if isinstance(given, Reached):
+    if isinstance(given, ReachedOffsets):
         return _is_at_least(given.offsets) and _are_ids(given.topic_ids)
     if isinstance(given, tuple):
         return len(given) == 2 and _is_place(given[0]) and _is_offset(given[1])

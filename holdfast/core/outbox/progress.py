@@ -16,7 +16,7 @@ from holdfast.core.outbox.harvest import RowsProgress, SequencesProgress, decode
 from holdfast.core.outbox.row_marks import read_marks
 
 
-class SequenceReached(msgspec.Struct, frozen=True, gc=False, array_like=True):
+class Reached(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """A producer's last progress in one partition.
 
     *zombies* are older epochs' words, *backward* those of lower sequences.
@@ -80,7 +80,7 @@ def reached_key(producer: str, topic: str, partition: int) -> str:
     return f"{topic}/{partition}/{producer}"
 
 
-def fold(rows: Rows[SequenceReached], record: ProgressRecord, at_ms: int) -> Emits:
+def fold(rows: Rows[Reached], record: ProgressRecord, at_ms: int) -> Emits:
     """Take in one progress record. What an older epoch says is counted and not believed. Emits nothing."""
     progress = record.progress
     if progress is None:
@@ -89,10 +89,10 @@ def fold(rows: Rows[SequenceReached], record: ProgressRecord, at_ms: int) -> Emi
         key = reached_key(progress.producer, progress.topic, partition)
         before = rows.get(key)
         if before is None:
-            rows[key] = SequenceReached(progress.epoch, sequence, record.offset, at_ms)
+            rows[key] = Reached(progress.epoch, sequence, record.offset, at_ms)
         elif progress.epoch < before.epoch:
             rows[key] = msgspec.structs.replace(before, zombies=before.zombies + 1)
         else:
             backward = before.backward + (distance(before.last_sequence, sequence) < 0)
-            rows[key] = SequenceReached(progress.epoch, sequence, record.offset, at_ms, before.zombies, backward)
+            rows[key] = Reached(progress.epoch, sequence, record.offset, at_ms, before.zombies, backward)
     return None

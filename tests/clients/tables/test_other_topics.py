@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from holdfast.agents.web import global_routes, server
-from holdfast.clients.tables.answers import Answer, AtLeast, Reached
+from holdfast.clients.tables.answers import Answer, AtLeast, ReachedOffsets
 from holdfast.clients.tables.client import TableClient
 from holdfast.config import Settings
 from holdfast.core.engine.query_wire import (
@@ -47,15 +47,18 @@ async def test_an_answer_says_how_far_and_of_which_topic() -> None:
     async with worker_of(partitions=3) as worker, client(worker) as tables:
         worker.put(TOTALS, 2, "bob", Total(2), offset=40)
         found = await tables.get(TOTALS, "ada", partition=0)
-        assert found.reached == Reached({0: 7}, {"orders": NEW})
+        assert found.reached == ReachedOffsets({0: 7}, {"orders": NEW})
         assert (await tables.get(TOTALS, "ada", at_least=found.reached)).value == Total(1)
         for key in ("bob", "nobody"):
             everywhere = await tables.get(TOTALS, key)
-            assert everywhere.reached == Reached({0: 7, 2: 40}, {"orders": NEW}), "nothing is in partition 1"
+            assert everywhere.reached == ReachedOffsets({0: 7, 2: 40}, {"orders": NEW}), (
+                "nothing is in partition 1"
+            )
             again = [each async for each in tables.scan(TOTALS, at_least=everywhere.reached)]
             assert [each.reached.offsets for each in again] == [{0: 7}, {2: 40}]
         assert (
-            msgspec.json.decode(msgspec.json.encode(everywhere.reached), type=Reached) == everywhere.reached
+            msgspec.json.decode(msgspec.json.encode(everywhere.reached), type=ReachedOffsets)
+            == everywhere.reached
         )
 
 
@@ -64,8 +67,8 @@ async def test_an_offset_of_another_topic_is_refused_at_once() -> None:
     async with worker_of() as worker, client(worker) as tables:
         for offset in (3, 7, 1_000):
             for asked in (
-                tables.get(TOTALS, "ada", at_least=Reached({0: offset}, {"orders": OLD})),
-                anext(tables.scan(TOTALS, at_least=Reached({0: offset}, {"orders": OLD}))),
+                tables.get(TOTALS, "ada", at_least=ReachedOffsets({0: offset}, {"orders": OLD})),
+                anext(tables.scan(TOTALS, at_least=ReachedOffsets({0: offset}, {"orders": OLD}))),
             ):
                 with pytest.raises(
                     OtherTopicError,
@@ -79,7 +82,9 @@ async def test_an_offset_of_another_topic_is_refused_at_once() -> None:
 async def test_a_topic_that_is_made_again_while_a_query_waits_ends_the_wait() -> None:
     async with worker_of(OLD) as worker, client(worker) as tables:
         replica = worker.replica(TOTALS, 0)
-        waiting = asyncio.ensure_future(tables.get(TOTALS, "ada", at_least=Reached({0: 9}, {"orders": OLD})))
+        waiting = asyncio.ensure_future(
+            tables.get(TOTALS, "ada", at_least=ReachedOffsets({0: 9}, {"orders": OLD}))
+        )
         await replica.waited_for.wait()
         replica.topic_ids = {"orders": NEW}
         await replica.advance(9)
@@ -92,10 +97,10 @@ async def test_a_copy_of_a_global_compares_too() -> None:
     async with with_rates(a_worker()) as worker, client_of_rates(worker) as tables:
         worker.globals["rates"].topic_ids = {"rates": NEW}
         found = await tables.get(RATES, "usd")
-        assert found.reached == Reached({0: 20, 1: 30}, {"rates": NEW})
+        assert found.reached == ReachedOffsets({0: 20, 1: 30}, {"rates": NEW})
         assert (await tables.get(RATES, "usd", at_least=found.reached)).value == 0.9
         with pytest.raises(OtherTopicError, match="global table rates"):
-            await tables.get(RATES, "usd", at_least=Reached({0: 20}, {"rates": OLD}))
+            await tables.get(RATES, "usd", at_least=ReachedOffsets({0: 20}, {"rates": OLD}))
 
 
 @pytest.mark.parametrize("ids", ["orders", "strange:x", ":x", f"orders:{NEW},strange:x"])
@@ -117,7 +122,7 @@ async def test_ids_of_what_the_table_is_not_folded_from_are_refused(ids: str) ->
 async def test_ids_that_cannot_be_are_refused_before_they_are_sent(ids: Any) -> None:
     async with worker_of() as worker, client(worker) as tables:
         with pytest.raises(QueryError, match=r"^at_least is .*write"):
-            await tables.get(TOTALS, "ada", at_least=Reached({0: 7}, ids))
+            await tables.get(TOTALS, "ada", at_least=ReachedOffsets({0: 7}, ids))
 
 
 # -- releases that do not know of ids
@@ -181,15 +186,15 @@ def earlier_release() -> Iterator[None]:
 
 @scenario
 async def test_a_worker_that_does_not_know_of_ids_is_asked_as_before() -> None:
-    async def of_rates(worker: MemoryWorker, reached: Reached) -> Answer[Any]:
+    async def of_rates(worker: MemoryWorker, reached: ReachedOffsets) -> Answer[Any]:
         async with TableClient(Settings(app="shop"), [ORDERS], directory=worker.directory()) as tables:
             return await tables.get(RATES, "usd", at_least=reached)
 
     with earlier_release():
         async with worker_of("") as worker, client(worker) as tables:
-            found = await tables.get(TOTALS, "ada", at_least=Reached({0: 7}, {"orders": OLD}))
-            assert (found.value, found.reached) == (Total(1), Reached({0: 7}))
+            found = await tables.get(TOTALS, "ada", at_least=ReachedOffsets({0: 7}, {"orders": OLD}))
+            assert (found.value, found.reached) == (Total(1), ReachedOffsets({0: 7}))
         async with with_rates(a_worker()) as worker:
-            found = await of_rates(worker, Reached({0: 20}, {"rates": OLD}))
+            found = await of_rates(worker, ReachedOffsets({0: 20}, {"rates": OLD}))
             assert repr(found.value) == "0.9"
             assert found.reached.topic_ids == {}
