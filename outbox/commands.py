@@ -72,6 +72,8 @@ class CommandReply(msgspec.Struct, frozen=True, kw_only=True):
     """
     waiting_topics: list[str] = []
     last_error: str = ""
+    stopped: bool = False
+    """True if the shard is not published until it is resumed: the database did not do what it reported."""
 
 
 read_command = careful(msgspec.json.Decoder(Command).decode)

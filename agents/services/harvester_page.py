@@ -55,6 +55,9 @@ class HarvesterPage(Collector):
         leader = GaugeMetricFamily(
             "holdfast_outbox_leader", "1 while this process leads the shard", labels=labels
         )
+        stopped = GaugeMetricFamily(
+            "holdfast_outbox_stopped", "1 while the shard is stopped until a person resumes it", labels=labels
+        )
         in_flight = GaugeMetricFamily(
             "holdfast_outbox_in_flight_rows", "Rows handed to Kafka and not yet acknowledged", labels=labels
         )
@@ -71,11 +74,12 @@ class HarvesterPage(Collector):
         for stats in all_stats:
             place = (name, str(stats.shard))
             leader.add_metric(place, int(self._harvester.leads(stats.shard)))
+            stopped.add_metric(place, int(bool(stats.stopped)))
             in_flight.add_metric(place, stats.in_flight)
             pending.add_metric(place, stats.pending)
             created_ms = stats.oldest_created_ms
             oldest.add_metric(place, 0 if created_ms is None else max(0, now_ms - created_ms) / 1000)
-        yield from (leader, in_flight, pending, oldest)
+        yield from (leader, stopped, in_flight, pending, oldest)
 
 
 def _cumulative(counts: Iterable[int]) -> Iterator[tuple[str, int]]:

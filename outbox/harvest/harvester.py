@@ -147,8 +147,14 @@ class Harvester:
         self._set_paused(True)
 
     def resume(self) -> None:
-        """Resume publishing."""
+        """Resume publishing, also of shards that are stopped; earlier commands, read at the start, resume
+        none of these.
+        """
         self._set_paused(False)
+        if self._caught_up:
+            for leader in self._running():
+                leader.signals.resumed.set()
+                leader.signals.nudged.set()
 
     def flush(self) -> None:
         """Retry now the rows that are held back for a while."""
@@ -210,6 +216,7 @@ class Harvester:
             in_flight=stats.in_flight,
             waiting_topics=sorted(stats.holds),
             last_error=stats.last_error[:LIMIT_TEXT],
+            stopped=bool(stats.stopped),
         )
 
     @property
@@ -302,7 +309,7 @@ class Harvester:
             stats.last_error = str(self.error)
             self._over.set()  # a bug: the run must end with an error, not publish nothing in silence
         finally:
-            stats.leading = False
+            stats.leading, stats.stopped = False, ""
             if leader.shard_rows is not None:
                 leader.shard_rows.close(CLOSE_S)
             with self._lock:

@@ -133,6 +133,9 @@ def test_an_outbox_is_well_while_its_rows_move() -> None:
         ("warning", "2 rows of the outbox have failed, and are tried again"),
         ("warning", "1,000 rows of the outbox are set aside"),
     ]
+    assert told(judge_outbox(outbox(stops=[(2, "row 7 is still there")]))) == [
+        ("critical", "shard 2 of the outbox is stopped: row 7 is still there")
+    ]
 
 
 def test_refusals_within_a_day_count_for_more() -> None:

@@ -11,6 +11,7 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from holdfast.config import Settings
 from holdfast.embedded.kafka import EmbeddedKafka
+from holdfast.outbox.harvest.table.row_types import ShardStop
 from holdfast.outbox.settings import HarvestSettings, Strategy
 from holdfast.outbox.writer.records import OutboxRecord
 from tests.outbox.databases import FreshOutbox
@@ -56,6 +57,10 @@ class Bench:
     def left(self) -> int:
         with self.outbox.rows() as rows:
             return rows.count()
+
+    def stops(self) -> list[ShardStop]:
+        with self.outbox.rows() as rows:
+            return [*rows.status().stops]
 
     @contextmanager
     def leading(self, **more: Any) -> Iterator[Alone]:

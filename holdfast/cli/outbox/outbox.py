@@ -238,7 +238,10 @@ def status(
             str(each.shard): {"leader": each.leader, "epoch": each.epoch, "updated_at_ms": each.updated_ms}
             for each in found.leases
         },
+        "stopped": {str(each.shard): each.why for each in found.stops},
     }
+    for stop in found.stops:
+        note(f"shard {stop.shard} is stopped since {utc_ms(stop.at_ms)}: {stop.why}")
     if found.numbers:
         note(f"the numbers of the rows of {outbox.table} {found.numbers}")
     if output_of(context) is Output.JSON:
@@ -247,7 +250,8 @@ def status(
         show([record], tuple(record), Output.JSON)
         return
     leaders = ", ".join(f"{each.shard}: {each.leader} (epoch {each.epoch})" for each in found.leases)
-    show([{**record, "leaders": leaders or None}], tuple(record), Output.TABLE)
+    stopped = ", ".join(str(each.shard) for each in found.stops)
+    show([{**record, "leaders": leaders or None, "stopped": stopped or None}], tuple(record), Output.TABLE)
 
 
 @quarantine.command("list", help="List the rows in quarantine, oldest first, with the reason.")

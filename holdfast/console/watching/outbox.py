@@ -67,6 +67,8 @@ class OutboxPicture:
     rows: Sequence[QuarantinedRow]
     waits: Sequence[ShardWaits]
     waits_trouble: str | None
+    stops: Sequence[tuple[int, str]] = ()
+    """Shards that are not published until they are resumed, and why."""
 
 
 class OutboxLooks:
@@ -100,6 +102,7 @@ class OutboxLooks:
             rows=aside,
             waits=waits,
             waits_trouble=trouble,
+            stops=[(each.shard, each.why) for each in status.stops],
         )
 
     def _recent_waits(self) -> tuple[Sequence[ShardWaits], str | None]:
@@ -174,6 +177,13 @@ def _waits(shard: int, ordered: Sequence[tuple[int, int]], last_ms: int) -> Shar
 
 def judge_outbox(found: OutboxPicture) -> Iterator[HealthFinding]:
     """Yield the faults of an outbox."""
+    for shard, why in found.stops:
+        yield HealthFinding(
+            urgency=Urgency.CRITICAL,
+            what=f"shard {shard} of the outbox is stopped: {why}",
+            cure="`holdfast outbox resume` has it published again once the database does what it reports.",
+            page="/outbox",
+        )
     if found.oldest_age_ms is not None and found.oldest_age_ms >= LONG_MS:
         yield HealthFinding(
             urgency=Urgency.CRITICAL,

@@ -70,6 +70,8 @@ class ShardStats:
     oldest_created_ms: int | None = None
     """When the first of the rows last taken was written; None once no row was left."""
     last_error: str = ""
+    stopped: str = ""
+    """Why nothing is published until a person resumes it; empty while it is."""
     began_again: int = 0
     """The number of times that rows' numbers were found to begin again."""
     holds: set[str] = field(default_factory=set)
@@ -90,6 +92,8 @@ class LeaderSignals:
         self.busy = threading.Event()
         """Set while rows may be on their way."""
         self.flush = threading.Event()
+        self.resumed = threading.Event()
+        """Set when a person has resumed publishing."""
 
     def stop(self) -> None:
         """Finish the work begun, then end."""

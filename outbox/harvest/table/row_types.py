@@ -28,6 +28,15 @@ class ShardEpoch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShardStop:
+    """Why a shard is not published until a person resumes it, and since when."""
+
+    shard: int
+    why: str
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OutboxStatus:
     """The contents of an outbox.
 
@@ -40,6 +49,7 @@ class OutboxStatus:
     failing: int
     quarantined: int
     leases: tuple[ShardLeader, ...]
+    stops: tuple[ShardStop, ...] = ()
     numbers: str | None = None
     """A remark on the rows' numbers; None while they only rise."""
 

@@ -35,7 +35,13 @@ from sqlalchemy.engine.url import URL
 from holdfast.clock import Clock, system_clock
 from holdfast.errors import FencedError, OutboxDatabaseError, OutboxDroppedError
 from holdfast.outbox.harvest.table.numbering import Noted, Numbering
-from holdfast.outbox.harvest.table.row_types import OutboxStatus, QuarantinedRow, ShardEpoch, ShardLeader
+from holdfast.outbox.harvest.table.row_types import (
+    OutboxStatus,
+    QuarantinedRow,
+    ShardEpoch,
+    ShardLeader,
+    ShardStop,
+)
 from holdfast.outbox.schema.database import Database
 from holdfast.outbox.schema.layouts import BUCKETS, Layout, OutboxRow, identity_of
 from holdfast.outbox.schema.tables import OutboxTables, outbox_tables
@@ -44,6 +50,9 @@ from holdfast.outbox.schema.wakeup import Wakeup
 LIMIT_REASON: Final = 2_000
 LIMIT_COUNTED: Final = 1_000_000
 LIMIT_IDS: Final = 10_000  # of one statement
+STOPS: Final = -1_000
+"""The lease table has the stop of a shard in a row of the number STOPS - shard."""
+LIMIT_WHY: Final = 255
 
 Ends = tuple[bool, bool]
 """Return values: whether a range of buckets begins above bucket 0, and whether it ends below the last. A
@@ -330,7 +339,7 @@ class OutboxRows:
             + (" them" if rows > 1 else " it")
             + ": a trigger, a rule or row security undoes the DELETE. Nothing more is published, since the"
             " rows would be published for ever. Remove what undoes it (`holdfast outbox check` tries a"
-            " delete and names it), delete the published rows, and start the harvesters again"
+            " delete and names it), delete the published rows, and run `holdfast outbox resume`"
         )
 
     def forget_attempts(self, ids: Collection[int]) -> None:
@@ -502,8 +511,8 @@ class OutboxRows:
     def _dropped(self, table: str, what: str, statement: str) -> OutboxDroppedError:
         return OutboxDroppedError(
             f"{table} does not do what it reports: {statement} of {what} had no effect and no error, by a"
-            " trigger, a rule or row security. `holdfast outbox check` names it; remove it, and start the"
-            " harvesters again"
+            " trigger, a rule or row security. `holdfast outbox check` names it; remove it, and run `holdfast"
+            " outbox resume`"
         )
 
     # --- the quarantine -------------------------------------------------------------------------------------
@@ -609,6 +618,35 @@ class OutboxRows:
         sets = {name: self._given(name) for name in ("epoch", "leader", "updated_ms")}
         self.database.count(self._upsert(self._lease, "shard", named, sets), named)
 
+    def stopped(self, shard: int) -> ShardStop | None:
+        """Return the stop of *shard*; None for one that may be published."""
+        return next((each for each in self._stops() if each.shard == shard), None)
+
+    def stop(self, shard: int, why: str) -> None:
+        """Note that *shard* is not to be published, for all leaders to come; with "" that it is again."""
+        named = {
+            "shard": STOPS - shard,
+            "epoch": 0,
+            "leader": why[:LIMIT_WHY],
+            "updated_ms": self._clock.now_ms(),
+        }
+        sets = {name: self._given(name) for name in ("leader", "updated_ms")}
+        self.database.count(self._upsert(self._lease, "shard", named, sets), named)
+        if ((found := self.stopped(shard)) is not None) != bool(why) or (
+            found and found.why != named["leader"]
+        ):
+            raise self._dropped(self._lease, f"the stop of shard {shard}", "INSERT or UPDATE")
+
+    def _stops(self) -> tuple[ShardStop, ...]:
+        found = self.database.rows(
+            f"SELECT shard, leader, updated_ms FROM {self._lease} WHERE shard <= {STOPS} ORDER BY shard DESC"
+        )
+        return tuple(
+            ShardStop(shard=STOPS - int(shard), why=why, at_ms=int(at_ms))
+            for shard, text, at_ms in found
+            if (why := _as_text(text))
+        )
+
     def check(self, held: ShardEpoch | None) -> None:
         """Within a transaction: raise FencedError unless *held* is the newest epoch of its shard, and keep it
         so until the end of it.
@@ -661,13 +699,14 @@ class OutboxRows:
             failing=self._counted(f"{self._attempts} WHERE id IN (SELECT {self._order} FROM {self._outbox})"),
             quarantined=self._counted(self._quarantine),
             leases=self._leases(),
+            stops=self._stops(),
             numbers=self._numbers(),
         )
 
     def _numbers(self) -> str | None:
         """Return a remark on the rows' numbers; None while they only rise."""
         found = self.database.rows(
-            f"SELECT epoch, leader FROM {self._lease} WHERE shard < 0 ORDER BY shard DESC"
+            f"SELECT epoch, leader FROM {self._lease} WHERE shard < 0 AND shard > {STOPS} ORDER BY shard DESC"
         )
         noted = [Noted.read(int(epoch), _as_text(packed)) for epoch, packed in found]
         highest = max((each.highest for each in noted), default=0)

@@ -130,6 +130,7 @@ def test_the_status_shows_what_waits_fails_was_set_aside_and_who_leads(run: Run,
         "failing": 1,
         "quarantined": 1,
         "leaders": {"0": {"leader": "host_1", "epoch": 1}},
+        "stopped": {},
     }
     heads, line = run("status")[1].splitlines()
     assert heads.split() == [
@@ -141,8 +142,16 @@ def test_the_status_shows_what_waits_fails_was_set_aside_and_who_leads(run: Run,
         "FAILING",
         "QUARANTINED",
         "LEADERS",
+        "STOPPED",
     ]
-    assert line.endswith("0: host_1 (epoch 1)")
+    assert line.split()[-4:] == ["host_1", "(epoch", "1)", "-"]
+    with outbox.rows() as rows:
+        rows.stop(2, "row 7 is still there")
+    code, out, said = run("status")
+    assert (code, out.splitlines()[1].split()[-1]) == (0, "2")
+    assert "shard 2 is stopped since 20" in said
+    assert said.strip().endswith("Z: row 7 is still there")
+    assert json.loads(run("status", "--output", "json")[1])[0]["stopped"] == {"2": "row 7 is still there"}
 
 
 @pytest.mark.long

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from sqlalchemy import select, text
 
+from holdfast.agents.services.harvester_page import HarvesterPage
 from holdfast.errors import OutboxDroppedError
+from holdfast.outbox.commands import Verb, tell
 from holdfast.outbox.harvest.harvester import Harvester, Strategy
 from holdfast.outbox.harvest.table.marks import MarkedRows
 from holdfast.outbox.harvest.table.published import RowsDone
@@ -76,24 +79,37 @@ def desk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
         yield made
 
 
-def harvest_until_it_ends(desk: Bench) -> str:
-    """Return the error with which a harvester ends."""
-    settings = desk.settings(strategy=desk.strategy, heartbeat_timeout_s=2.0)
-    with pytest.raises(OutboxDroppedError) as caught, Harvester(settings) as harvester:
-        harvester.wait(DEADLINE_S)
-    return str(caught.value)
+@contextmanager
+def harvesting(desk: Bench) -> Iterator[Harvester]:
+    with Harvester(desk.settings(strategy=desk.strategy, heartbeat_timeout_s=2.0)) as harvester:
+        yield harvester
+
+
+def stop_of(harvester: Harvester) -> str:
+    """Return why a harvester has stopped its shard, once it has."""
+    (stats,) = harvester.stats
+    wait_for("a stop", lambda: stats.stopped, DEADLINE_S, lambda: str(stats))
+    return stats.stopped
+
+
+def harvest_until_it_stops(desk: Bench) -> str:
+    """Return why a harvester stops its shard, and end that harvester."""
+    with harvesting(desk) as harvester:
+        said = stop_of(harvester)
+    assert harvester.error is None
+    return said
 
 
 @pytest.mark.variants("fenced-goharvest", "fenced-debezium")
-def test_a_row_that_a_delete_leaves_is_published_once_and_ends_the_harvester(desk: Bench) -> None:
+def test_a_row_that_a_delete_leaves_is_published_once_and_stops_its_shard(desk: Bench) -> None:
     drop(desk.outbox, "DELETE")
     desk.write("one", "two")
-    said = harvest_until_it_ends(desk)
+    said = harvest_until_it_stops(desk)
     assert "published and deleted" in said
     assert desk.published() == ["one", "two"]
-    if desk.strategy is Strategy.FENCED:  # mark is at least once
-        harvest_until_it_ends(desk)
-        assert desk.published() == ["one", "two"], "the next leader finds it in the progress"
+    for _ in range(2):  # a supervisor starts it again
+        assert harvest_until_it_stops(desk) == said
+    assert desk.published() == ["one", "two"], "the next leader finds the stop"
 
 
 @pytest.mark.variants("fenced-goharvest", "fenced-debezium")
@@ -113,12 +129,12 @@ def test_a_row_that_comes_back_after_each_delete_is_published_once(desk: Bench) 
             )
         )
     desk.write("one")
-    assert "published and deleted" in harvest_until_it_ends(desk)
+    assert "published and deleted" in harvest_until_it_stops(desk)
     assert desk.published() == ["one"]
 
 
 @pytest.mark.variants("fenced-goharvest", "fenced-debezium", "mark-goharvest")
-def test_a_row_that_a_delete_writes_again_under_another_number_ends_the_harvester(desk: Bench) -> None:
+def test_a_row_that_a_delete_writes_again_under_another_number_stops_its_shard(desk: Bench) -> None:
     outbox, table = desk.outbox, desk.outbox.table
     others = [each.name for each in outbox.tables.outbox.columns if each.name != outbox.layout.order]
     olds = ", ".join("NULL" if name == "leader_id" else f"OLD.{name}" for name in others)
@@ -133,8 +149,27 @@ def test_a_row_that_a_delete_writes_again_under_another_number_ends_the_harveste
         problems, _ = trial_findings(rows)
         assert any("comes back as row" in each for each in problems), problems
     desk.write("one")
-    assert "published and deleted" in harvest_until_it_ends(desk)
+    assert "published and deleted" in harvest_until_it_stops(desk)
     assert desk.published() == ["one"] * 2, "the second looked like another of the same transaction"
+    for _ in range(2):
+        harvest_until_it_stops(desk)
+    assert desk.published() == ["one"] * 2, "no start publishes it once more"
+    with harvesting(desk) as harvester:
+        before = stop_of(harvester)
+        stops = desk.stops()
+        harvester.resume()  # without a cure
+        wait_for("another stop", lambda: desk.stops() not in ([], stops), DEADLINE_S)
+        assert stop_of(harvester) != before
+        assert len(desk.published()) <= 4, "as often as before, since it was resumed"
+        with outbox.engine().begin() as connection:
+            connection.execute(text(f"DROP TRIGGER {table}_kept"))
+            connection.execute(text(f"DELETE FROM {table}"))
+        harvester.resume()
+        desk.write("two")
+        wait_for("an empty table", lambda: desk.left() == 0, DEADLINE_S)
+        assert desk.published()[-1] == "two"
+        assert harvester.stats[0].stopped == ""
+    assert desk.stops() == []
 
 
 @pytest.mark.variants("fenced-goharvest", "fenced-debezium", "mark-goharvest")
@@ -207,7 +242,8 @@ def test_so_it_is_on_postgres(how: str, request: pytest.FixtureRequest, tmp_path
             case _:
                 desk.outbox = secured(desk.outbox, "SELECT", "INSERT")
         desk.write("one", "two")
-        assert "published and deleted" in harvest_until_it_ends(desk)
+        for _ in range(3):  # a supervisor starts it again
+            assert "published and deleted" in harvest_until_it_stops(desk)
         assert desk.published() == ["one", "two"]
         with desk.outbox.rows() as rows:
             problems, _ = trial_findings(rows)
@@ -220,7 +256,7 @@ def test_marks_that_are_not_stored_end_strategy_mark(request: pytest.FixtureRequ
         desk.strategy = Strategy.MARK
         drop(desk.outbox, "UPDATE")
         desk.write("one")
-        assert "drops the UPDATE" in harvest_until_it_ends(desk)
+        assert "drops the UPDATE" in harvest_until_it_stops(desk)
         assert desk.published() == []
 
 
@@ -334,13 +370,48 @@ def test_a_trial_shows_a_changed_value(desk: Bench) -> None:
 
 
 @pytest.mark.variants("fenced-goharvest", "fenced-debezium", "mark-goharvest")
-def test_a_harvester_that_is_held_up_says_so_in_its_stats(desk: Bench) -> None:
+def test_a_stop_holds_until_a_person_resumes_it(desk: Bench) -> None:
     drop(desk.outbox, "DELETE")
     desk.write("one")
-    harvester = Harvester(desk.settings(strategy=desk.strategy, heartbeat_timeout_s=2.0))
-    harvester.start()
-    try:
-        wait_for("the end", lambda: harvester.error is not None, DEADLINE_S)
-        assert "row security undoes the DELETE" in harvester.stats[0].last_error
-    finally:
-        harvester.stop()
+    settings = desk.settings(strategy=desk.strategy, heartbeat_timeout_s=2.0)
+    with harvesting(desk) as harvester:
+        assert "row security undoes the DELETE" in stop_of(harvester)
+        (answer,) = tell(settings, Verb.STATUS)
+        assert (answer.stopped, answer.paused) == (True, False)
+        assert "row security undoes the DELETE" in answer.last_error
+        (gauge,) = [
+            each for each in HarvesterPage(harvester).collect() if each.name == "holdfast_outbox_stopped"
+        ]
+        assert [each.value for each in gauge.samples] == [1]
+    with desk.outbox.rows() as rows:
+        (stop,) = rows.status().stops
+        assert (stop.shard, stop.why[:4]) == (0, "row ")
+        assert rows.status().numbers is None
+        assert [each.shard for each in rows.status().leases] == [0]
+    with desk.outbox.engine().begin() as connection:
+        connection.execute(text(f"DROP TRIGGER {desk.outbox.table}_keep"))
+        connection.execute(text(f"DELETE FROM {desk.outbox.table}"))
+    desk.write("two")
+    with harvesting(desk) as harvester:
+        stop_of(harvester)
+        assert desk.left() == 1, "that the cause is gone is not looked for"
+        (answer,) = tell(settings, Verb.RESUME)
+        wait_for("an empty table", lambda: desk.left() == 0, DEADLINE_S)
+    with harvesting(desk) as harvester:  # reads the last resume again
+        desk.write("three")
+        wait_for("an empty table", lambda: desk.left() == 0, DEADLINE_S)
+        drop(desk.outbox, "DELETE")
+        desk.write("four")
+        stop_of(harvester)
+    harvest_until_it_stops(desk)
+    assert desk.published() == ["one", "two", "three", "four"], "an old resume resumes no later stop"
+
+
+def test_a_stop_that_is_not_stored_ends_the_harvester(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    outbox = FreshOutbox.make(url_of("sqlite", request, tmp_path))
+    with bench(outbox) as desk:
+        drop(outbox, "DELETE")
+        drop(outbox, "INSERT", "_lease", only="NEW.shard < -999")
+        desk.write("one")
+        with pytest.raises(OutboxDroppedError, match="_lease"), harvesting(desk) as harvester:
+            harvester.wait(DEADLINE_S)
