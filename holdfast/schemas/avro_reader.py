@@ -8,7 +8,8 @@ read here; fastavro reads once more those that Avro's rules have to resolve.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from functools import cache, partial
+from io import BytesIO
 from struct import Struct
 from typing import Any, Final, TypeAlias
 
@@ -20,13 +21,21 @@ Step: TypeAlias = Callable[[bytes, int], tuple[Any, int]]
 """Reads a value at a position, and returns it with the position after it."""
 
 _DOUBLE, _FLOAT = Struct("<d").unpack_from, Struct("<f").unpack_from
+_MANY: Final = 16
+"""Of so many numbers in a row it is looked at once where they end, and how long each is."""
+_LONGEST: Final = 10
+_ENDS: Final = bytes(b"c"[0] if byte >= 0x80 else b"t"[0] for byte in range(256))
+"""Makes each byte that another of its number follows a c, and each that ends a number a t."""
+_SMALL: Final = tuple((byte >> 1) ^ -(byte & 1) for byte in range(0x80))
+"""Numbers of one byte."""
 _BOOLEANS: Final = (False, True)
 
 
 class AvroReader:
     """Reads payloads of one parsed schema, with its marks for logical types.
 
-    With *tells_names*, a record of a union at the top is a pair of its full name and its fields.
+    With *tells_names*, a record of a union at the top is a pair of its full name and its fields. With
+    *checks_alone*, long arrays of numbers are looked at and left out of the value.
 
     >>> AvroReader(["null", "string"]).read(b"\\x02\\x02a")
     'a'
@@ -35,8 +44,9 @@ class AvroReader:
     holdfast.errors.DecodeError: a union has no branch -1
     """
 
-    def __init__(self, schema: Schema, *, tells_names: bool = False) -> None:
+    def __init__(self, schema: Schema, *, tells_names: bool = False, checks_alone: bool = False) -> None:
         self._named: dict[str, Step] = {}
+        self._longs = _skipped_longs if checks_alone else _longs
         if tells_names and isinstance(schema, list):
             self._step = _union([self._with_name(each) for each in schema])
         else:
@@ -83,7 +93,8 @@ class AvroReader:
             case "fixed":
                 step = _fixed(schema["size"])
             case "array":
-                return _array(self._of(schema["items"]))
+                item = self._of(schema["items"])
+                return _array(self._longs if item is _long else partial(_each, item))
             case "map":
                 return _map(self._of(schema["values"]))
             case _:
@@ -112,8 +123,67 @@ def _long(data: bytes, at: int) -> tuple[int, int]:
     return (number >> 1) ^ -(number & 1), at + 1
 
 
+def _each(item: Step, data: bytes, at: int, count: int) -> tuple[list[Any], int]:
+    """Read *count* items."""
+    found = []
+    for _ in range(count):
+        value, at = item(data, at)
+        found.append(value)
+    return found, at
+
+
 def _longs(data: bytes, at: int, count: int) -> tuple[list[int], int]:
     """Read *count* numbers as `_long` does, without a call for each."""
+    if count >= _MANY and (end := _end_of_longs(data, at, count)) is not None:
+        if end == at + count:
+            return [*map(_SMALL.__getitem__, data[at:end])], end
+        return _read_longs()(_head(count) + data[at:end] + b"\0"), end
+    return _longs_by_byte(data, at, count)
+
+
+def _skipped_longs(data: bytes, at: int, count: int) -> tuple[list[int], int]:
+    """Look whether *count* numbers are there as `_longs` reads them."""
+    if count >= _MANY and (end := _end_of_longs(data, at, count)) is not None:
+        return [], end
+    return _longs_by_byte(data, at, count)
+
+
+def _end_of_longs(data: bytes, at: int, count: int) -> int | None:
+    """Return where *count* numbers end; None where they are not all there, or one is as long as a number can
+    be, or longer.
+    """
+    if at + count > len(data):
+        return None
+    if data[at : at + count].isascii():
+        return at + count
+    window = data[at : at + _LONGEST * count].translate(_ENDS)
+    numbers = window.split(b"t", count)
+    if len(numbers) <= count:
+        return None
+    rest = numbers.pop()
+    return None if len(max(numbers)) >= _LONGEST - 1 else at + len(window) - len(rest)
+
+
+def _head(count: int) -> bytes:
+    """Return the head of a block of *count* items."""
+    left, found = count << 1, bytearray()
+    while left >= 0x80:
+        found.append(left & 0x7F | 0x80)
+        left >>= 7
+    found.append(left)
+    return bytes(found)
+
+
+@cache
+def _read_longs() -> Callable[[bytes], list[int]]:
+    """Return fastavro's reader of arrays of long, which is compiled."""
+    from fastavro import parse_schema, schemaless_reader
+
+    schema = parse_schema({"type": "array", "items": "long"})
+    return lambda data: schemaless_reader(BytesIO(data), schema, None)  # type: ignore[return-value]
+
+
+def _longs_by_byte(data: bytes, at: int, count: int) -> tuple[list[int], int]:
     found = []
     for _ in range(count):
         number, at = data[at], at + 1
@@ -250,20 +320,15 @@ def _record(fields: Iterable[tuple[str, Step]]) -> Step:
     return step
 
 
-def _array(item: Step) -> Step:
+def _array(items: Callable[[bytes, int, int], tuple[list[Any], int]]) -> Step:
     def step(data: bytes, at: int) -> tuple[list[Any], int]:
         found: list[Any] = []
         while True:
             count, end, at = _block(data, at)
             if not count:
                 return found, at
-            if item is _long:
-                values, at = _longs(data, at, count)
-                found += values
-            else:
-                for _ in range(count):
-                    value, at = item(data, at)
-                    found.append(value)
+            values, at = items(data, at, count)
+            found += values
             _check_end(end, at)
 
     return step

@@ -90,7 +90,7 @@ def reading(
         from fastavro._read_py import schemaless_reader
     reader = parse_schema(plain(own), named_schemas={})
     fill_defaults(reader, own, owns)
-    check = AvroReader(resolved).read
+    check = AvroReader(resolved, checks_alone=True).read
     written = parse_schema(resolved, named_schemas={})
 
     def read(payload: bytes) -> Any:

@@ -86,6 +86,45 @@ def test_blocks_with_their_sizes_are_read() -> None:
     assert AvroReader(MAP).read(b"\x01\x06\x02a\x02\x00") == {"a": 1}
 
 
+@given(
+    numbers=st.lists(st.one_of(st.integers(-64, 63), st.integers(-(1 << 63), (1 << 63) - 1)), max_size=60),
+    blocks=st.integers(1, 4),
+    tail=st.binary(max_size=12),
+)
+def test_long_arrays_of_numbers_are_read_and_looked_at_alike(
+    numbers: list[int], blocks: int, tail: bytes
+) -> None:
+    file, longs = BytesIO(), fastavro.parse_schema(LONGS)
+    for _ in range(blocks):
+        fastavro.schemaless_writer(file, longs, numbers)
+        file.seek(-1, 2)  # another block instead of the end
+    payload = file.getvalue() if numbers else b"\0"
+    check = AvroReader(longs, checks_alone=True).read
+    assert AvroReader(longs).read(payload) == numbers * blocks
+    check(payload)
+    for wrong in (payload + tail + b"\0", payload[:-1] + tail, payload[: len(tail)]):
+        found = list[str]()
+        for read in (AvroReader(longs).read, check):
+            try:
+                read(wrong)
+            except DecodeError as error:
+                found.append(str(error))
+        assert len(set(found)) < 2, found
+        assert len(found) in (0, 2)
+
+
+@pytest.mark.parametrize("number", [b"\xff" * 9 + b"\x03", b"\x80" * 10 + b"\x00"], ids=["64 bits", "bytes"])
+@pytest.mark.parametrize("at", [0, 30, 59])
+def test_a_number_of_too_many_bits_among_many_is_refused(number: bytes, at: int) -> None:
+    numbers = [b"\x82\x01"] * 59
+    payload = b"\x78" + b"".join([*numbers[:at], number, *numbers[at:]]) + b"\0"
+    for checks_alone in (False, True):
+        with pytest.raises(DecodeError, match="more than 64 bits"):
+            AvroReader(LONGS, checks_alone=checks_alone).read(payload)
+    whole = payload.replace(number, b"\xff" * 9 + b"\x01")
+    assert AvroReader(LONGS).read(whole)[at] == -(1 << 63)
+
+
 PLAIN: dict[str, st.SearchStrategy[Any]] = {
     "null": st.none(),
     "boolean": st.booleans(),
@@ -99,28 +138,27 @@ PLAIN: dict[str, st.SearchStrategy[Any]] = {
 
 
 @st.composite
-def written(draw: st.DrawFn, depth: int = 3) -> tuple[Any, Any]:
-    """Draw a schema and a value of it."""
+def written(draw: st.DrawFn, depth: int = 3, name: str = "N") -> tuple[Any, Any]:
+    """Draw a schema and a value of it; its named types begin with *name*."""
     kind = draw(
         st.sampled_from([*PLAIN, "enum", "fixed", *(["array", "map", "record", "union"] if depth else [])])
     )
     if kind in PLAIN:
         return kind, draw(PLAIN[kind])
-    name = f"N{draw(st.integers(0, 1 << 60))}"
     match kind:
         case "enum":
             return {"type": "enum", "name": name, "symbols": ["A", "B", "C"]}, draw(st.sampled_from("ABC"))
         case "fixed":
             return {"type": "fixed", "name": name, "size": 3}, draw(st.binary(min_size=3, max_size=3))
         case "union":
-            schema, value = draw(written(0).filter(lambda found: found[0] != "null"))
+            schema, value = draw(written(0, f"{name}u").filter(lambda found: found[0] != "null"))
             return ["null", schema], draw(st.sampled_from([None, value]))
         case "record":
-            parts = draw(st.lists(written(depth - 1), max_size=3))
+            parts = [draw(written(depth - 1, f"{name}{at}")) for at in range(draw(st.integers(0, 3)))]
             fields = [{"name": f"f{at}", "type": schema} for at, (schema, _) in enumerate(parts)]
             value = {f"f{at}": each for at, (_, each) in enumerate(parts)}
             return {"type": "record", "name": name, "fields": fields}, value
-    schema, value = draw(written(depth - 1))
+    schema, value = draw(written(depth - 1, f"{name}i"))
     count = draw(st.integers(0, 80))
     if kind == "array":
         return {"type": "array", "items": schema}, [value] * count
