@@ -5,6 +5,7 @@ and no sent result is sent a second time. Where that cannot be, the worker does 
 from __future__ import annotations
 
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import closing
@@ -24,6 +25,7 @@ from holdfast.config import Settings
 from holdfast.core.engine.commit_notes import decode_commit_note, shortened
 from holdfast.embedded.kafka import EmbeddedKafka
 from holdfast.errors import GroupError, OtherTopicError
+from holdfast.pipeline.bootstrap.bootstrap import BootstrapOptions, bootstrap
 from holdfast.pipeline.replay import ReplayOptions
 from holdfast.pipeline.verify.table import verify
 from tests.agents import lossy_shop
@@ -232,10 +234,12 @@ def test_a_source_that_was_cut_too_is_no_table_unless_that_is_accepted(shop: Sho
     (line,) = shop.worker.said("orders begins at offset 5.*--accept-partial.*holdfast reset")[-1:]
     assert "totals.v1 partition 0" in line
     assert "Restore the changelog" in line
-    shop.worker.start(HOLDFAST_ACCEPT_PARTIAL="true").wait_ready()
-    shop.run_on()
-    assert shop.results() == sent
-    assert "partial" in shop.worker.ask("/tables")[1]
+    command = [sys.executable, "-P", "-m", "holdfast.cli", "-A", "tests.agents.lossy_shop", "worker"]
+    with closing(Worker("w1", shop.folder, shop.environment, [*command, "--accept-partial"])) as accepting:
+        accepting.start(LOSSY_COMMAND="1").wait_ready()
+        shop.run_on(accepting)
+        assert shop.results() == sent
+        assert "partial" in accepting.ask("/tables")[1]
 
 
 @pytest.mark.variant
@@ -373,3 +377,67 @@ def test_of_two_workers_with_one_instance_id_the_first_ends(shop: Shop) -> None:
         shop.write("orders", ["a", "b"])
         shop.run_on(second)
         second.stop()
+
+
+@pytest.mark.variant
+@pytest.mark.parametrize("wiped", [False, True])
+@pytest.mark.parametrize("how", ["bootstrap", "handover", "migration"])
+def test_a_later_version_that_lost_its_changelog_sends_nothing_twice(
+    shop: Shop, how: str, wiped: bool
+) -> None:
+    folded_once(shop)
+    (later, *_) = lossy_shop.processors(how)
+    create_topics(shop.settings, lossy_shop.processors(how), partitions=1)
+    local = ReplayOptions(engine="local")
+    if how != "handover":
+        bootstrap(later, shop.settings, BootstrapOptions(replay=local, migrate=how == "migration"))
+    shop.write("orders", [f"o{at % 3}" for at in range(9)])
+    shop.run(LOSSY_TOTALS=how)
+    sent, rows = shop.results(), shop.rows("totals")
+    assert sent["big"].total() == 49
+    shop.worker.stop()
+    shop.admin.delete([later.changelog(shop.settings.app)])
+    create_topics(shop.settings, lossy_shop.processors(how), partitions=1)
+    if wiped:
+        shop.worker.wipe()
+    if how == "migration":
+        assert shop.worker.start(LOSSY_TOTALS=how).wait_exit(DEADLINE_S) == 1
+        assert shop.worker.said("is empty, and migrate= says .*: run `holdfast bootstrap totals --version 2")
+        bootstrap(later, shop.settings, BootstrapOptions(replay=local, migrate=True))
+    shop.run(LOSSY_TOTALS=how)
+    assert (shop.results(), shop.rows("totals")) == (sent, rows)
+    shop.write("orders", ["new"] * 3)
+    shop.run_on()
+    assert shop.results()["big"] - sent["big"] == Counter([b"new 1", b"new 2", b"new 3"])
+    shop.worker.stop()
+    assert verify(later, shop.settings, ReplayOptions(engine="local")).equal
+
+
+@pytest.mark.variant
+@pytest.mark.parametrize("wiped", [False, True])
+def test_a_standby_of_a_lost_changelog_follows_its_owner(shop: Shop, wiped: bool) -> None:
+    second = Worker("w2", shop.folder, shop.environment, module_command("tests.agents.lossy_shop"))
+
+    with closing(second):
+        sent = folded_once(shop)
+        shop.run()
+        second.start().wait_ready()
+        shop.worker.stop()
+        second.stop()
+        shop.remake(*ALL)
+        if wiped:
+            second.wipe()
+        shop.run()
+        second.start().wait_ready()
+        shop.write("orders", ["new"] * 3)
+        shop.run_on()
+        shop.worker.kill()
+        shop.write("orders", ["more"] * 2)
+        shop.run_on(second)
+        now = shop.results()
+        assert now["big"] - sent["big"] == Counter([b"new 1", b"new 2", b"new 3", b"more 1", b"more 2"])
+        assert now["joined"].total() - sent["joined"].total() == 5
+        assert now["heard"].total() - sent["heard"].total() == 5
+        second.stop()
+    for each in lossy_shop.processors():
+        assert verify(each, shop.settings, ReplayOptions(engine="local")).equal, each.name
