@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import struct
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -337,6 +338,67 @@ def test_deletion_vectors_that_are_only_enabled_change_nothing(
     assert values_of(path) == [*want, b"more"]
     assert deep(tmp_path) == ()
     compact("t", str(tmp_path))
+    assert deep(tmp_path) == ()
+
+
+def with_vector(path: str, *rows: int) -> None:
+    """Delete *rows* of the first file as another program does that has deletion vectors: by their numbers, in
+    a bitmap in the log.
+    """
+    enabled(path, VECTORS, {"delta.enableDeletionVectors": "true"})
+    numbers = struct.pack(f"<{len(rows)}H", *rows)
+    bitmap = struct.pack("<IIHHI", 12346, 1, 0, len(rows) - 1, 16) + numbers
+    data = struct.pack("<IqI", 1681511377, 1, 0) + bitmap
+    data += bytes(-len(data) % 4)
+    vector = {
+        "storageType": "i",
+        "pathOrInlineDv": z85(data),
+        "sizeInBytes": len(data),
+        "cardinality": len(rows),
+    }
+    logs = sorted((Path(path) / "_delta_log").glob("*.json"))
+    (add, *_) = [
+        action["add"]
+        for log in logs
+        for action in map(json.loads, log.read_text().splitlines())
+        if "add" in action
+    ]
+    remove = {"path": add["path"], "deletionTimestamp": 1, "dataChange": True}
+    actions = [
+        {"commitInfo": {"timestamp": 1, "operation": "DELETE"}},
+        {"remove": remove},
+        {"add": {**add, "deletionVector": vector}},
+    ]
+    next_ = Path(path) / "_delta_log" / f"{len(logs):020d}.json"
+    next_.write_text("\n".join(map(json.dumps, actions)))
+
+
+def z85(data: bytes) -> str:
+    """Return *data* in the alphabet of ZeroMQ, which Delta uses."""
+    letters = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
+    words = struct.unpack(f">{len(data) // 4}I", data)
+    return "".join(letters[word // 85**power % 85] for word in words for power in (4, 3, 2, 1, 0))
+
+
+def test_rows_that_are_deleted_by_a_vector_are_refused_by_all_alike(
+    topic: TopicInMemory, path: str, tmp_path: Path
+) -> None:
+    want = values_of(path)
+    with_vector(path, 0, 2)
+    topic.append(1, [b"more"])
+    for attempt in (
+        lambda: values_of(path),
+        lambda: land(topic, tmp_path),
+        lambda: compact("t", str(tmp_path)),
+    ):
+        with pytest.raises(LakeError, match=r"another program deleted rows of .* by deletion vectors"):
+            attempt()
+    assert {each.kind for each in deep(tmp_path)} >= {"unreadable"}
+    assert {each.kind for each in check_table(Settings(), "t", str(tmp_path)).faults} >= {"unreadable"}
+    DeltaTable(path).restore(DeltaTable(path).version() - 1)
+    rebuilt(topic, tmp_path)  # as the message advises
+    land(topic, tmp_path)
+    assert values_of(path) == [*want, b"more"]
     assert deep(tmp_path) == ()
 
 
