@@ -52,6 +52,9 @@ class Disk:
         if self.mounted:
             self._filler.unlink()
 
+    def remount(self, how: str) -> None:
+        subprocess.run(["mount", "-o", f"remount,{how}", str(self.folder)], check=True)
+
     def close(self) -> None:
         if self.mounted:
             subprocess.run(["umount", "-l", str(self.folder)], check=True)
@@ -91,4 +94,29 @@ def test_a_full_disk_ends_the_worker_with_a_clear_message_and_costs_nothing(
         disk.free()
         worker.start().wait_ready()
         assert worker.said("set aside") == [], "a good store was given up because the disk was full"
+        prove(app, load.stop())
+
+
+@pytest.mark.slow
+def test_a_disk_that_becomes_read_only_ends_the_worker_with_a_clear_message_and_costs_nothing(
+    application: MakeApplication,
+) -> None:
+    app = application(partitions=2, instance_id="only")
+    worker = app.worker()
+    with small_disk(worker.data) as disk:
+        if not disk.mounted:
+            pytest.skip("no disk may be mounted here")
+        load = app.load(rate=1_000, seed=92)
+        worker.start().wait_ready()
+        wait_for("some work", lambda: sum(worker.applied().values()) > 2_000, DEADLINE_S, worker.tail)
+        worker.kill()  # a disk on which files are open for writing is not made read-only
+        disk.remount("ro")
+        for _ in range(2):
+            assert worker.start().wait_exit(DEADLINE_S) > 0
+            assert worker.said(r"leaving: .*Read-only file system"), worker.tail()
+            assert len(worker.said("leaving: ")) <= 2, worker.tail()
+            assert worker.said("set aside") == [], "a good store was given up because nothing can be written"
+        disk.remount("rw")
+        worker.start().wait_ready()
+        assert worker.said("set aside") == []
         prove(app, load.stop())
