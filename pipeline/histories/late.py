@@ -44,9 +44,10 @@ LATE_OUTCOMES = (PARTLY, LATE, AFTER_IDLE)
 class WhyLate:
     """A record, what its processor made of it, and *why* in a sentence. Times are in ms.
 
-    *outcome* is one of "taken", "partly late" (of hopping windows: late for some), "late" (by its own
-    origin), "late after idle" (only because others continued while its origin held nothing back), "refused",
-    "mark" and "not folded" (it lies after the records folded, or is skipped). The last three have no times.
+    *outcome* is one of "taken", "partly late" (of hopping windows: late for some; of a join: the earliest of
+    its partners may have been dropped), "late" (by its own origin), "late after idle" (only because others
+    continued while its origin held nothing back), "refused", "mark" and "not folded" (it lies after the
+    records folded, or is skipped). The last three have no times.
 
     *origin* is the log that it comes from: topics, of several the ones that a step reads, and a partition.
     *watermark_ms* is that origin's before the record, None where it had said nothing; of a raw source with
@@ -339,6 +340,11 @@ class _Sentence(NamedTuple):
         match of.outcome:
             case "taken":
                 return f"in time: {self.own}; {self.bound}"
+            case "partly late" if self.is_join:
+                return (
+                    f"in time: {self.own}; but stream time was at {clock(of.stream_ms or 0)}, since its"
+                    " origin had let go: the earliest of its partners may have been dropped"
+                )
             case "partly late":
                 return f"late for some of its windows: {self.own}; {self.bound}, but earlier ones were over"
             case "late":

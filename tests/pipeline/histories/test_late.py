@@ -312,7 +312,7 @@ def test_a_record_of_a_join_is_late_by_its_own_source_or_because_that_let_go(wri
     near = joined(written, written.source, other)
     choices = near.choices(written.name)
     written.create(written.looks, other.topic, choices)
-    left = [0, 20, 15, 17, 40]
+    left = [0, 20, 15, 17, 40, 55]
     right = [0, 1, 60, 61]
     written.write(written.looks, [(b"k", view(each * MINUTE), ()) for each in left])
     written.write(other.topic, [(b"k", view(each * MINUTE), ()) for each in right])
@@ -323,7 +323,7 @@ def test_a_record_of_a_join_is_late_by_its_own_source_or_because_that_let_go(wri
     steps.append(Choice(number=3, sources=near.signature, applied=(3, 2), tick_ms=HOUR))
     steps.append(Choice(number=4, sources=near.signature, applied=(4, 3)))
     written.write(choices, [(None, encode_choice(each), ()) for each in steps])
-    first, second, third = written.late(near)
+    first, second, third, fourth = written.late(near)
     assert (first.topic, first.offset, first.outcome) == (written.looks, 2, LATE)
     assert first.why == (
         f"{written.looks}-0 was at 1970-01-01T00:20:00Z before it; a record of 1970-01-01T00:15:00Z is late"
@@ -335,7 +335,13 @@ def test_a_record_of_a_join_is_late_by_its_own_source_or_because_that_let_go(wri
     assert third.over_from_ms == 52 * MINUTE + 1
     assert f"{written.looks}-0 had let go at" in third.why
     assert "since it said nothing while the other source waited: a recorded tick says so" in third.why
-    for each in (first, second, third):
+    assert (fourth.offset, fourth.outcome) == (5, PARTLY)
+    assert fourth.why == (
+        f"in time: {written.looks}-0 was at 1970-01-01T00:40:00Z before it; but stream time was at"
+        " 1970-01-01T01:01:00Z, since its origin had let go: the earliest of its partners may have been"
+        " dropped"
+    )
+    for each in (first, second, third, fourth):
         assert written.why(near, each.offset, each.topic) == each
     assert written.why(near, 1, written.looks).outcome == TAKEN
     assert written.why(near, 1, other.topic).outcome == TAKEN

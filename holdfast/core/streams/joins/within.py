@@ -85,7 +85,8 @@ class JoinStreamRow(msgspec.Struct, frozen=True, array_like=True, tag="s"):
     """Stream time of a partition in ms (-1 until both sources have had a record), and how many of its records
     were late: *late_after_idle* of them only because the other source advanced after theirs had let go.
 
-    *failed* lone results could not be sent when their time came.
+    *failed* lone results could not be sent when their time came. *partly_late* records were taken while the
+    earliest of their partners may have been dropped, for the same reason.
 
     The rest is for the fold: nothing is due before *next_ms*; *at_ms* is the append time at which the highest
     event time was last moved by a record, *tick_ms* when a tick was asked for. *left_ms* and *right_ms* are
@@ -104,6 +105,7 @@ class JoinStreamRow(msgspec.Struct, frozen=True, array_like=True, tag="s"):
     ended: int = 0
     awaited: int = 0
     late_after_idle: int = 0
+    partly_late: int = 0
 
 
 class JoinWithin(Processor[Any, Any], Generic[L, R, J]):
@@ -376,6 +378,7 @@ def _time_of(text: str) -> PartitionTime:
         watermarks=(row.left_ms, row.right_ms),
         ended=row.ended,
         late=row.late,
+        partly_late=row.partly_late,
     )
 
 
@@ -458,6 +461,8 @@ class _Near:
                 stream, late=stream.late + 1, late_after_idle=stream.late_after_idle + (not is_late)
             )
         else:
+            if time_ms + self.grace_ms < stream.stream_ms:
+                stream = msgspec.structs.replace(stream, partly_late=stream.partly_late + 1)
             met = self._meet(rows, side, of, event, time_ms, stream.stream_ms, emits)
             held = LeftHeld(event, met) if side == _LEFT else RightHeld(event, met)
             due_ms = self._hold(rows, side, of, time_ms, offset, held)
@@ -529,6 +534,7 @@ class _Near:
             ended,
             awaited,
             stream.late_after_idle,
+            stream.partly_late,
         )
         if after.next_ms <= stream_ms:
             return begun(self._settled(rows, partition, after, at_ms, emits))
