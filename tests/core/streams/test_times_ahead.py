@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
-from holdfast import FoldWith, Json, Processor, Source, Stream
+from holdfast import FoldWith, Internal, Json, Processor, Source, Stream
 from holdfast.errors import ConfigError
 from holdfast.streams import JoinStreamTable, JoinWithin, Merge, Rekey, Tumbling, Windowed, final
 from holdfast.testing import Topology
@@ -49,8 +49,21 @@ def pipe_honest(topology: Topology, source: Any) -> None:
     assert {each.error for each in topology.refused} <= {"FutureTimeError"}
 
 
+SENT: Internal[Reading] = Internal("sent", Json(Reading), time=lambda each: each.at_ms)
+
+
+def sending(source: Any) -> Processor[Any, int]:
+    """Return a fold that sends its records on, and reads no time itself."""
+
+    def fold(rows: Any, each: Reading, at_ms: int) -> Any:
+        rows[each.device] = rows.get(each.device, 0) + 1
+        yield SENT.emit(each.device, each)
+
+    return Processor(name="sending", source=source, fold=fold, row=int, emits=(SENT,))
+
+
 @pytest.mark.parametrize("policy", ["refuse", "hold"])
-@pytest.mark.parametrize("behind", ["nothing", "rekey", "merge", "step of a step"])
+@pytest.mark.parametrize("behind", ["nothing", "rekey", "merge", "step of a step", "fold", "fold of a step"])
 def test_no_record_of_a_window_is_late_by_a_wrong_clock(policy: Policy, behind: str) -> None:
     source = readings(policy)
     rekey = Rekey(name="by-device", source=source, by=lambda each: each.device)
@@ -60,9 +73,12 @@ def test_no_record_of_a_window_is_late_by_a_wrong_clock(policy: Policy, behind: 
         "rekey": [rekey],
         "merge": [merge],
         "step of a step": [rekey, Rekey(name="again", source=rekey, by=lambda each: each.device)],
+        "fold": [sending(source)],
+        "fold of a step": [rekey, sending(rekey)],
     }
     steps = chains[behind]
-    windows = hours(steps[-1] if steps else source)
+    read: Any = steps[-1] if steps else source
+    windows = hours(Source(SENT, Json(Reading), ahead_policy=policy) if behind.startswith("fold") else read)
     with Topology([*steps, windows], partitions=1) as topology:
         pipe_honest(topology, source)
         assert topology.read("late") == []
