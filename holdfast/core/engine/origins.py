@@ -455,10 +455,20 @@ class StepClock:
         """Take in a record; return the header of its origin for what a fold emits. A record whose source has
         no event time has the watermark of the partition.
         """
-        sent = self.told(source, event, headers, partition, append_ms)
-        if sent and sent[-1][0] == ORIGIN:
-            return sent[-1]  # type: ignore[return-value]  # written above
-        return record_header(partition, self.watermark_ms, self.watermark_ms)
+        time = self._times[source]
+        if headers or time is None:
+            sent = self.told(source, event, headers, partition, append_ms)
+            if sent and sent[-1][0] == ORIGIN:
+                return sent[-1]  # type: ignore[return-value]  # written above
+            return record_header(partition, self.watermark_ms, self.watermark_ms)
+        of, at_ms = self._of[source], time_or_none(time, event)
+        before_ms = of.marks.get(NAMELESS, UNHEARD)
+        if at_ms is not None and at_ms > before_ms:
+            limit_ms, holds = self._limits[source]
+            if at_ms - append_ms <= limit_ms or check_ahead("", at_ms, append_ms, limit_ms, holds=holds):
+                of.hear(NAMELESS, at_ms)
+                self._pass()
+        return ORIGIN, _pack(_FORMAT, partition, before_ms, self.watermark_ms)
 
     def told_all(
         self,

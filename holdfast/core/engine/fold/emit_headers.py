@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import repeat
+from types import GeneratorType
 from typing import Any
 
 from holdfast.core.engine.declared.emit_rules import require_emits
@@ -17,6 +18,8 @@ from holdfast.core.engine.origins import StepClock, early, is_mark, mark_of, rec
 from holdfast.core.engine.state.rows import Rows
 
 _Header = tuple[str, bytes]
+_PLAIN = (GeneratorType, list, tuple)
+"""Kinds of emits that need no look: an `Emit` alone, which is refused, is none of them."""
 
 
 class EmitHeaders:
@@ -74,13 +77,18 @@ class EmitHeaders:
     def _sent(self, emits: Any, header: _Header) -> Emits:
         if emits.__class__ is Paced:
             return Paced(map(partial(self._all_sent, header=header), emits.parts))
-        return self._all_sent(require_emits(emits), header)
+        known = emits.__class__ in _PLAIN
+        return self._all_sent(emits if known else require_emits(emits), header)
 
     def _all_sent(self, emits: Iterable[Emit], header: _Header) -> list[Emit]:
         """Return *emits* with *header*. The last one alone reports how far the partition has come, since the
         others may be earlier than that.
         """
         made, last = [*emits], True
+        if len(made) == 1 and (emit := made[0]).__class__ is Emit and emit.headers == ():
+            if emit.topic in self._topics:
+                return [Emit(emit.topic, emit.key, emit.value, (header,), emit.partition)]
+            return made
         for at in range(len(made) - 1, -1, -1):
             emit = made[at]
             if not isinstance(emit, Emit) or emit.topic not in self._topics:
