@@ -82,7 +82,7 @@ class TopicLog:
     """
 
     def __init__(self, settings: Settings, topic: str) -> None:
-        self.topic, self._settings = topic, settings
+        self.topic, self._settings = str(topic), settings  # a name may carry a declaration, and is stored
         self._admin = make_admin(settings.client(), log_level=CRITICAL)
 
     def __enter__(self) -> Self:

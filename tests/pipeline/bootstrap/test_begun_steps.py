@@ -94,7 +94,7 @@ def check_other_ways(app: PacedApplication, lake: Path) -> None:
     """
     hours = app.processors[1]
     live = [each.digest for each in read_live(hours, app.settings)]
-    land(app.settings, app.internal, str(lake))
+    land(app.settings, hours.source, str(lake))
     landed = replay(hours, app.settings, replace(LOCAL, source="bronze", lake=str(lake)))
     assert [each.digest for each in landed.partitions] == live
     assert verify(hours, app.settings, replace(LOCAL, source="bronze", lake=str(lake))).equal
