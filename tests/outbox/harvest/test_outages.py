@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.outbox.harvest.table.row_types import ShardEpoch
 from holdfast.outbox.harvest.table.rows import OutboxRows
 from holdfast.outbox.settings import HarvestSettings
-from tests.outbox.databases import FreshOutbox
+from tests.outbox.databases import FreshOutbox, killed, url_of
 from tests.outbox.full_disks import small_disk
 from tests.outbox.harvesting import PARTITIONS, Alone, Rig
 from tests.support import own_broker
@@ -120,6 +121,33 @@ def test_a_full_disk_under_the_database_costs_nothing_but_time(
             rig.wait_empty(deadline_s=SCENARIO_S)
         records = rig.prove() if strategy == "fenced" else rig.read()
         assert {record.number for record in records} == set(range(rig.filled))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["mariadb", "mysql"])
+def test_a_database_that_is_killed_again_and_again_costs_no_row(
+    broker: SessionBroker,
+    fresh_topic: FreshTopic,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    kind: str,
+) -> None:
+    outbox = FreshOutbox.make(url_of(kind, request, tmp_path))
+    rig = Rig(broker, outbox, fresh_topic("events", partitions=PARTITIONS))
+    rig.fill(4_000)
+    with Alone(rig.settings(batch_rows=20)) as leader:
+
+        def has(count: str, more_than: int) -> bool:
+            return int(getattr(leader.stats, count)) > more_than
+
+        for turn in range(4):
+            wait_for("some rows", partial(has, "published", 100 * turn), DEADLINE_S)
+            with killed(request.getfixturevalue(kind)):
+                wait_for("the trouble", partial(has, "restarts", leader.stats.restarts), DEADLINE_S)
+            rig.fill(100)
+        rig.wait_empty()
+    records = rig.prove()
+    assert sorted(record.number for record in records) == [*range(rig.filled)]
 
 
 @pytest.mark.slow
