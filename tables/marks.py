@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 from holdfast.clock import Clock, system_clock
 from holdfast.core.engine.declared.processor import Processor
-from holdfast.core.engine.origins import ALONE, UNHEARD, Mark, StepReached, mark_headers, told_of
-from holdfast.kafka.transactions.transactional_producer import Written
+from holdfast.core.engine.origins import ALONE, ORIGIN, UNHEARD, Mark, StepReached, mark_headers, told_of
 
 MARK_EVERY_S, MARKS_PER_S = 0.1, 64
 """The least interval at which a partition is sent a mark that the watermark has moved, and roughly the marks
@@ -58,7 +57,7 @@ class StepMarks:
         said = self._said.values()
         return bool(said) and all((each.watermark_ms, each.has_ended) == reached for each in said)
 
-    def add(self, topic: str, records: Sequence[list[Written]], origins: int) -> None:
+    def add(self, topic: str, records: Sequence[list[Any]], origins: int) -> None:
         """Append the mark that is due to the *records* of each partition of a topic; *origins* is the number
         of the source's partitions.
         """
@@ -69,7 +68,9 @@ class StepMarks:
             place, sent = (topic, target), records[target]
             said = self._said.get(place)
             known_ms, has_ended = (UNHEARD, False) if said is None else said[:2]
-            if sent and (told := told_of(tuple(sent[-1][2]))) is not None:
+            carried = sent[-1][2] if sent else ()
+            headers = ((ORIGIN, carried),) if isinstance(carried, bytes) else tuple(carried)
+            if (told := told_of(headers)) is not None:
                 known_ms, has_ended = max(known_ms, told.after_ms), False
             if (
                 said is None

@@ -10,7 +10,6 @@ import logging
 from collections import Counter
 from collections.abc import Coroutine
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any, TypeVar
 
 from holdfast.agents.partitions.batches.commit import Commit
@@ -22,6 +21,7 @@ from holdfast.agents.partitions.batches.traced_batches import TracedBatches
 from holdfast.agents.partitions.types import NOT_IN_GROUP, FoldEvent, FoldLimits, RunnerHost
 from holdfast.clock import Clock, system_clock
 from holdfast.core.engine.declared.processor import Emit
+from holdfast.core.engine.emit_columns import topics_of
 from holdfast.core.engine.fold.folding import Changes
 from holdfast.core.engine.fold.stepping import TopicOffset
 from holdfast.errors import FencedError, Later, RottenStoreError, StoppedError
@@ -32,7 +32,6 @@ from holdfast.tables.partition import Partition
 
 logger = logging.getLogger(__name__)
 
-TOPIC = attrgetter("topic")
 LONG_TURN_S = 0.2
 """When several partitions have long folds, each runs LONG_TURN_S before it yields to the next: its rows stay
 in the processor's cache.
@@ -260,7 +259,7 @@ class Runner:
         self._counts.committed(
             records=changes.records,
             rows=len(changes.puts),
-            emitted=Counter(map(TOPIC, changes.emits)),
+            emitted=Counter(topics_of(changes.emits)),
             quarantined=len(changes.refused),
             seconds=seconds,
         )

@@ -8,6 +8,7 @@ sources' logs, at whatever pace they are read (docs/adr/0022-watermarks.md).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate, repeat
 from struct import Struct
 from struct import error as StructError
 from typing import Any, NamedTuple
@@ -35,8 +36,8 @@ LIMIT_TIME_MS = 10**15
 
 _FORMAT = 1
 _RECORD, _MARKED = Struct(">Biqq"), Struct(">Biq?i")
-_WATERMARK = Struct(">q")
-_pack, _unpack = _RECORD.pack, Struct(">xiqq").unpack
+_WATERMARK, _TOLD = Struct(">q"), Struct(">xiqq")
+_pack, _unpack, _iter_unpack = _RECORD.pack, _TOLD.unpack, _TOLD.iter_unpack
 
 
 class RecordOrigin(NamedTuple):
@@ -146,6 +147,25 @@ def quickly_told_of(headers: Headers) -> tuple[int, int, int] | None:
     except (ValueError, StructError):
         pass
     return None
+
+
+def all_told(headers: Sequence[Headers]) -> list[tuple[int, int, int]] | None:
+    """Return the same as `told_of` for each of *headers* if all of them are that one header alone; else None.
+
+    >>> all_told([(record_header(3, 5, 7),), (record_header(3, 7, 7),)])
+    [(3, 5, 7), (3, 7, 7)]
+    """
+    try:
+        values = [value for ((name, value),) in headers if name == ORIGIN]
+        packed = b"".join(values)  # type: ignore[arg-type]  # a header without a value raises TypeError
+    except (ValueError, TypeError):
+        return None
+    size, count = _RECORD.size, len(headers)
+    if len(values) < count or {*map(len, values)} != {size} or packed[::size].count(_FORMAT) < count:  # type: ignore[arg-type]
+        return None
+    told: list[tuple[int, int, int]] = [*_iter_unpack(packed)]
+    origins = {each[0] for each in told}
+    return told if min(origins) >= 0 and max(origins) < LIMIT_ORIGINS else None
 
 
 def mark_of(headers: Headers) -> Mark:
@@ -272,6 +292,16 @@ class OriginWatermarks:
         if self.known_least_ms is None:
             self.known_least_ms, self._others = self._found()
         return self.known_least_ms
+
+    def others_ms(self, origin: int) -> int:
+        """Return the least watermark of the origins but *origin* that will say more, which is one of them:
+        up to that, its own is the least.
+        """
+        least_ms = self.least_ms
+        if self.marks[origin] != least_ms:
+            return least_ms
+        self.known_least_ms, self._others = self._found()
+        return least_ms if self._others is None else self._others
 
     @property
     def is_named(self) -> bool:
@@ -473,47 +503,62 @@ class StepClock:
     def told_all(
         self,
         events: Sequence[Any],
-        headers: Iterable[Headers],
+        headers: Sequence[Headers],
         partitions: Iterable[int],
-        append_times: Iterable[int],
-    ) -> list[Headers]:
-        """Do as `told` does for records of the first source, which is the only one, and of no step."""
+        append_times: Sequence[int],
+    ) -> Sequence[Headers | bytes]:
+        """Do as `told` does for records of the first source, which is the only one, and of no step. Where a
+        record has no other headers, return the content of the one that it is sent on with.
+        """
         of, time = self._of[0], self._times[0]
         if time is None:
-            return [*headers]
-        highest = of.marks.get(NAMELESS, UNHEARD)
-        pack, name, made = _pack, ORIGIN, list[Headers]()
-        append, out, least = made.append, max(self.watermark_ms, highest), max(highest, -1)
-        limit_ms, holds = self._limits[0]
-        same: Headers = ()
-        same_of = NAMELESS
-        records = zip(events, headers, partitions, append_times, strict=True)
-        for event, old, partition, append_ms in records:
-            try:
-                at_ms = None if event is None else time(event)
-            except (Exception, SystemExit):  # noqa: BLE001  whoever needs the time refuses the record
-                at_ms = None
-            if (
-                at_ms.__class__ is int
-                and least < at_ms < LIMIT_TIME_MS
-                and (
-                    at_ms - append_ms <= limit_ms or check_ahead("", at_ms, append_ms, limit_ms, holds=holds)
-                )
-            ):
-                if at_ms > out:  # noqa: PLR1730  max() takes a tenth of a microsecond
-                    out = at_ms
-                told: Headers = ((name, pack(_FORMAT, partition, highest, out)),)
-                highest = least = at_ms
-                same_of = NAMELESS
-            elif partition == same_of:
-                told = same
-            else:  # a record that moves no watermark has the header of such a record before it
-                told = same = ((name, pack(_FORMAT, partition, highest, out)),)
-                same_of = partition
-            append((*old, *told) if old else told)
-        if highest != UNHEARD:
-            of.hear(NAMELESS, highest)
+            return headers
+        before_ms = of.marks.get(NAMELESS, UNHEARD)
+        highest = highest_of(before_ms, self._moving(time, events, append_times))
+        after = highest[1:]
+        if self.watermark_ms > before_ms:
+            after = [max(each, self.watermark_ms) for each in after]
+        made = [*map(_pack, repeat(_FORMAT), partitions, highest, after)]
+        if highest[-1] != UNHEARD:
+            of.hear(NAMELESS, highest[-1])
         self._pass()
+        if not any(headers):
+            return made
+        return [(*old, (ORIGIN, own)) if old else own for old, own in zip(headers, made, strict=True)]
+
+    def _moving(
+        self, time: Callable[[Any], int], events: Sequence[Any], append_times: Sequence[int]
+    ) -> list[int]:
+        """Return the time of each event, UNHEARD for one that moves no watermark."""
+        limit_ms, holds = self._limits[0]
+        try:
+            at_ms = [UNHEARD if event is None else time(event) for event in events]
+        except (Exception, SystemExit):  # noqa: BLE001  whoever needs the time refuses the record
+            at_ms = []
+        if (
+            {*map(type, at_ms)} == {int}
+            and min(at_ms) >= 0
+            and (latest := max(at_ms)) < LIMIT_TIME_MS
+            and latest - min(append_times) <= limit_ms
+        ):
+            return at_ms
+        found = []
+        for event, append_ms in zip(events, append_times, strict=True):
+            each = time_or_none(time, event)
+            moves = each is not None and check_ahead("", each, append_ms, limit_ms, holds=holds)
+            found.append(each if each is not None and moves else UNHEARD)
+        return found
+
+    def passed_all(self, told: Iterable[tuple[int, int, int]], partitions: Iterable[int]) -> list[bytes]:
+        """Do as `told` does for records of the first source, which is the only one, with the origins that
+        `all_told` returns. Return the content of the header that each is sent on with: it has no other.
+        """
+        of, reached_ms, made = self._of[0], self.watermark_ms, list[bytes]()
+        for (origin, before_ms, after_ms), partition in zip(told, partitions, strict=True):
+            of.hear(origin, after_ms)
+            reached_ms = max(reached_ms, of.least_ms)
+            made.append(_pack(_FORMAT, partition, before_ms, reached_ms))
+        self.watermark_ms = reached_ms
         return made
 
     def _pass(self) -> None:
@@ -539,6 +584,17 @@ class StepClock:
     def has_ended(self) -> bool:
         """Return whether every source is of a step, and all of its origins are at their ends."""
         return all(each.has_ended for _, each in self._holding)
+
+
+def highest_of(before_ms: int, times_ms: Sequence[int]) -> list[int]:
+    """Return the highest of *before_ms* and the times so far: before the first, and after each.
+
+    >>> highest_of(3, [2, 5, 4])
+    [3, 3, 5, 5]
+    """
+    if times_ms and times_ms[0] >= before_ms and times_ms == sorted(times_ms):  # as in most logs
+        return [before_ms, *times_ms]
+    return [*accumulate(times_ms, max, initial=before_ms)]
 
 
 def time_or_none(time: Callable[[Any], int], event: Any) -> int | None:

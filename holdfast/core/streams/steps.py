@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import compress
 from typing import Any, Generic, NamedTuple, TypeVar, cast, overload
 
 import msgspec
@@ -18,6 +19,7 @@ from holdfast.core.engine.declared.serdes import (
     Framing,
     Serde,
     alike,
+    decode_all,
     framing,
     without_ids,
 )
@@ -32,12 +34,22 @@ from holdfast.core.engine.declared.sources import (
     require_source,
 )
 from holdfast.core.engine.declared.streams import Internal, Stream, tells_origins
+from holdfast.core.engine.emit_columns import Carried, EmitColumns, Emitted, headers_of
 from holdfast.core.engine.emits import Emit, Emits, Headers
 from holdfast.core.engine.event_times import TimeWithin, limit_of, unlimited
-from holdfast.core.engine.origins import ORIGIN, UNHEARD, StepClock, early, is_mark, mark_of, unclaimed
+from holdfast.core.engine.origins import (
+    ORIGIN,
+    UNHEARD,
+    StepClock,
+    all_told,
+    early,
+    is_mark,
+    mark_of,
+    unclaimed,
+)
 from holdfast.core.engine.state.rows import Rows
 from holdfast.core.streams.emitting import check_topics
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, DecodeError
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -45,6 +57,14 @@ T = TypeVar("T")
 Record = tuple[Any, bytes | None, bytes | None, Headers, int | None]
 """The record as a step gets it: the event, then value, key, headers and partition as they are in the topic.
 """
+
+
+Columns = Sequence[Sequence[Any]]
+"""The columns of records as a step gets them: values, keys, headers, partitions."""
+Reads = Callable[[Columns], tuple[list[Any], Sequence[Headers]]]
+"""Returns the events of records in columns, and the headers that they are sent on with."""
+SendAll = Callable[[list[Any], Columns, Sequence[Carried]], EmitColumns]
+"""Sends records, given their events, columns, and the headers that they are sent with."""
 
 
 class NoRow(msgspec.Struct, frozen=True):
@@ -120,10 +140,25 @@ class Step(Processor[Any, NoRow], Generic[T]):
         columns: Sequence[Sequence[Any]],
         clock: StepClock | None = None,
         append_times: Sequence[int] = (),
-    ) -> list[Emit]:
+    ) -> Emitted:
         """Return the records that the step sends for records in columns; *clock* needs *append_times*."""
-        if isinstance(self.fold, _By) and (clock is None or not self.meets_marks):
-            return self.fold.send_all(columns, clock, append_times)
+        _, _, headers, partitions = columns
+        told = all_told(headers) if clock is not None and self.meets_marks else None
+        send: SendAll | None = getattr(self.fold, "send_all", None)
+        if send is None or (clock is not None and self.meets_marks and told is None):
+            return self._send_each(columns, clock, append_times)
+        reads: Reads = self.decode.in_columns  # type: ignore[attr-defined]  # see _record_of
+        events, headers = reads(columns)
+        carried: Sequence[Carried] = headers
+        if clock is not None and told is not None:
+            carried = clock.passed_all(told, partitions)
+        elif clock is not None:
+            carried = clock.told_all(events, headers, partitions, append_times)
+        return send(events, columns, carried)
+
+    def _send_each(
+        self, columns: Sequence[Sequence[Any]], clock: StepClock | None, append_times: Sequence[int]
+    ) -> list[Emit]:
         fold, none = self.fold, cast("Rows[NoRow]", None)  # there are none, and it looks at none
         # Zipped with a column: a decoder that raises StopIteration would otherwise silently drop the rest.
         if clock is None:
@@ -132,11 +167,11 @@ class Step(Processor[Any, NoRow], Generic[T]):
         if not self.meets_marks:
             records = [*map(self.decode, *columns)]
             events = [record[0] for record in records]
-            headers_of = clock.told_all(events, [record[3] for record in records], columns[3], append_times)
+            told_of = clock.told_all(events, [record[3] for record in records], columns[3], append_times)
             return [
                 emit
-                for (event, value, key, _, partition), headers in zip(records, headers_of, strict=True)
-                for emit in fold(none, (event, value, key, headers, partition), -1) or ()
+                for (event, value, key, _, partition), carried in zip(records, told_of, strict=True)
+                for emit in fold(none, (event, value, key, headers_of(carried), partition), -1) or ()
             ]
         told = zip(map(partial(self.told_by, clock), append_times, *columns), columns[0], strict=True)
         return [emit for record, _ in told if record is not SKIPPED for emit in fold(none, record, -1) or ()]
@@ -191,6 +226,14 @@ class Map(Step[T], Generic[S, T]):
             kept = without_ids(headers, VALUE_ID)
             return (Emit(topic, key, encode(each(event)), kept, partition if stays else None),)
 
+        def send_all(events: list[Any], columns: Columns, carried: Sequence[Carried]) -> EmitColumns:
+            values = [encode(each(event)) for event in events]
+            _, keys, _, partitions = columns
+            sent = EmitColumns()
+            sent.add(topic, keys, values, _without(carried, VALUE_ID, columns), partitions if stays else None)
+            return sent
+
+        fold.send_all = send_all  # type: ignore[attr-defined]  # see Step.send_all
         self._declare(
             name=name,
             version=version,
@@ -238,6 +281,16 @@ class Filter(Step[T]):
             event, value, key, headers, partition = record
             return (Emit(topic, key, value, headers, partition if stays else None),) if keep(event) else None
 
+        def send_all(events: list[Any], columns: Columns, carried: Sequence[Carried]) -> EmitColumns:
+            kept = [bool(keep(event)) for event in events]
+            values, keys, _, partitions = columns
+            every = keys, values, carried, partitions
+            keys, values, carried, partitions = ([*compress(each, kept)] for each in every)
+            sent = EmitColumns()
+            sent.add(topic, keys, values, carried, partitions if stays else None)
+            return sent
+
+        fold.send_all = send_all  # type: ignore[attr-defined]  # see Step.send_all
         self._declare(
             name=name,
             version=version,
@@ -466,7 +519,7 @@ class Rekey(Step[T], Generic[S, T]):
                     " those of the source"
                 )
             out = _same(whose, name, read, to, version, key=key)
-            fold: Fold = _By(read, out, by)
+            fold: Fold = _By(out, by)
         else:
             if serde is None and to is None:
                 raise ConfigError(
@@ -492,12 +545,10 @@ Fold = Callable[[Rows[NoRow], Record, int], Emits]
 class _By:
     """The fold of `Rekey(by=...)`, one record at a time or, four times as fast, whole columns."""
 
-    __slots__ = ("_by", "_claims", "_encode_key", "_frames", "_read", "_topic")
+    __slots__ = ("_by", "_encode_key", "_topic")
 
-    def __init__(self, source: Source[Any], out: Stream[Any], by: Callable[[Any], Any]) -> None:
+    def __init__(self, out: Stream[Any], by: Callable[[Any], Any]) -> None:
         self._topic, self._encode_key, self._by = str(out), out.key.encode, by
-        self._read, self._frames = source.serde.decode, framing(source.serde)
-        self._claims = _claims(source, out)
 
     def __call__(self, rows: Rows[NoRow], record: Record, at_ms: int) -> Emits:
         event, value, _, headers, _ = record
@@ -506,28 +557,27 @@ class _By:
             return None
         return (Emit(self._topic, self._encode_key(key), value, without_ids(headers, KEY_ID)),)
 
-    def send_all(
-        self, columns: Sequence[Sequence[Any]], clock: StepClock | None, append_times: Sequence[int]
-    ) -> list[Emit]:
-        values, _, all_headers, partitions = columns
-        if self._claims and any(all_headers):
-            all_headers = [*map(unclaimed, all_headers)]
-        topic, encode_key, read, by = self._topic, self._encode_key, self._read, self._by
-        told = values if self._frames is None else map(self._frames, values, all_headers)
-        if clock is not None:
-            events = [read(value) for value in told]
-            kept = [without_ids(each, KEY_ID) for each in all_headers] if any(all_headers) else all_headers
-            sent = zip(events, values, clock.told_all(events, kept, partitions, append_times), strict=True)
-            return [
-                Emit(topic, encode_key(key), value, headers)
-                for event, value, headers in sent
-                if (key := by(event)) is not None
-            ]
-        return [
-            Emit(topic, encode_key(key), value, without_ids(headers, KEY_ID))
-            for value, event, headers in zip(values, told, all_headers, strict=True)
-            if (key := by(read(event))) is not None
-        ]
+    def send_all(self, events: list[Any], columns: Columns, carried: Sequence[Carried]) -> EmitColumns:
+        encode_key, by = self._encode_key, self._by
+        keys: list[Any] = [_UNSENT if (key := by(event)) is None else encode_key(key) for event in events]
+        values: Iterable[Any] = columns[0]
+        carried = _without(carried, KEY_ID, columns)
+        if _UNSENT in keys:
+            is_sent = [key is not _UNSENT for key in keys]
+            keys, values, carried = ([*compress(each, is_sent)] for each in (keys, values, carried))
+        sent = EmitColumns()
+        sent.add(self._topic, keys, values, carried)
+        return sent
+
+
+_UNSENT: Any = object()
+
+
+def _without(carried: Sequence[Carried], name: str, columns: Columns) -> Sequence[Carried]:
+    """Return the headers of records in *columns* without the schema id *name*."""
+    if not any(columns[2]):
+        return carried
+    return [each if isinstance(each, bytes) else without_ids(each, name) for each in carried]
 
 
 def _pairs(out: Stream[Any], pairs: Callable[[Any], Iterable[tuple[Any, Any]]]) -> Fold:
@@ -620,6 +670,17 @@ def _record_of(source: Source[Any], *, claims: bool) -> Callable[..., Record]:
         event = read(value if frames is None else frames(value, headers))
         return event, value, key, unclaimed(headers) if claims else headers, partition
 
+    def in_columns(columns: Columns) -> tuple[list[Any], Sequence[Headers]]:
+        values, _, headers, _ = columns
+        if frames is None:
+            events = [*decode_all(source.serde, values)]
+            if len(events) < len(values):
+                raise DecodeError("its decoder raised StopIteration")
+        else:
+            events = [read(frames(value, each)) for value, each in zip(values, headers, strict=True)]
+        return events, [*map(unclaimed, headers)] if claims and any(headers) else headers
+
+    decode.in_columns = in_columns  # type: ignore[attr-defined]  # see Step.send_all
     decode.time = source.reads_time  # type: ignore[attr-defined]  # see Step._times
     return decode
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.emit_columns import EmitColumns
 from holdfast.core.engine.emits import Emit, Headers
 from holdfast.core.engine.origins import ORIGIN, record_header
 from holdfast.errors import FoldError
@@ -13,6 +14,7 @@ from holdfast.errors import FoldError
 HEADER_BYTES = 10
 """The most bytes that a header takes in addition to its name and content."""
 _LIMIT_PARTITIONS = 1 << 31
+_BYTES = {bytes}
 _ORIGIN_BYTES = HEADER_BYTES + len(ORIGIN) + len(record_header(0, 0, 0)[1])
 
 
@@ -41,6 +43,8 @@ class EmitRules:
 
     def check_all(self, emits: Iterable[Emit]) -> None:
         """Check each of *emits* as `check` does, in one pass for those that are plainly valid."""
+        if isinstance(emits, EmitColumns) and self._are_plain(emits):
+            return
         declared, limit_bytes = self._may_emit_to, self._limit_bytes
         before: Headers = ()
         most_bytes = limit_bytes  # most that key and value may take with these headers
@@ -67,6 +71,26 @@ class EmitRules:
             ):
                 continue
             self.check(emit)
+
+    def _are_plain(self, emits: EmitColumns) -> bool:
+        """Return whether emits are plainly valid, as a step sends them."""
+        if not emits:
+            return True
+        keys: list[Any] = emits.keys
+        values: list[Any] = emits.values
+        kinds = {*map(type, emits.carried)}
+        most_bytes = self._limit_bytes - (_ORIGIN_BYTES if kinds == _BYTES else 0)
+        return (
+            (kinds == _BYTES or not any(emits.carried))
+            and {*map(type, emits.topics)} == {str}
+            and self._may_emit_to.issuperset(emits.topics)
+            and {*map(type, keys)} == _BYTES
+            and {*map(type, values)} == _BYTES
+            and max(map(len, keys)) + max(map(len, values)) <= most_bytes
+            and all(
+                type(each) is int and 0 <= each < _LIMIT_PARTITIONS for each in {*emits.partitions} - {None}
+            )
+        )
 
     def check(self, emit: Emit) -> None:
         """Raise for what a producer would refuse: once the transaction is being written, one bad record

@@ -38,6 +38,7 @@ from holdfast.core.engine.declared.sources import (
     timed,
 )
 from holdfast.core.engine.declared.streams import Internal, Stream, tells_origins
+from holdfast.core.engine.emit_columns import Emitted
 from holdfast.core.engine.emits import Emit, Emits, Headers
 from holdfast.core.engine.event_times import TimeWithin, limit_of
 from holdfast.core.engine.origins import HeldBack, StepClock, StepReached
@@ -50,6 +51,13 @@ __all__ = ["INPUTS", "DecoderInput", "Emit", "Emits", "Headers", "Input", "Proce
 E = TypeVar("E")
 R = TypeVar("R")
 
+FoldAll = Callable[
+    [Rows[Any], Sequence[Sequence[Any]], Sequence[int], int, list[Emit]], "tuple[int, Emits] | None"
+]
+"""Folds records in columns, given the rows, the columns, append times, the stream time before them, and the
+emits to add to. It returns how many were folded, and the rest of the last one if that is `Paced`; None where
+these records have to be folded one by one.
+"""
 EmitsFrom = Literal["beginning", "handover"]
 """The emits of a new version: all of them again, or only those that the version before has not sent."""
 OnError = Literal["quarantine", "stop"]
@@ -626,11 +634,18 @@ class Processor(Generic[E, R]):
         columns: Sequence[Sequence[Any]],
         clock: StepClock | None = None,
         append_times: Sequence[int] = (),
-    ) -> list[Emit]:
+    ) -> Emitted:
         """Return the emits of a stateless step for records in columns, the same as its decoder and fold give
         one by one; with the header of the origin if there is a *clock*, for records of *append_times*.
         """
         raise NotImplementedError("only steps send without rows")
+
+    @property
+    def fold_all(self) -> FoldAll | None:
+        """Return the function that folds records in columns, with the same result as its decoder and fold one
+        by one; None without one.
+        """
+        return None
 
     def told_by(self, clock: StepClock, append_ms: int, *columns: Any) -> Any:
         """Return the event of one record of a step as its decoder does, with the header of its origin;

@@ -59,6 +59,11 @@ def close_asides(rows: Rows[Any]) -> None:
     rows.derived.pop(_ASIDES, None)
 
 
+def takes_asides(rows: Rows[Any]) -> bool:
+    """Return whether failures are put aside now; else `emit_result` just adds an emit."""
+    return _ASIDES in rows.derived
+
+
 def emit_result(rows: Rows[Any], emits: list[Emit], what: str, make: Callable[[], Emit]) -> None:
     """Add to *emits* the deferred result of *make*, which is due.
 

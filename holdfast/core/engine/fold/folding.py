@@ -15,8 +15,9 @@ from typing import Any, TypeVar
 
 from holdfast.core.engine.batches import Batch
 from holdfast.core.engine.choices import Choice
-from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.declared.processor import FoldAll, Processor
 from holdfast.core.engine.declared.sources import SKIPPED, EventTime, decoder_columns, event_time
+from holdfast.core.engine.emit_columns import EmitColumns, Emitted
 from holdfast.core.engine.emits import Emits, Headers
 from holdfast.core.engine.fold.event_clock import event_clock_of
 from holdfast.core.engine.fold.paced import Paced
@@ -114,11 +115,15 @@ class Folder(SteppingFolder[R, Batch, Changes]):
         elif self.event_clock is not None:
             self._fold = unless_skipped(processor.fold)
         self._call = self._fold
+        self._fold_all = processor.fold_all if self._carried is None else None
         if processor.has_event_time:
             self._call = self._timed(self._fold, self._time if self.event_clock is None else self._time_told)
         self._meets_marks = processor.meets_marks
         self._skips_marks = processor.meets_marks and not processor.takes_marks
         self._headers = processor.columns.index("headers") if processor.meets_marks else -1
+
+    def _no_emits(self) -> Emitted:
+        return EmitColumns() if self.processor.stateless else []
 
     def _time(self, event: Any, stream_ms: int) -> int:
         if event is SKIPPED:
@@ -205,9 +210,11 @@ class Folder(SteppingFolder[R, Batch, Changes]):
                     [each for each, mark in zip(column, marks, strict=True) if not mark] for column in columns
                 )
                 append_times = [at for at, mark in zip(append_times, marks, strict=True) if not mark]
-            self._emits += self.processor.send_all(columns, self.clock, append_times)
+            self._emits.extend(self.processor.send_all(columns, self.clock, append_times))
             self.stream_ms = max(self.stream_ms, *batch.times_ms)
             return batch.records
+        if self._fold_all is not None and (done := self._fold_columns(self._fold_all, batch)):
+            return done
         rows, fold, emit, now_ms = self.rows, self._call, self._emits.extend, self.stream_ms
         events: Iterator[Any] = map(self.processor.decode, *self._columns(batch))
         if self._hears:
@@ -232,6 +239,20 @@ class Folder(SteppingFolder[R, Batch, Changes]):
         self.stream_ms = now_ms
         # The times that are left give the number folded: to count each would take a hundredth of the time.
         return batch.records - length_hint(times) - waits
+
+    def _fold_columns(self, fold_all: FoldAll, batch: Batch) -> int:
+        """Fold *batch* in columns; return how many of its records were folded, 0 where that cannot be."""
+        if self.rows.next_wake_ms != NEVER:
+            return 0
+        assert isinstance(self._emits, list), "only steps send columns"
+        found = fold_all(self.rows, self._columns(batch), batch.times_ms, self.stream_ms, self._emits)
+        if found is None:
+            return 0
+        done, emits = found
+        if emits.__class__ is Paced:
+            self._rest, self._rest_before = emits.parts, False
+        self.stream_ms = max(self.stream_ms, *batch.times_ms[:done])
+        return done
 
     def _skipping(self, records: Iterable[tuple[Any, ...]], marks: list[bool]) -> Iterator[Any]:
         decode = self.processor.decode

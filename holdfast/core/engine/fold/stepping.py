@@ -18,6 +18,7 @@ from holdfast.core.engine.declared.emit_rules import EmitRules, require_emits
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.declared.sources import EventTime
 from holdfast.core.engine.declared.streams import Internal, tells_origins
+from holdfast.core.engine.emit_columns import Emitted
 from holdfast.core.engine.emits import Emit, Emits, Headers
 from holdfast.core.engine.fold.asides import Asides, close_asides, open_asides
 from holdfast.core.engine.fold.emit_headers import emit_headers_of
@@ -136,7 +137,7 @@ class Written(ABC):
 
     records: int
     puts: list[tuple[bytes, bytes | None]] = field(default_factory=list)
-    emits: list[Emit] = field(default_factory=list)
+    emits: Emitted = field(default_factory=list)
     refused: list[Refused] = field(default_factory=list)
     repeated: frozenset[str] = frozenset()
     """Topics that have these emits already: the records were folded before, by a state that was lost."""
@@ -245,7 +246,7 @@ class SteppingFolder(ABC, Generic[R, P, C]):
         if carried is not None and self._on_event is not None:
             self._on_event = carried.of_timer(self._on_event, by_event=True)
         self.event_clock: EventClock | None = None
-        self._emits: list[Emit] = []
+        self._emits = self._no_emits()
         self._refused: list[Refused] = []
         self._open, self._enough = False, False
         self._rest: Iterator[list[Emit]] | None = None
@@ -366,7 +367,11 @@ class SteppingFolder(ABC, Generic[R, P, C]):
         elif took_s < STEP_S / 4:
             self._most_records = min(STEP_RECORDS, 2 * self._most_records)
 
-    def _heard(self) -> list[Emit]:
+    def _no_emits(self) -> Emitted:
+        """Return an empty collection for the emits of a transaction."""
+        return []
+
+    def _heard(self) -> Emitted:
         """Return the emits to write: while the transaction is silent, only those to internal topics; if it
         was folded before, only those to topics that have lost them.
         """
@@ -428,7 +433,7 @@ class SteppingFolder(ABC, Generic[R, P, C]):
         self._forget()
 
     def _forget(self) -> None:
-        self._emits, self._refused, self.changes, self._open = [], [], None, False
+        self._emits, self._refused, self.changes, self._open = self._no_emits(), [], None, False
         self._rest, self._told = None, []
 
     def _raise_store_failure(self) -> None:

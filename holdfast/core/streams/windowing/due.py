@@ -142,7 +142,7 @@ def settle(
                 yield part
             done += 1
             after = act(heappop(heap))
-            if isinstance(after, Generator):
+            if after is not None and not isinstance(after, tuple):
                 after, more = yield from after
                 done += more
             if after is None:

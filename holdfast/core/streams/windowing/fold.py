@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any, ClassVar
 
 import msgspec
@@ -11,8 +12,8 @@ import msgspec
 from holdfast.core.engine.declared.processor import Emit, Emits, Headers
 from holdfast.core.engine.declared.streams import tells_origins
 from holdfast.core.engine.event_times import check_ahead, limit_of
-from holdfast.core.engine.fold.asides import attempt, emit_result, put_aside
-from holdfast.core.engine.fold.paced import Work, begun
+from holdfast.core.engine.fold.asides import attempt, emit_result, put_aside, takes_asides
+from holdfast.core.engine.fold.paced import Paced, Work, begun
 from holdfast.core.engine.origins import NAMELESS, UNHEARD, Mark, StepReached, record_header
 from holdfast.core.engine.state.rows import NEVER, TOLD_PARTITION, Rows
 from holdfast.core.streams.emitting import Final, Updates, require_sendable
@@ -48,6 +49,7 @@ from holdfast.core.streams.windowing.rows import (
     idle_key,
     stream_key,
 )
+from holdfast.core.streams.windowing.runs import RUN_RECORDS, ArrivedRun
 from holdfast.errors import FoldError
 
 Raw = tuple[Any, ...]
@@ -289,6 +291,81 @@ class WindowFold:
             self._set_stream(rows, origins, partition, before, after, at_ms)
         return emits or None
 
+    def by_origin_all(self, rows: Rows[Any], run: ArrivedRun, emits: list[Emit]) -> tuple[int, Emits]:
+        """Fold records as `by_origin` does one by one, and add to *emits*. Return how many were folded, and
+        the rest of the last one if that pauses.
+        """
+        done, alone, records = 0, 0, len(run.events)
+        while done < records:
+            made: Emits = None
+            if done >= alone:
+                begin = done
+                done, made = self._run(rows, run, done, emits)
+                if made is None and done < begin + RUN_RECORDS:
+                    alone = done + RUN_RECORDS
+            if made is None and done < records:
+                made, done = self.by_origin(rows, run.arrived(done), run.at_ms[done]), done + 1
+            if made.__class__ is Paced:
+                return done, made
+            emits.extend(made or ())
+        return done, None
+
+    def _run(self, rows: Rows[Any], run: ArrivedRun, first: int, emits: list[Emit]) -> tuple[int, Emits]:
+        """Fold the records from number *first* on that are of one origin and in time, up to one with which
+        something is due. Return the number of the next record, and what the last one emits by that.
+        """
+        told, partition = run.told, run.partition
+        last, origin = first + RUN_RECORDS - 1, told[first][0]
+        origins: RowsOfOrigins = rows.derived.get(origins_prefix(partition)) or origins_of(rows, partition)
+        watermarks = origins.watermarks
+        known_ms = watermarks.marks.get(origin)
+        if last >= len(told) or told[last][0] != origin or known_ms is None or origin in watermarks.ended:
+            return first, None
+        if origin == NAMELESS:
+            return first, None  # a mark
+        if self.tells:
+            rows.derived[TOLD_PARTITION] = partition
+        before: StreamRow = origins.stream or rows.get(stream_key(partition)) or _START
+        stream_ms, next_ms, partly = before.stream_ms, before.next_ms, before.partly_late
+        others_ms, limit_ms = (
+            watermarks.others_ms(origin),
+            min(LIMIT_TIME_MS, run.at_ms[first] + self._ahead_ms),
+        )
+        by, time, place, at = self._by, self._time, self._placing(rows, emits), first
+        assert time is not None
+        for event, (each, own_ms, after_ms) in islice(zip(run.events, told, strict=True), first, None):
+            if each != origin:
+                break
+            key, time_ms = by(event), time(event)
+            if (
+                type(key) is not str
+                or key[:1] == RESERVED
+                or type(time_ms) is not int
+                or not 0 <= time_ms < limit_ms
+            ):
+                break
+            due_ms, outcome = place(key, event, time_ms, max(stream_ms, own_ms), stream_ms)
+            if outcome != TAKEN:
+                if outcome == LATE:
+                    break  # it has changed nothing
+                partly += 1
+            at += 1
+            next_ms = min(next_ms, due_ms)
+            if after_ms > known_ms:
+                known_ms = after_ms
+                least_ms = min(others_ms, after_ms)
+                stream_ms = max(stream_ms, least_ms)
+            if next_ms <= stream_ms:
+                break
+        if watermarks.hear(origin, known_ms):
+            origins.note(rows, origin)
+        after = StreamRow(stream_ms, next_ms, before.late, partly, before.failed)
+        if next_ms <= stream_ms:
+            return at, begun(self._passing(rows, origins, partition, before, after, run.at_ms[at - 1], []))
+        if after != before:
+            origins.set_stream(rows, after)
+        return at, None
+
     def _passing(
         self,
         rows: Rows[Any],
@@ -464,6 +541,15 @@ class WindowFold:
         """
         raise NotImplementedError
 
+    def _placing(
+        self, rows: Rows[Any], emits: list[Emit]
+    ) -> Callable[[str, Any, int, int, int], tuple[int, int]]:
+        """Return the same as a function of key, event, its time, and the times that `_place` takes."""
+        place = self._place
+        return lambda key, event, time_ms, judged_ms, stream_ms: place(
+            rows, key, event, time_ms, judged_ms, stream_ms, emits
+        )
+
     def _last_window(self, time_ms: int) -> tuple[int, int]:
         """Return start and end of the last window that a record of *time_ms* can be in; for sessions, of the
         one that it would form alone.
@@ -478,6 +564,11 @@ class WindowFold:
         """Clean up after *window*, which is closed or, at the latest, dropped."""
 
     # -- a window changes
+
+    @property
+    def _adds_plainly(self) -> bool:
+        """Return whether a record changes nothing but the aggregate of a window that there is."""
+        return self._ordered is None and self._updates is None and self._sent_later is None
 
     def _add(
         self, rows: Rows[Any], window: str, end_ms: int, event: Any, stream_ms: int, emits: list[Emit]
@@ -711,6 +802,9 @@ def _send(
     told: Headers = (),
 ) -> None:
     """Send a result that is due; a failure is put aside, and does not affect other windows."""
+    if not takes_asides(rows):
+        emits.append(_emit(to, window, row, told))
+        return
     emit_result(
         rows, emits, f"result of window {window!r} to {row.end_ms}: ", lambda: _emit(to, window, row, told)
     )

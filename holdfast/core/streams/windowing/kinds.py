@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
+from functools import lru_cache
 from itertools import islice
 from typing import Any
 
@@ -44,9 +45,36 @@ class TumblingFold(WindowFold):
             return NEVER, LATE
         return self._add(rows, f"{key}@{start_ms:016d}", end_ms, event, stream_ms, emits), TAKEN
 
+    def _placing(
+        self, rows: Rows[Any], emits: list[Emit]
+    ) -> Callable[[str, Any, int, int, int], tuple[int, int]]:
+        size_ms, grace_ms, add = self._size_ms, self._grace_ms, self._add
+        find, aggregate, adds_plainly = rows.get, self._aggregate, self._adds_plainly
+        late, taken = (NEVER, LATE), (NEVER, TAKEN)
+
+        def place(key: str, event: Any, time_ms: int, judged_ms: int, stream_ms: int) -> tuple[int, int]:
+            start_ms = time_ms - time_ms % size_ms
+            end_ms = start_ms + size_ms
+            if end_ms + grace_ms <= judged_ms:
+                return late
+            window = key + _digits_of(start_ms)
+            if adds_plainly and (before := find(window)) is not None:
+                value = aggregate(before.value, event)
+                if value is not None:
+                    rows[window] = WindowRow(value, end_ms)
+                    return taken
+            return add(rows, window, end_ms, event, stream_ms, emits), TAKEN
+
+        return place
+
     def _last_window(self, time_ms: int) -> tuple[int, int]:
         start_ms = time_ms - time_ms % self._size_ms
         return start_ms, start_ms + self._size_ms
+
+
+@lru_cache(4_096)
+def _digits_of(start_ms: int) -> str:
+    return f"@{start_ms:016d}"
 
 
 class HoppingFold(WindowFold):

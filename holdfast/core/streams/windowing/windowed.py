@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -10,11 +10,11 @@ import msgspec
 from holdfast.core.engine.declared.declaring import why_uncallable
 from holdfast.core.engine.declared.durations import duration_ms
 from holdfast.core.engine.declared.partitioners import by_key
-from holdfast.core.engine.declared.processor import DecoderInput, EmitsFrom, OnError, Processor
+from holdfast.core.engine.declared.processor import DecoderInput, EmitsFrom, FoldAll, OnError, Processor
 from holdfast.core.engine.declared.serdes import Bytes
 from holdfast.core.engine.declared.sources import FoldColumns, RawSource, Readable, Source, Time
 from holdfast.core.engine.declared.streams import tells_origins
-from holdfast.core.engine.emits import Headers
+from holdfast.core.engine.emits import Emit, Emits, Headers
 from holdfast.core.engine.origins import (
     HeldBack,
     StepReached,
@@ -33,6 +33,7 @@ from holdfast.core.streams.windowing.lateness import Lateness
 from holdfast.core.streams.windowing.ordered import Ordered
 from holdfast.core.streams.windowing.origins import origins_of
 from holdfast.core.streams.windowing.rows import routed, row_type
+from holdfast.core.streams.windowing.runs import RunReader
 from holdfast.core.streams.windowing.windows import Hopping, Session, Sliding, Tumbling, Window
 from holdfast.errors import ConfigError
 
@@ -197,6 +198,25 @@ class Windowed(Processor[Any, Any], Generic[E, A]):
     @property
     def takes_marks(self) -> bool:
         return self.meets_marks and _folds_by_origin(self.fold)
+
+    @property
+    def fold_all(self) -> FoldAll | None:
+        reader: RunReader | None = getattr(self.decode, "in_runs", None)
+        if reader is None or self.on is not None or not self._by_origin:
+            return None
+        fold_run = self._windows.by_origin_all
+
+        def folded(
+            rows: Rows[Any],
+            columns: Sequence[Sequence[Any]],
+            times_ms: Sequence[int],
+            append_ms: int,
+            emits: list[Emit],
+        ) -> tuple[int, Emits] | None:
+            run = reader.read(columns, times_ms, append_ms)
+            return None if run is None else fold_run(rows, run, emits)
+
+        return folded
 
     @property
     def final_emits(self) -> tuple[str, ...]:
@@ -403,7 +423,7 @@ def _carrying_origin(decode: Callable[..., Any], inputs: int, *, raw: bool) -> C
             event = decode(*columns[:inputs])
             return event, partition, (key, value, plain(headers)), told_of(headers)
 
-        return with_record
+        return _in_runs(with_record, RunReader(decode, inputs, raw=True))
 
     if inputs == 1:
 
@@ -415,7 +435,7 @@ def _carrying_origin(decode: Callable[..., Any], inputs: int, *, raw: bool) -> C
                 return mark_of(headers), partition, None, None
             return decode(column), partition, None, told_of(headers)
 
-        return with_one
+        return _in_runs(with_one, RunReader(decode, inputs, raw=False))
 
     def with_origin(*columns: Any) -> ToldArrived:
         partition, headers = columns[inputs:]
@@ -423,7 +443,12 @@ def _carrying_origin(decode: Callable[..., Any], inputs: int, *, raw: bool) -> C
             return mark_of(headers), partition, None, None
         return decode(*columns[:inputs]), partition, None, told_of(headers)
 
-    return with_origin
+    return _in_runs(with_origin, RunReader(decode, inputs, raw=False))
+
+
+def _in_runs(decode: Callable[..., ToldArrived], reader: RunReader) -> Callable[..., ToldArrived]:
+    decode.in_runs = reader  # type: ignore[attr-defined]  # see Windowed.fold_all
+    return decode
 
 
 def _carrying(decode: Callable[..., Any], inputs: int, *, raw: bool) -> Callable[..., Arrived]:
