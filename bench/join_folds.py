@@ -24,7 +24,6 @@ from holdfast.core.engine.declared.partitioners import of_key
 from holdfast.core.engine.declared.processor import Emit, Processor
 from holdfast.core.engine.fold.folding import Folder
 from holdfast.core.engine.merge.merging import Merger
-from holdfast.core.engine.merge.merging_folder import MergingFolder
 from holdfast.core.engine.positions import start_of
 from holdfast.core.engine.state.memory_store import DictStore
 from holdfast.core.kafka.topic_partition import Place
@@ -108,7 +107,7 @@ class MergedLogs:
     """The batches of several logs, merged as *folder* wants them."""
 
     def __init__(
-        self, processor: Processor[Any, Any], folder: MergingFolder[Any], logs: Sequence[Iterator[Batch]]
+        self, processor: Processor[Any, Any], folder: Folder[Any], logs: Sequence[Iterator[Batch]]
     ) -> None:
         self._folder, self._logs = folder, logs
         self._merger, self._ends = Merger(start_of(processor)), [1 << 62] * len(logs)
@@ -135,7 +134,7 @@ class Work:
 
     def __init__(
         self,
-        folder: Folder[Any] | MergingFolder[Any],
+        folder: Folder[Any],
         source: Source,
         store: DictStore,
         took: dict[str, float],
@@ -153,7 +152,7 @@ class Work:
     @classmethod
     def of_several(cls, processor: Processor[Any, Any], logs: Sequence[Log], took: dict[str, float]) -> Work:
         store = DictStore()
-        folder: MergingFolder[Any] = MergingFolder(processor, store)
+        folder: Folder[Any] = Folder(processor, store)
         batches = [batches_of(processor, number, log) for number, log in enumerate(logs)]
         return cls(folder, MergedLogs(processor, folder, batches), store, took)
 

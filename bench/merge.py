@@ -19,7 +19,6 @@ from holdfast.core.engine.declared.serdes import Msgpack
 from holdfast.core.engine.declared.sources import Source
 from holdfast.core.engine.fold.folding import Folder
 from holdfast.core.engine.merge.merging import Merger
-from holdfast.core.engine.merge.merging_folder import MergingFolder
 from holdfast.core.engine.positions import start_of
 from holdfast.core.engine.state.memory_store import DictStore
 from holdfast.core.engine.state.rows import Rows
@@ -132,7 +131,7 @@ def two(records: Kept, *, fold: bool) -> Callable[[], None]:
 
     def run() -> None:
         store = DictStore()
-        folder: MergingFolder[Known] = MergingFolder(JOINED, store)
+        folder: Folder[Known] = Folder(JOINED, store)
         merger, done = Merger(start_of(JOINED)), 0
         for source, parts in offered:
             for batch in parts:

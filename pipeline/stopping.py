@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from holdfast.core.engine.merge.merging import Stretch
+from holdfast.core.engine.fold.stretches import Stretch
 from holdfast.core.engine.positions import Position
 from holdfast.errors import ConfigError, PipelineError
 from holdfast.pipeline.bronze.extent import Until

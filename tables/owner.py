@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import Any, TypeAlias
+from typing import Any
 
 from msgspec.structs import replace as replace_fields
 
@@ -14,11 +14,10 @@ from holdfast.core.engine.choices import Choice, decode_choice, encode_choice
 from holdfast.core.engine.commit_notes import TableSent, shortened
 from holdfast.core.engine.declared.processor import Emit
 from holdfast.core.engine.fold.folding import Changes, Folder
+from holdfast.core.engine.fold.ordering import MergeOrder
 from holdfast.core.engine.fold.stepping import WATERMARKS
 from holdfast.core.engine.merge.global_copies import WorkerGlobals
 from holdfast.core.engine.merge.handing_over import barrier_at
-from holdfast.core.engine.merge.merging_folder import MergingFolder
-from holdfast.core.engine.merge.ordering import MergeOrder
 from holdfast.core.engine.origins import StepReached
 from holdfast.core.engine.positions import counted, encode_position
 from holdfast.core.engine.state.codec import APPLIED, NOTHING_APPLIED
@@ -39,8 +38,6 @@ from holdfast.tables.store import WRITE_ROWS
 
 logger = logging.getLogger(__name__)
 
-AnyFolder: TypeAlias = Folder[Any] | MergingFolder[Any]
-
 
 class PartitionOwner:
     """Fences older owners of a partition, folds it, and writes its transactions.
@@ -52,7 +49,7 @@ class PartitionOwner:
         self._state = state
         self._writer: ChangelogWriter | None = None
         self._lost = False
-        self._folder: AnyFolder | None = None
+        self._folder: Folder[Any] | None = None
         self._held_origins = HeldOrigins()
         self.sources: SourceIds | None = None
         """The ids that the sources have now, where they are known; set before `activate`."""
@@ -162,23 +159,12 @@ class PartitionOwner:
             (self._handover or self._state.store.handover) if self._state.processor.hands_over else None
         )
         recovery = self._recovered or self._state.store.recovery
-        if marker.reached_ms:
-            self._folder = MergingFolder(
-                self._state.processor,
-                self._state.store,
-                marker=marker,
-                cache_rows=cache_rows,
-                views=self.views,
-                handover=handover,
-                recovery=recovery,
-                partition=self._state.partition,
-            )
-            return
         self._folder = Folder(
             self._state.processor,
             self._state.store,
             marker=marker,
             cache_rows=cache_rows,
+            views=self.views,
             handover=handover,
             recovery=recovery,
             partition=self._state.partition,
@@ -238,16 +224,9 @@ class PartitionOwner:
             )
 
     @property
-    def folder(self) -> AnyFolder:
+    def folder(self) -> Folder[Any]:
         assert self._folder is not None, "activate first"
         return self._folder
-
-    @property
-    def merging(self) -> MergingFolder[Any]:
-        """Return the folder of a processor of several sources."""
-        folder = self.folder
-        assert isinstance(folder, MergingFolder), "of several sources"
-        return folder
 
     @property
     def late(self) -> tuple[int, int] | None:

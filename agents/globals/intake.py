@@ -10,8 +10,9 @@ from typing import Any, Protocol
 
 from holdfast.agents.globals.copies import GlobalCopies
 from holdfast.agents.globals.history import GlobalHistory
+from holdfast.core.engine.fold.stretches import Stretch
 from holdfast.core.engine.merge.global_copies import WorkerGlobals
-from holdfast.core.engine.merge.merging import Merger, Stretch
+from holdfast.core.engine.merge.merging import Merger
 from holdfast.core.engine.positions import Position
 from holdfast.core.engine.state.global_rows import Vector
 from holdfast.tables.partition import Partition

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any
 
 from holdfast.core.engine.batches import Batch
 from holdfast.core.engine.choices import Choice
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.emits import Emit
-from holdfast.core.engine.fold.folding import Folder, Refused
-from holdfast.core.engine.fold.stepping import SteppingFolder, TopicOffset, Written
+from holdfast.core.engine.fold.folding import Changes, Folder, Refused
+from holdfast.core.engine.fold.stepping import TopicOffset
+from holdfast.core.engine.fold.stretches import Stretch
 from holdfast.core.engine.merge.global_copies import GlobalReplay
-from holdfast.core.engine.merge.merging import Merger, Stretch, replayed
-from holdfast.core.engine.merge.merging_folder import MergingFolder
+from holdfast.core.engine.merge.merging import Merger, merger_of, replayed
 from holdfast.core.engine.origins import StepReached
-from holdfast.core.engine.positions import start_of
+from holdfast.core.engine.positions import Position
 from holdfast.core.engine.state.codec import (
     EVENT,
     TICK,
@@ -40,8 +39,6 @@ from holdfast.testing.tracebacks import of_the_kit
 
 __tracebackhide__ = of_the_kit
 
-F = TypeVar("F", bound=SteppingFolder[Any, Any, Any])
-
 REPLAY_CUTS = (7, 1 << 30)
 """The sizes of a replay's transactions, in records or stretches of them: a few, and all of them."""
 _TOLD = {
@@ -59,23 +56,25 @@ class FoldOutcome:
     emits: list[Emit] = field(default_factory=list)
     refused: list[Refused] = field(default_factory=list)
 
-    def take(self, changes: Written) -> None:
+    def take(self, changes: Changes) -> None:
         self.store.apply(changes.puts)
         self.emits += changes.emits
         self.refused += changes.refused
 
 
-class PartitionRun(ABC):
+class PartitionRun:
     """A partition's state, kept twice: by a worker that continues, and by one that restarts before each
-    record.
+    record; with the choices that were made of it.
 
     Both fold each record; `replay` folds the whole log again. Where two differ, the fold looked at something
     that is not in the log, and ImpureFoldError says at which record.
+
+    Each record is folded when it is piped, so one of several sources that is piped with a lower append time
+    than those before it comes too late for its turn, and is folded after a barrier, as a worker does that had
+    not fetched it.
     """
 
-    _folder: SteppingFolder[Any, Any, Any]
-
-    def __init__(self, processor: Processor[Any, Any], partition: int) -> None:
+    def __init__(self, processor: Processor[Any, Any], partition: int, tables: KitGlobals) -> None:
         self.processor, self.partition = processor, partition
         self.outcome, self._restored = FoldOutcome(), FoldOutcome()
         self._folded = self._replayed = 0
@@ -86,12 +85,18 @@ class PartitionRun(ABC):
         self.cause: Later | StoppedError | None = None
         """Why it does."""
         self._allowed = set[TopicOffset]()
+        self._folds, self._topics = processor.folds, processor.topics
+        self._logs: list[list[TopicRecord]] = [[] for _ in self._topics]
+        self._tables, self._views = tables, tables.views(processor.reads)
+        self._folder = self._folding(self.outcome.store)
+        self._merger = merger_of(self._folder.marker, (), self._folder.order)
+        self.choices: list[Choice] = []
 
     def offer(self, what: TopicRecord | int) -> None:
         """Take a record, or the time of a tick: it is folded after those that are held."""
         self.held.append(what)
 
-    def step(self) -> Written | None:
+    def step(self) -> Changes | None:
         """Fold the first that is held; None where it must wait, as `cause` explains, or where no fold takes
         it.
         """
@@ -110,22 +115,52 @@ class PartitionRun(ABC):
         if isinstance(self.cause, StoppedError):
             self._allowed.add((self.cause.topic, self.cause.offset))
 
-    def _folding(self, folder: F) -> F:
-        """Return *folder*, which stops where a worker's would."""
+    def _folding(self, store: DictStore, marker: Position | None = None) -> Folder[Any]:
+        """Return a folder, which stops where a worker's would."""
+        folder: Folder[Any] = Folder(
+            self.processor, store, marker=marker, views=self._views, partition=self.partition
+        )
         folder.allowed = self._allowed if self.processor.on_error == "stop" else None
         return folder
 
-    def fold(self, record: TopicRecord) -> Written:
+    def fold(self, record: TopicRecord) -> Changes:
         """Fold one record and return what it changed; ImpureFoldError when a restart before it would have
         changed something else.
         """
-        return self._compared(f"record {record}", *self._both(record))
+        source = self._topics.index(record.topic)
+        changes = self._compared(
+            f"record {record}", *self._step(source, batch_of(self._folds[source].inputs, [record]))
+        )
+        self._logs[source].append(record)
+        return changes
 
-    def tick(self, to_ms: int) -> Written | None:
-        """Have the worker's clock say that it is *to_ms*; None where no fold takes ticks."""
-        return None
+    def tick(self, to_ms: int) -> Changes | None:
+        """Record that the worker's clock says *to_ms*, and fire the timers of ticks that are due; None where
+        no fold takes ticks.
+        """
+        if to_ms <= self._folder.marker.tick_ms or not self._folder.marker.reached_ms:
+            return None
+        return self._compared(f"tick {to_ms}", *self._step(0, Batch((), (), ()), tick_ms=to_ms))
 
-    def _compared(self, what: str, changes: Written, again: Written) -> Written:
+    def _step(self, source: int, batch: Batch, tick_ms: int | None = None) -> tuple[Changes, Changes]:
+        """Return the changes by a record or tick for the worker that continues, and for the one that
+        restarts.
+        """
+        restarted, vectors = self._folding(self._restored.store, self._folder.marker), self._views.vectors
+        merger = merger_of(restarted.marker, (), restarted.order)
+        for each in (merger, self._merger):
+            each.see(vectors)
+        try:
+            changes, again = _two(
+                (self._folder, _merged(self._folder, self._merger, source, batch, tick_ms)),
+                (restarted, _merged(restarted, merger, source, batch, tick_ms)),
+            )
+        finally:
+            self._merger.settle(self._folder.marker)
+        self.choices += changes.choices
+        return changes, again
+
+    def _compared(self, what: str, changes: Changes, again: Changes) -> Changes:
         for part, told in _TOLD.items():
             if (one := getattr(changes, part)) != (other := getattr(again, part)):
                 differs = self._rows_told(one, other) if part == "puts" else _first_told(one, other)
@@ -158,17 +193,22 @@ class PartitionRun(ABC):
 
     def reached(self, at_end: frozenset[int]) -> StepReached | None:
         """Return how far it has come, at the ends of the logs *at_end*; None where it has no marks."""
-        if (clock := self._folder.clock) is not None:
-            return clock.reached_with(at_end) if clock.speaks else None
+        if self.processor.stateless:
+            clock = self._folder.clock
+            return clock.reached_with(at_end) if clock is not None and clock.speaks else None
         return self.processor.reached_in(self._folder.rows, self.partition, at_end)
 
-    @abstractmethod
-    def _both(self, record: TopicRecord) -> tuple[Written, Written]:
-        """Return the changes by a record for the worker that continues, and for the one that restarts."""
-
-    @abstractmethod
-    def _again(self, cut: int, store: DictStore) -> Iterator[Written]:
+    def _again(self, cut: int, store: DictStore) -> Iterator[Changes]:
         """Yield what each transaction of a replay changes, *cut* records or stretches in each."""
+        views = GlobalReplay(self.processor.reads, self._tables.logs_of(self.processor.reads))
+        folder: Folder[Any] = Folder(self.processor, store, views=views, partition=self.partition)
+        logs = [batches_of(fold.inputs, log, 5) for fold, log in zip(self._folds, self._logs, strict=True)]
+        stretches = replayed(folder.marker, logs, self.choices, order=folder.order)
+        while taken := [*islice(stretches, cut)]:
+            changes = _folded(folder, taken)
+            folder.commit()
+            assert not changes.choices, "a replay decides nothing"
+            yield changes
 
     def _impure(self, where: str, told: str) -> ImpureFoldError:
         return ImpureFoldError(
@@ -205,99 +245,8 @@ def _first_told(one: Sequence[Any], other: Sequence[Any]) -> str:
     return f"number {at} was {had!r:.300}, is {has!r:.300}"
 
 
-class SingleRun(PartitionRun):
-    """A partition of a processor of one source."""
-
-    def __init__(self, processor: Processor[Any, Any], partition: int) -> None:
-        super().__init__(processor, partition)
-        self._folder: Folder[Any] = self._folding(Folder(processor, self.outcome.store, partition=partition))
-        self._log: list[TopicRecord] = []
-
-    def _both(self, record: TopicRecord) -> tuple[Written, Written]:
-        batch, folder = batch_of(self.processor.columns, [record]), self._folder
-        again: Folder[Any] = Folder(
-            self.processor,
-            self._restored.store,
-            marker=folder.marker,
-            partition=self.partition,
-        )
-        changes = _two((folder, [batch]), (self._folding(again), [batch]))
-        self._log.append(record)
-        return changes
-
-    def _again(self, cut: int, store: DictStore) -> Iterator[Written]:
-        folder: Folder[Any] = Folder(self.processor, store, partition=self.partition)
-        for batch in batches_of(self.processor.columns, self._log, cut):
-            yield _one(folder, [batch])
-
-
-class MergedRun(PartitionRun):
-    """A partition of a processor of several sources, with the choices that were made of it.
-
-    Each record is folded when it is piped, so one that is piped with a lower append time than those before it
-    comes too late for its turn, and is folded after a barrier, as a worker does that had not fetched it.
-    """
-
-    def __init__(self, processor: Processor[Any, Any], partition: int, tables: KitGlobals) -> None:
-        super().__init__(processor, partition)
-        self._folds, self._topics = processor.folds, processor.topics
-        self._logs: list[list[TopicRecord]] = [[] for _ in self._topics]
-        self._tables, self._views = tables, tables.views(processor.reads)
-        self._folder: MergingFolder[Any] = self._folding(
-            MergingFolder(processor, self.outcome.store, views=self._views, partition=partition)
-        )
-        self._merger = Merger(self._folder.marker, (), self._folder.order)
-        self.choices: list[Choice] = []
-
-    def _both(self, record: TopicRecord) -> tuple[Written, Written]:
-        source = self._topics.index(record.topic)
-        changes = self._step(source, batch_of(self._folds[source].inputs, [record]))
-        self._logs[source].append(record)
-        return changes
-
-    def tick(self, to_ms: int) -> Written | None:
-        """Record that the clock says *to_ms*, and fire the timers of ticks that are due."""
-        if to_ms <= self._folder.marker.tick_ms:
-            return None
-        return self._compared(f"tick {to_ms}", *self._step(0, Batch((), (), ()), tick_ms=to_ms))
-
-    def _step(self, source: int, batch: Batch, tick_ms: int | None = None) -> tuple[Written, Written]:
-        marker = self._folder.marker
-        restarted: MergingFolder[Any] = MergingFolder(
-            self.processor,
-            self._restored.store,
-            marker=marker,
-            views=self._views,
-            partition=self.partition,
-        )
-        merger, vectors = Merger(marker, (), restarted.order), self._views.vectors
-        for each in (merger, self._merger):
-            each.see(vectors)
-        try:
-            changes, again = _two(
-                (self._folder, _merged(self._folder, self._merger, source, batch, tick_ms)),
-                (self._folding(restarted), _merged(restarted, merger, source, batch, tick_ms)),
-            )
-        finally:
-            self._merger.settle(self._folder.marker)
-        self.choices += changes.choices
-        return changes, again
-
-    def _again(self, cut: int, store: DictStore) -> Iterator[Written]:
-        views = GlobalReplay(self.processor.reads, self._tables.logs_of(self.processor.reads))
-        folder: MergingFolder[Any] = MergingFolder(
-            self.processor, store, views=views, partition=self.partition
-        )
-        logs = [batches_of(fold.inputs, log, 5) for fold, log in zip(self._folds, self._logs, strict=True)]
-        stretches = replayed(start_of(self.processor), logs, self.choices, order=folder.order)
-        while taken := list(islice(stretches, cut)):
-            changes = _one(folder, taken)
-            assert not changes.choices, "a replay decides nothing"
-            yield changes
-
-
 def _merged(
-    folder: MergingFolder[Any], merger: Merger, source: int, batch: Batch, tick_ms: int | None
+    folder: Folder[Any], merger: Merger, source: int, batch: Batch, tick_ms: int | None
 ) -> Iterator[Stretch]:
     """Return the stretches that one record, or one tick, adds to the fold: nothing is waited for."""
     merger.offer(source, batch)
@@ -324,17 +273,3 @@ def _folded(folder: Any, given: Any) -> Any:
     changes = folder.fold(given)
     assert changes is not None, "offsets ascend"
     return changes
-
-
-def _one(folder: Any, given: Iterable[Batch] | Iterable[Stretch]) -> Any:
-    """Fold one transaction and commit it."""
-    changes = _folded(folder, given)
-    folder.commit()
-    return changes
-
-
-def open_run(processor: Processor[Any, Any], partition: int, tables: KitGlobals) -> PartitionRun:
-    """Return the empty state of a partition."""
-    return (
-        SingleRun(processor, partition) if processor.on is None else MergedRun(processor, partition, tables)
-    )

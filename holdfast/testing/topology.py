@@ -47,7 +47,7 @@ from holdfast.testing.paces import (
     told_difference,
 )
 from holdfast.testing.refusals import RefusedRecord, refused_note, require_none
-from holdfast.testing.runs import MergedRun, PartitionRun, open_run
+from holdfast.testing.runs import PartitionRun
 from holdfast.testing.schemas import KitSchemas
 from holdfast.testing.tracebacks import of_the_kit
 
@@ -385,7 +385,7 @@ class Topology:
     def _run(self, name: str, partition: int) -> PartitionRun:
         place = (name, partition)
         if place not in self._runs:
-            self._runs[place] = open_run(self.processors[name], partition, self._globals)
+            self._runs[place] = PartitionRun(self.processors[name], partition, self._globals)
         return self._runs[place]
 
     @staticmethod
@@ -499,12 +499,7 @@ class Topology:
         """Return the choices made of a partition: barriers and ticks, in order. None for a processor of one
         source.
         """
-        return [
-            choice
-            for run in self._of(name, partition)
-            if isinstance(run, MergedRun)
-            for choice in run.choices
-        ]
+        return [choice for run in self._of(name, partition) for choice in run.choices]
 
     def _of(
         self, name: str | Processor[Any, Any], partition: int | None, table: str = ""

@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from holdfast.core.engine.batches import Batch
 from holdfast.core.engine.choices import Choice
-from holdfast.core.engine.merge.merging import Portion, Stretch, highest_until, replayed
-from holdfast.core.engine.merge.merging_folder import beginning_upto
+from holdfast.core.engine.fold.stretches import Portion, Stretch, beginning_upto
+from holdfast.core.engine.merge.merging import highest_until, replayed
 from holdfast.core.engine.positions import Position, counted
 from holdfast.core.engine.state.handover import Handover
 from holdfast.errors import OrderError

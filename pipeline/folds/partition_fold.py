@@ -7,20 +7,18 @@ Spark's tasks run this, and the local engine too. It needs the core, pyarrow and
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
 from holdfast.core.engine.declared.global_tables import Global
-from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.fold.folding import Folder
+from holdfast.core.engine.fold.ordering import MergeOrder
 from holdfast.core.engine.fold.stepping import WATERMARKS, Transition
+from holdfast.core.engine.fold.stretches import Stretch
 from holdfast.core.engine.merge.global_copies import GlobalLog, GlobalReplay
-from holdfast.core.engine.merge.merging import Stretch
-from holdfast.core.engine.merge.merging_folder import MergingFolder
-from holdfast.core.engine.merge.ordering import MergeOrder
 from holdfast.core.engine.positions import Position, start_of
 from holdfast.core.engine.state.codec import ROW_KINDS, TIMER_KINDS, digest
 from holdfast.pipeline.folds.plan import FoldPlan
@@ -57,35 +55,6 @@ def beginning_of(plan: FoldPlan, partition: int) -> FoldedState:
     return FoldedState(store, base.position)
 
 
-class _LogOrderFolder:
-    """Folds stretches of one source, whose order is that of its log."""
-
-    def __init__(self, processor: Processor[Any, Any], store: FoldStore, **more: Any) -> None:
-        self._folder = Folder(processor, store, **more)
-        self.order = MergeOrder(processor)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._folder, name)
-
-    @property
-    def marker(self) -> Position:
-        return self._folder.marker
-
-    def refuse(self, refused: Iterable[tuple[str, int]]) -> None:
-        topic = self._folder.processor.topics[0]
-        self._folder.refused_before = {("", offset) for of, offset in refused if of == topic}
-
-    def fold(self, given: Iterable[Stretch]) -> Any:
-        return self._folder.fold([part.batch for each in given for part in each.portions if part])
-
-
-def folder_of(processor: Processor[Any, Any], state: FoldedState, views: Any, **more: Any) -> Any:
-    """Return the folder of a partition, from *state* on."""
-    if processor.named_sources:
-        return MergingFolder(processor, state.store, marker=state.position, views=views, **more)
-    return _LogOrderFolder(processor, state.store, marker=state.position, **more)
-
-
 class PartitionFold:
     """The fold of one partition, from *state* (None: from its beginning) on. Close it when done: what it
     began with, and the copies of globals, may be in files.
@@ -105,9 +74,10 @@ class PartitionFold:
         self._on_later = waiting(plan.later_timeout_s)
         self._where = f"replay of {processor.table} partition {partition}"
         self._copies = [SpillingStore() for _ in processor.reads]
-        self._folder = folder_of(
+        self._folder: Folder[Any] = Folder(
             processor,
-            state,
+            state.store,
+            marker=state.position,
             trace=self._trace if plan.transitions else None,
             views=GlobalReplay(
                 processor.reads,
@@ -118,11 +88,7 @@ class PartitionFold:
             handover=plan.handover(partition),
             partition=partition,
         )
-        refused = plan.refused.get(partition, ())
-        if processor.named_sources:
-            self._folder.refused_before = refused
-        else:
-            self._folder.refuse(refused)
+        self._folder.refuse_again(plan.refused.get(partition, ()))
         self._folder.order.on_later = self._on_later
         self._records = self._refused = 0
 

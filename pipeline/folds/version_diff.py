@@ -21,9 +21,9 @@ import pyarrow as pa
 
 from holdfast.core.engine.batches import Batch
 from holdfast.core.engine.declared.sources import Input
+from holdfast.core.engine.fold.ordering import MergeOrder
 from holdfast.core.engine.fold.stepping import Transition
-from holdfast.core.engine.merge.merging import Portion, Stretch
-from holdfast.core.engine.merge.ordering import MergeOrder
+from holdfast.core.engine.fold.stretches import Portion, Stretch
 from holdfast.core.engine.positions import Position, start_of
 from holdfast.pipeline.folds.partition_fold import FoldedState, OpenGlobal, PartitionFold
 from holdfast.pipeline.folds.plan import FoldPlan, OtherVersion

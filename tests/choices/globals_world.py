@@ -21,9 +21,10 @@ from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.declared.serdes import Msgpack, Text
 from holdfast.core.engine.declared.sources import FoldWith, Source
 from holdfast.core.engine.emits import Emit
+from holdfast.core.engine.fold.folding import Folder
+from holdfast.core.engine.fold.stretches import Stretch
 from holdfast.core.engine.merge.global_copies import GlobalCopy, GlobalLog, GlobalReplay, WorkerGlobals
-from holdfast.core.engine.merge.merging import Merger, Stretch, replayed
-from holdfast.core.engine.merge.merging_folder import MergingFolder
+from holdfast.core.engine.merge.merging import Merger, replayed
 from holdfast.core.engine.positions import Position, decode_position
 from holdfast.core.engine.state.codec import APPLIED
 from holdfast.core.engine.state.global_rows import Vector, covers
@@ -163,7 +164,7 @@ class GlobalsWorker:
         self.follow()
         self.globals = WorkerGlobals(self.copies)
         self.globals.history = GlobalReplay(GLOBALS, open_logs(self.rng, self.tables))
-        self.folder: MergingFolder[Seen] = MergingFolder(
+        self.folder: Folder[Seen] = Folder(
             self.processor, self.journal.store, marker=marker, views=self.globals
         )
         recorded = map(decode_choice, list(self.journal.choices))
@@ -268,9 +269,9 @@ def check_replay(
     recorded, cut = recorded_of(live), logs_of(live, logs)
     again, processor = Journal(), processor_of(len(logs), version)
 
-    def resumed() -> tuple[MergingFolder[Seen], Iterator[Stretch]]:
+    def resumed() -> tuple[Folder[Seen], Iterator[Stretch]]:
         stored = again.store.get(APPLIED)
-        folder: MergingFolder[Seen] = MergingFolder(
+        folder: Folder[Seen] = Folder(
             processor,
             again.store,
             marker=None if stored is None else decode_position(stored),

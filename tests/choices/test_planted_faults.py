@@ -15,11 +15,11 @@ from msgspec.structs import replace
 from holdfast.core.engine.batches import Batch
 from holdfast.core.engine.choices import Choice
 from holdfast.core.engine.declared.sources import SourceFold
-from holdfast.core.engine.fold.folding import Changes
+from holdfast.core.engine.fold.folding import Changes, Folder
+from holdfast.core.engine.fold.ordering import MergeOrder
+from holdfast.core.engine.fold.stretches import Stretch
 from holdfast.core.engine.merge import merging
-from holdfast.core.engine.merge.merging import LOWEST, SOURCE_BITS, Merger, Stretch
-from holdfast.core.engine.merge.merging_folder import MergingFolder
-from holdfast.core.engine.merge.ordering import MergeOrder
+from holdfast.core.engine.merge.merging import LOWEST, SOURCE_BITS, Merger
 from holdfast.core.engine.positions import Position
 from holdfast.core.engine.state.timers import NEVER, TimerTable
 from holdfast.errors import ChoicesError
@@ -84,14 +84,14 @@ def what_is_decided_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def choices_of_aborted_transactions_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = MergingFolder.rollback
+    original = Folder.rollback
 
-    def rollback(self: MergingFolder[Any]) -> None:
+    def rollback(self: Folder[Any]) -> None:
         kept = list(self._choices)
         original(self)
         self._choices = kept
 
-    monkeypatch.setattr(MergingFolder, "rollback", rollback)
+    monkeypatch.setattr(Folder, "rollback", rollback)
 
 
 def records_are_merged_as_they_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,24 +138,24 @@ def a_refused_record_keeps_its_tick_timer(monkeypatch: pytest.MonkeyPatch) -> No
 
 def event_time_is_not_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     """A new owner begins with the event time of the next record."""
-    original = MergingFolder.__init__
+    original = Folder.__init__
 
     def begin(self: Any, *told: Any, **more: Any) -> None:
         original(self, *told, **more)
         self.event_ms = self._before_event_ms = -NEVER
 
-    monkeypatch.setattr(MergingFolder, "__init__", begin)
+    monkeypatch.setattr(Folder, "__init__", begin)
 
 
 def a_rollback_leaves_event_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = MergingFolder.rollback
+    original = Folder.rollback
 
-    def rollback(self: MergingFolder[Any]) -> None:
+    def rollback(self: Folder[Any]) -> None:
         event_ms = self.event_ms
         original(self)
         self.event_ms = event_ms
 
-    monkeypatch.setattr(MergingFolder, "rollback", rollback)
+    monkeypatch.setattr(Folder, "rollback", rollback)
 
 
 def each_source_tells_append_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,14 +171,14 @@ def event_time_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
         told[:] = [original(self, event, stream_ms)]
         return told[0]
 
-    finished = MergingFolder._finished
+    finished = Folder._finished
 
     def last(self: Any, *args: Any) -> Changes:
         self.event_ms = told[0] if told else self.event_ms
         return finished(self, *args)
 
     monkeypatch.setattr(SourceFold, "event_ms", event_ms)
-    monkeypatch.setattr(MergingFolder, "_finished", last)
+    monkeypatch.setattr(Folder, "_finished", last)
 
 
 def the_merger_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,7 +208,7 @@ def a_new_version_decides_anew(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def the_position_is_that_of_the_fetches(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = MergingFolder._finished
+    original = Folder._finished
 
     def finished(self: Any, taken: list[Stretch], *args: Any) -> Changes:
         changes = original(self, taken, *args)
@@ -220,7 +220,7 @@ def the_position_is_that_of_the_fetches(monkeypatch: pytest.MonkeyPatch) -> None
         changes.marker = msgspec.structs.replace(changes.marker, applied=tuple(applied))
         return changes
 
-    monkeypatch.setattr(MergingFolder, "_finished", finished)
+    monkeypatch.setattr(Folder, "_finished", finished)
 
 
 def a_batch_is_folded_twice(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,10 +25,10 @@ from holdfast.core.engine.declared.serdes import Msgpack
 from holdfast.core.engine.declared.sources import FoldWith, Source
 from holdfast.core.engine.declared.streams import Stream
 from holdfast.core.engine.emits import Emit
-from holdfast.core.engine.fold.folding import Changes
+from holdfast.core.engine.fold.folding import Changes, Folder
 from holdfast.core.engine.fold.stepping import Refused
-from holdfast.core.engine.merge.merging import Merger, Stretch, replayed
-from holdfast.core.engine.merge.merging_folder import MergingFolder
+from holdfast.core.engine.fold.stretches import Stretch
+from holdfast.core.engine.merge.merging import Merger, replayed
 from holdfast.core.engine.positions import Position, decode_position
 from holdfast.core.engine.state.codec import APPLIED, META, digest
 from holdfast.core.engine.state.rows import NEVER, Clock, Rows
@@ -235,7 +235,7 @@ class Worker:
 
     def resume(self, store: MemoryStore, marker: Position | None) -> None:
         """Continue from *marker*, whose rows and timers are in *store*."""
-        self.folder: MergingFolder[Seen] = MergingFolder(
+        self.folder: Folder[Seen] = Folder(
             self.processor, store, marker=marker, cache_rows=self.rng.choice((2, 1000))
         )
         recorded = map(decode_choice, list(self.journal.choices))
@@ -354,10 +354,10 @@ def replay(
     """
     journal, processor = Journal(), processor_of(len(logs), version)
 
-    def resumed() -> tuple[MergingFolder[Seen], Iterator[Stretch]]:
+    def resumed() -> tuple[Folder[Seen], Iterator[Stretch]]:
         stored = journal.store.get(APPLIED)
         marker = None if stored is None else decode_position(stored)
-        folder: MergingFolder[Seen] = MergingFolder(processor, journal.store, marker=marker)
+        folder: Folder[Seen] = Folder(processor, journal.store, marker=marker)
         order = folder.order.as_at(upto)
         return folder, replayed(
             folder.marker, [batches(rng, log) for log in logs], iter(recorded), order=order

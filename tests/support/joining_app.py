@@ -17,9 +17,9 @@ from confluent_kafka import Message, Producer
 from holdfast.clients.topics.application import create_topics
 from holdfast.core.engine.batches import Batch
 from holdfast.core.engine.choices import Choice, decode_choice
+from holdfast.core.engine.fold.folding import Folder
 from holdfast.core.engine.merge.global_copies import GlobalLog, GlobalReplay
 from holdfast.core.engine.merge.merging import replayed
-from holdfast.core.engine.merge.merging_folder import MergingFolder
 from holdfast.core.engine.positions import Position, decode_position, start_of
 from holdfast.core.engine.state.codec import APPLIED, digest
 from holdfast.core.engine.state.memory_store import DictStore
@@ -207,7 +207,7 @@ class JoinApplication(Application):
             recorded = [decode_choice(message.value()) for message in choices[number]]
             assert [choice.number for choice in recorded] == list(range(len(recorded)))
             store = DictStore()
-            folder = MergingFolder(self.joined, store, views=GlobalReplay(self.joined.reads, self._open_logs))
+            folder = Folder(self.joined, store, views=GlobalReplay(self.joined.reads, self._open_logs))
             batches = [
                 [batch] if (batch := _batch(log[number], number, fold.inputs)) is not None else []
                 for log, fold in zip(logs, self.joined.folds, strict=True)

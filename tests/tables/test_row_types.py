@@ -47,7 +47,7 @@ def counting(row: Any) -> Processor[Any, Any]:
 
 def fold(part: Partition, offset: int, key: bytes) -> list[bytes]:
     """Fold a record as a runner does; return the keys that were written."""
-    folder: Folder[Any] = part.owner.folder  # type: ignore[assignment]
+    folder: Folder[Any] = part.owner.folder
     made = folder.fold([Batch([offset], [5], ([key],))])
     assert made is not None
     noted = part.owner.noted(made)

@@ -16,9 +16,8 @@ from typing import Any
 from holdfast.agents.partitions.batches.runner import Runner
 from holdfast.core.engine.fold.folding import Folder
 from holdfast.core.engine.fold.stepping import SteppingFolder
-from holdfast.core.engine.merge.merging_folder import MergingFolder
 
-_FAST_ONE, _FAST_SEVERAL = Folder._fast_step.__code__, MergingFolder._fast_step.__code__
+_FAST_ONE, _FAST_SEVERAL = Folder._fast_step.__code__, Folder._fast_step.__code__
 _RECORD = SteppingFolder._careful_record.__code__
 _RUN = Runner._fold.__code__
 LIMIT_FRAMES = 40
@@ -116,7 +115,7 @@ def _is_decoding(call: FrameType) -> bool:
 
 
 def _of_several(call: FrameType, inner: FrameType | None) -> tuple[str, int | None]:
-    """Return topic and offset of the record that `MergingFolder._fast_step` is at."""
+    """Return topic and offset of the record that `Folder._fast_step` is at."""
     found = call.f_locals
     if "left" not in found or "batch" not in found:
         return "", None

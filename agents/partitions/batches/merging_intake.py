@@ -23,9 +23,10 @@ from holdfast.agents.partitions.types import FoldEvent, MergingIntakeHost
 from holdfast.clock import Clock, system_clock
 from holdfast.core.engine.batches import Batch
 from holdfast.core.engine.choices import decode_choice
+from holdfast.core.engine.fold.folding import Folder
 from holdfast.core.engine.fold.stepping import Refused
-from holdfast.core.engine.merge.merging import Merger, Stretch
-from holdfast.core.engine.merge.merging_folder import MergingFolder
+from holdfast.core.engine.fold.stretches import Stretch
+from holdfast.core.engine.merge.merging import Merger
 from holdfast.core.engine.positions import Position
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.kafka.fetching.records import FetchedRecord
@@ -74,7 +75,7 @@ class MergingIntake:
         self._queues = [_SourceQueue(place) for place in part.places]
         self._numbers = {topic: number for number, topic in enumerate(part.processor.topics)}
         self._merger: Merger | None = None
-        self._folder: MergingFolder[Any] | None = None
+        self._folder: Folder[Any] | None = None
         self.epoch, self._epoch = NO_EPOCH, NO_EPOCH
         self._drawn, self._news = False, False
         self._asked: frozenset[int] = frozenset()
@@ -108,9 +109,9 @@ class MergingIntake:
             return False
         if self._merger is None or self._epoch != host.epoch:
             self._begin()
-        if self._globals is not None and not self._globals.begin(self._merging, part.owner.merging.marker):
+        if self._globals is not None and not self._globals.begin(self._merging, part.owner.folder.marker):
             return False
-        self.epoch, self._drawn, self._folder = self._epoch, True, part.owner.merging
+        self.epoch, self._drawn, self._folder = self._epoch, True, part.owner.folder
         self._take_in()
         if self._merging.next_choice is None:
             self._tick_if_due()
@@ -148,7 +149,7 @@ class MergingIntake:
         )
 
     @property
-    def _folding(self) -> MergingFolder[Any]:
+    def _folding(self) -> Folder[Any]:
         """Return the transaction's folder: the partition has none any more once it is lost, or its store
         rots.
         """
@@ -165,8 +166,8 @@ class MergingIntake:
         self._drop_stale()
         self._epoch = self._host.epoch
         owner = self._part.owner
-        marker = owner.merging.marker
-        self._merger = Merger(marker, map(decode_choice, owner.recorded), owner.merging.order)
+        marker = owner.folder.marker
+        self._merger = Merger(marker, map(decode_choice, owner.recorded), owner.folder.order)
         for queue, applied in zip(self._queues, marker.applied, strict=True):
             queue.following, queue.silent = applied + 1, False
 
@@ -378,7 +379,7 @@ class MergingIntake:
             self._news = self._news or self._globals.look()
         elif merger is None or self._epoch != host.epoch:
             self._news = True  # taken up again: there may be timers
-        elif merger.next_choice is None and self._part.owner.merging.next_tick_ms <= self._clock.now_ms():
+        elif merger.next_choice is None and self._part.owner.folder.next_tick_ms <= self._clock.now_ms():
             self._news = True
         elif any(merger.pending) or merger.next_choice is not None:
             passed = [host.feed.passed(queue.place, queue.following) for queue in self._queues]

@@ -22,12 +22,11 @@ from holdfast.agents.partitions.types import NOT_IN_GROUP, FoldEvent, FoldLimits
 from holdfast.clock import Clock, system_clock
 from holdfast.core.engine.declared.processor import Emit
 from holdfast.core.engine.emit_columns import topics_of
-from holdfast.core.engine.fold.folding import Changes
+from holdfast.core.engine.fold.folding import Changes, Folder
 from holdfast.core.engine.fold.stepping import TopicOffset
 from holdfast.errors import FencedError, Later, RottenStoreError, StoppedError
 from holdfast.kafka.loop_turn import TURN_S
 from holdfast.kafka.transactions.transactional_producer import UndeliverableError
-from holdfast.tables.owner import AnyFolder
 from holdfast.tables.partition import Partition
 
 logger = logging.getLogger(__name__)
@@ -249,7 +248,7 @@ class Runner:
             else:
                 intake.let_go()
 
-    def _committed(self, folder: AnyFolder, changes: Changes, seconds: float) -> None:
+    def _committed(self, folder: Folder[Any], changes: Changes, seconds: float) -> None:
         self._stall.end()
         self._count_refusals(changes)
         folder.commit()
@@ -287,7 +286,7 @@ class Runner:
                 return
         self._allowed.add((stopped.topic, stopped.offset))
 
-    async def _fold(self, folder: AnyFolder, epoch: int) -> None:
+    async def _fold(self, folder: Folder[Any], epoch: int) -> None:
         """Fold in turns; the event loop's other work runs between them.
 
         A partition that needs more than one turn waits for `long_folds`, then has a long turn.

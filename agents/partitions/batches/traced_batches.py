@@ -9,7 +9,7 @@ from holdfast.clock import Clock
 from holdfast.core.engine.batches import Batch
 from holdfast.core.engine.emits import Headers
 from holdfast.core.engine.fold.folding import Changes
-from holdfast.core.engine.merge.merging import Stretch
+from holdfast.core.engine.fold.stretches import Stretch
 from holdfast.core.engine.trace_context import TRACEPARENT, is_sampled
 from holdfast.tables.partition import Partition
 from holdfast.tracing.spans import MetTraces, Told, is_on, tell

@@ -62,7 +62,11 @@ class EmitColumns(Sequence[Emit]):
                 mine += theirs
             return
         for each in emits:
-            self.add(each.topic, (each.key,), (each.value,), (each.headers,), (each.partition,))
+            self.topics.append(each.topic)
+            self.keys.append(each.key)
+            self.values.append(each.value)
+            self.carried.append(each.headers)
+            self.partitions.append(each.partition)
 
     def __iadd__(self, emits: Iterable[Emit]) -> Self:
         self.extend(emits)

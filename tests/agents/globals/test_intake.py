@@ -19,8 +19,8 @@ from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.declared.serdes import Text
 from holdfast.core.engine.declared.sources import Source
 from holdfast.core.engine.emits import Emit
+from holdfast.core.engine.fold.folding import Folder
 from holdfast.core.engine.merge.global_copies import GlobalCopy, WorkerGlobals
-from holdfast.core.engine.merge.merging_folder import MergingFolder
 from holdfast.core.engine.positions import Position, start_of
 from holdfast.core.engine.state.memory_store import DictStore
 from holdfast.core.engine.state.rows import Rows
@@ -69,12 +69,12 @@ class Bench:
         self.host = GlobalsHost()
         views = self.host.globals.views(PRICED)
         assert isinstance(views, WorkerGlobals)
-        self.folder: MergingFolder[str] = MergingFolder(PRICED, DictStore(), marker=marker, views=views)
+        self.folder: Folder[str] = Folder(PRICED, DictStore(), marker=marker, views=views)
         part: Any = SimpleNamespace(
             processor=PRICED,
             partition=0,
             places=[("orders", 0)],
-            owner=SimpleNamespace(merging=self.folder, recorded=[], views=views),
+            owner=SimpleNamespace(folder=self.folder, recorded=[], views=views),
             choices_topics=("app-priced-choices",),
         )
         self.intake = MergingIntake(self.host, part, GlobalIntake(self.host, part, self.host.globals))  # type: ignore[arg-type]

@@ -13,8 +13,8 @@ from holdfast.clock import ManualClock
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.declared.serdes import Text
 from holdfast.core.engine.declared.sources import Source
+from holdfast.core.engine.fold.folding import Folder
 from holdfast.core.engine.fold.stepping import Refused, Stage
-from holdfast.core.engine.merge.merging_folder import MergingFolder
 from holdfast.core.engine.state.memory_store import DictStore
 from holdfast.core.engine.state.rows import Rows
 from tests.agents.partitions.fold_events import event_of
@@ -87,12 +87,12 @@ class Bench:
 
     def __init__(self, clock: ManualClock) -> None:
         self.host = MergingHost()
-        self.folder: MergingFolder[str] = MergingFolder(JOINED, DictStore())
+        self.folder: Folder[str] = Folder(JOINED, DictStore())
         part: Any = SimpleNamespace(
             processor=JOINED,
             partition=0,
             places=[(topic, 0) for topic in TOPICS],
-            owner=SimpleNamespace(merging=self.folder, recorded=[]),
+            owner=SimpleNamespace(folder=self.folder, recorded=[]),
             choices_topics=("app-joined-choices",),
         )
         self.intake = MergingIntake(self.host, part, clock=clock)

@@ -12,10 +12,9 @@ from holdfast.core.engine.batches import Batch
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.declared.serdes import Json
 from holdfast.core.engine.declared.sources import Source
-from holdfast.core.engine.fold.folding import Refused
+from holdfast.core.engine.fold.folding import Folder, Refused
 from holdfast.core.engine.fold.user_frames import LIMIT_CALLS
 from holdfast.core.engine.merge.merging import Merger
-from holdfast.core.engine.merge.merging_folder import MergingFolder
 from holdfast.core.engine.state.memory_store import DictStore
 from holdfast.core.engine.state.rows import Rows
 from holdfast.kafka.fetching.records import FetchedRecord
@@ -39,7 +38,7 @@ def deep(rows: Rows[int], cents: int, at_ms: int) -> None:
 def copied(folds: Any, copy_bytes: int) -> QuarantinedRecord:
     """Fold a record that is refused; return what a reader of the quarantine finds of it."""
     processor = Processor(name="fees", on={Source("in", Json(int)): folds}, row=int)
-    folder = MergingFolder(processor, DictStore())
+    folder = Folder(processor, DictStore())
     merger = Merger(folder.marker)
     merger.offer(0, Batch([0], [5], ([b"7"],)))
     changes = folder.fold(iter(lambda: merger.take(ends=(1,)), None))

@@ -22,10 +22,8 @@ from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.emits import Emit, Headers
 from holdfast.core.engine.fold.folding import Folder
 from holdfast.core.engine.fold.stepping import WATERMARKS
-from holdfast.core.engine.merge.merging import Merger
-from holdfast.core.engine.merge.merging_folder import MergingFolder
+from holdfast.core.engine.merge.merging import Merger, merger_of
 from holdfast.core.engine.origins import StepReached, is_mark, plain
-from holdfast.core.engine.positions import start_of
 from holdfast.core.engine.state.codec import digest
 from holdfast.core.engine.state.memory_store import DictStore
 from holdfast.core.engine.state.rows import NEVER
@@ -130,13 +128,9 @@ class Owner:
     def begin(self) -> None:
         """Take it up from the durable state: all else is forgotten."""
         processor, store, position = self.processor, self.committed.store, self.committed.position
-        if processor.on is None:
-            self.folder = Folder(processor, store, marker=position, partition=self.partition)
-        else:
-            marker = position or start_of(processor)
-            self.folder = MergingFolder(processor, store, marker=marker, partition=self.partition)
-            self.merger = Merger(self.folder.marker, self._recorded())
-            self.fetched = [each + 1 for each in self.folder.marker.applied]
+        self.folder = Folder(processor, store, marker=position, partition=self.partition)
+        self.merger = merger_of(self.folder.marker, self._recorded())
+        self.fetched = [each + 1 for each in self.folder.marker.applied]
         if processor.told_topics:
             self.marks = StepMarks(processor, self.partition, clock=self.world.clock)  # type: ignore[arg-type]
 
@@ -163,7 +157,7 @@ class Owner:
             puts = [each for each in puts if each[0] != WATERMARKS]
         self.committed.store.apply(puts)
         self.committed.position = changes.marker
-        self.choices += map(encode_choice, getattr(changes, "choices", ()))
+        self.choices += map(encode_choice, changes.choices)
         self.folder.commit()
         if self.merger is not None:
             self.merger.settle(self.folder.marker)
@@ -172,12 +166,8 @@ class Owner:
 
     def _folded(self, rng: Random, now_ms: int | None) -> Any:
         count = rng.choice([1, 2, 5, 40])
-        if self.merger is None:
-            first = self.folder.marker.applied[0] + 1
-            return self.folder.fold(
-                [self.sources[0].batch(self.processor.columns, self.partition, first, count)]
-            )
         merger = self.merger
+        assert merger is not None
         for number, (log, fold) in enumerate(zip(self.sources, self.processor.folds, strict=True)):
             more = rng.choice([0, 1, count])
             merger.offer(number, log.batch(fold.inputs, self.partition, self.fetched[number], more))

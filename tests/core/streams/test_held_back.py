@@ -15,7 +15,6 @@ from holdfast.core.engine.declared.graph import origins_of_topic
 from holdfast.core.engine.emits import Headers
 from holdfast.core.engine.fold.folding import Folder
 from holdfast.core.engine.fold.traced import traced
-from holdfast.core.engine.merge.merging_folder import MergingFolder
 from holdfast.core.engine.origins import HeldBack, Mark, mark_headers, record_header
 from holdfast.core.engine.state.memory_store import DictStore
 from holdfast.core.streams.joins.within import JoinStreamRow
@@ -74,7 +73,7 @@ def joined(**row: Any) -> list[HeldBack]:
     near = JoinWithin(
         name="near", left=LOOKS, right=BUYS, join=lambda a, b: a, to=Stream("near-looks", Json(Look))
     )
-    folder: MergingFolder[Any] = MergingFolder(near, DictStore())
+    folder: Folder[Any] = Folder(near, DictStore())
     folder.rows[stream_key(3)] = JoinStreamRow(**row)
     return near.held_back(folder.rows, 3)
 
@@ -99,7 +98,7 @@ def test_a_join_after_a_step_waits_for_the_last_origin_of_that() -> None:
     near = JoinWithin(
         name="near", left=STEP, right=BUYS, join=lambda a, b: a, to=Stream("near-looks", Json(Look))
     )
-    folder: MergingFolder[Any] = MergingFolder(near, DictStore())
+    folder: Folder[Any] = Folder(near, DictStore())
     rows = folder.rows
     rows[stream_key(0)] = JoinStreamRow(left_ms=4 * MINUTE, right_ms=20 * MINUTE)
     for origin, at_ms in ((0, 9 * MINUTE), (1, 4 * MINUTE), (2, 6 * MINUTE)):

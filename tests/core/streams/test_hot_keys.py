@@ -13,7 +13,6 @@ from holdfast import Json, Source, Stream
 from holdfast.core.engine.batches import Batch
 from holdfast.core.engine.fold.folding import Folder
 from holdfast.core.engine.merge.merging import Merger
-from holdfast.core.engine.merge.merging_folder import MergingFolder
 from holdfast.core.engine.state.memory_store import DictStore
 from holdfast.core.engine.state.rows import Rows
 from holdfast.core.streams.emitting import encode_json
@@ -107,7 +106,7 @@ def history_fold() -> tuple[Callable[..., list[Any]], DictStore]:
         history=10 * COUNT,
     )
     store = DictStore()
-    folder: MergingFolder[Any] = MergingFolder(joined, store)
+    folder: Folder[Any] = Folder(joined, store)
     merger, offsets = Merger(folder.marker), [-1, -1]
 
     def fold(source: int, at: int, name: str = "x") -> list[Any]:

@@ -15,8 +15,8 @@ from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.declared.sources import FoldWith, Source
 from holdfast.core.engine.emits import Emit
+from holdfast.core.engine.fold.ordering import MergeOrder
 from holdfast.core.engine.merge.merging import replayed
-from holdfast.core.engine.merge.ordering import MergeOrder
 from holdfast.core.engine.positions import start_of
 from holdfast.core.engine.state.rows import Rows
 from holdfast.errors import ConfigError

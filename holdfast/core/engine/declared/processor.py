@@ -683,7 +683,8 @@ class Processor(Generic[E, R]):
         if self.on is not None:
             return tuple(SourceFold(at, source, fold) for at, (source, fold) in enumerate(self.on.items()))
         fold = FoldColumns(self.fold, self.decode, tuple(self.inputs), self.takes_marks)
-        return (SourceFold(0, RawSource(self.source, Bytes(), self.time), fold),)
+        step = self if self.stateless else None
+        return (SourceFold(0, RawSource(self.source, Bytes(), self.time), fold, step),)
 
     def refolded(self, change: Callable[[Any], FoldColumns | FoldWith]) -> Self:
         """Return a copy with the fold of each source as *change* makes it."""

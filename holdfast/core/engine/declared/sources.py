@@ -19,9 +19,10 @@ from holdfast.core.engine.declared.durations import duration_ms
 from holdfast.core.engine.declared.retention import DeclaredTopic, declared_ms, kept_ms
 from holdfast.core.engine.declared.serdes import Serde, Text, alike, decode_all, framing, of_topic
 from holdfast.core.engine.declared.streams import Internal, Stream, tells_origins
+from holdfast.core.engine.emit_columns import Emitted
 from holdfast.core.engine.emits import Emits
 from holdfast.core.engine.event_times import DEFAULT_AHEAD_MS, NO_LIMIT_MS, TimeWithin, check_ahead, limit_of
-from holdfast.core.engine.origins import is_mark, mark_of, plain
+from holdfast.core.engine.origins import StepClock, is_mark, mark_of, plain
 from holdfast.core.engine.state.rows import Rows
 from holdfast.core.engine.state.timers import NEVER
 from holdfast.errors import ConfigError, DecodeError
@@ -318,11 +319,22 @@ def decoder_columns(inputs: Sequence[DecoderInput], topic: str, batch: Batch) ->
     return tuple(told[name] if name in told else next(columns) for name in inputs)
 
 
+class SendsAll(Protocol):
+    """A step of one source, see `Processor.send_all` and `Processor.told_by`."""
+
+    def send_all(
+        self, columns: Sequence[Sequence[Any]], clock: StepClock | None, append_times: Sequence[int]
+    ) -> Emitted: ...
+
+    def told_by(self, clock: StepClock, append_ms: int, *columns: Any) -> Any: ...
+
+
 class SourceFold:
     """A source and its fold as folders call them: with rows, an event, the stream time, and then what the
     fold asks for.
 
-    *inputs* are the columns that batches of this source must have.
+    *inputs* are the columns that batches of this source must have. *step* sends all records of a batch at
+    once, where the fold needs no rows.
     """
 
     __slots__ = (
@@ -337,12 +349,17 @@ class SourceFold:
         "meets_marks",
         "number",
         "source",
+        "step",
     )
 
     def __init__(
-        self, number: int, source: Source[Any], fold: Callable[..., Emits] | FoldWith | FoldColumns
+        self,
+        number: int,
+        source: Source[Any],
+        fold: Callable[..., Emits] | FoldWith | FoldColumns,
+        step: SendsAll | None = None,
     ) -> None:
-        self.number, self.source = number, source
+        self.number, self.source, self.step = number, source, step
         self._takes: tuple[DecoderInput, ...] = ()
         self._asked: tuple[Asked, ...] = ()
         self.inputs: tuple[Input, ...] = ("value",)
@@ -361,6 +378,11 @@ class SourceFold:
         if (self.meets_marks or (framed and not self._takes)) and "headers" not in self.inputs:
             self.inputs = (*self.inputs, "headers")  # a decoder may take another column twice
 
+    @property
+    def asks(self) -> bool:
+        """Return whether the fold is called with more than rows, event and time."""
+        return bool(self._asked)
+
     def told(
         self, batch: Batch, *, quickly: bool = False, events: Sequence[Any] | None = None
     ) -> list[Iterable[Any]]:
@@ -371,22 +393,11 @@ class SourceFold:
         the event is a `Mark` for a fold that takes marks, else SKIPPED. With *events*, all values of *batch*
         are read already, and it has no mark.
         """
-        if not self.meets_marks or len(batch.columns) < len(self.inputs):
-            return self._told(batch, quickly, events)
-        at = self.inputs.index("headers")
-        headers = batch.columns[at]
-        if not any(headers):
-            return self._told(self._without_headers(batch, at), quickly, events)
-        marks = [*map(is_mark, headers)]
-        if not self.marks:
-            shown: Sequence[Any] = [*map(plain, headers)]
-            batch = Batch(
-                batch.offsets, batch.times_ms, (*batch.columns[:at], shown, *batch.columns[at + 1 :])
-            )
+        headers = self._headers_of(batch)
+        batch, marks = self._shown(batch, headers)
         if True not in marks or (self.marks and self._takes):
-            return self._told(self._without_headers(batch, at), quickly, events)
-        records = [number for number, mark in enumerate(marks) if not mark]
-        rest = self._told(self._without_headers(_picked(batch, records), at), quickly)
+            return self._told(batch, quickly, events)
+        rest = self._told(_unmarked(batch, marks), quickly)
         told: list[Iterable[Any]] = [_woven(marks, rest[0], headers, takes=self.marks)]
         for name, each in zip(self._asked, rest[1:], strict=True):
             known: Sequence[Any] | None = None
@@ -395,11 +406,48 @@ class SourceFold:
             told.append(known if known is not None else _spread(marks, each))
         return told
 
-    def _without_headers(self, batch: Batch, at: int) -> Batch:
-        """Return *batch* with the columns that a decoder of columns takes, of one with those of `inputs`."""
-        if not self._takes or "headers" in self._takes or at != len(self.inputs) - 1:
-            return batch
-        return Batch(batch.offsets, batch.times_ms, batch.columns[:-1])
+    def told_by(self, batch: Batch, clock: StepClock) -> list[Iterable[Any]]:
+        """Return the events of *batch* as `step` reads them by *clock*."""
+        assert self.step is not None
+        columns = decoder_columns(self._takes, self.source.topic, batch)
+        return [map(partial(self.step.told_by, clock), batch.times_ms, *columns)]
+
+    def columns(self, batch: Batch) -> tuple[Sequence[Any], ...]:
+        """Return the columns of *batch* that the decoder takes."""
+        batch, _ = self._shown(batch, self._headers_of(batch))
+        return decoder_columns(self._takes, self.source.topic, batch)
+
+    def send_all(self, batch: Batch, clock: StepClock | None) -> Emitted:
+        """Return what `step` sends for *batch*."""
+        assert self.step is not None
+        batch, marks = self._shown(batch, self._headers_of(batch))
+        if True in marks and not self.marks:
+            batch = _unmarked(batch, marks)
+        columns = decoder_columns(self._takes, self.source.topic, batch)
+        return self.step.send_all(columns, clock, batch.times_ms)
+
+    def _headers_of(self, batch: Batch) -> Sequence[Any]:
+        """Return the headers by which marks are known; none of a batch that was made without them."""
+        if not self.meets_marks or len(batch.columns) < len(self.inputs):
+            return ()
+        return batch.columns[self.inputs.index("headers")]
+
+    def _shown(self, batch: Batch, headers: Sequence[Any]) -> tuple[Batch, Sequence[bool]]:
+        """Return *batch* with the columns that a decoder takes, and which records are marks. Headers of
+        origins are for folds that take marks.
+        """
+        if not headers:
+            return batch, ()
+        marks: Sequence[bool] = ()
+        columns = batch.columns
+        if any(headers):
+            marks = [*map(is_mark, headers)]
+            if not self.marks:
+                at = self.inputs.index("headers")
+                columns = (*columns[:at], [*map(plain, headers)], *columns[at + 1 :])
+        if self._takes and "headers" not in self._takes:
+            columns = columns[:-1]
+        return Batch(batch.offsets, batch.times_ms, columns), marks
 
     def _told(self, batch: Batch, quickly: bool, known: Sequence[Any] | None = None) -> list[Iterable[Any]]:
         if self._takes:
@@ -441,9 +489,11 @@ class SkippedMark:
 SKIPPED = SkippedMark()
 
 
-def _picked(batch: Batch, numbers: Sequence[int]) -> Batch:
+def _unmarked(batch: Batch, marks: Sequence[bool]) -> Batch:
+    """Return the records of *batch* that are no marks."""
+
     def of(column: Sequence[Any]) -> list[Any]:
-        return [column[number] for number in numbers]
+        return [each for each, mark in zip(column, marks, strict=True) if not mark]
 
     return Batch(of(batch.offsets), of(batch.times_ms), tuple(map(of, batch.columns)))
 

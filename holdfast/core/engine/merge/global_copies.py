@@ -18,11 +18,10 @@ from weakref import WeakSet
 from holdfast.core.engine.batches import Batch
 from holdfast.core.engine.declared.global_tables import Global
 from holdfast.core.engine.declared.processor import Processor
-from holdfast.core.engine.fold.folding import Changes
+from holdfast.core.engine.fold.folding import Changes, Folder
 from holdfast.core.engine.fold.patience import OnLater, never_wait
 from holdfast.core.engine.fold.stepping import Refused
-from holdfast.core.engine.merge.merging import Portion, Stretch
-from holdfast.core.engine.merge.merging_folder import MergingFolder
+from holdfast.core.engine.fold.stretches import Portion, Stretch
 from holdfast.core.engine.state.codec import text_key
 from holdfast.core.engine.state.global_rows import Vector, covers, trimmed
 from holdfast.core.engine.state.memory_store import DictStore
@@ -181,7 +180,7 @@ class GlobalCopy:
         self._processor, self._on_refused = folded_by(table), on_refused
         self.inputs = self._processor.folds[0].inputs
         """The columns that batches must have."""
-        self._folders: dict[int, MergingFolder[Any]] = {}
+        self._folders: dict[int, Folder[Any]] = {}
         self._applied: list[int] = []
         self._stream_ms = -1
         self._views: WeakSet[GlobalView] = WeakSet()
@@ -207,14 +206,14 @@ class GlobalCopy:
         """Fold records of *partition* that follow those folded before; earlier ones are passed over."""
         folder = self._folders.get(partition)
         if folder is None:
-            folder = self._folders[partition] = MergingFolder(
+            folder = self._folders[partition] = Folder(
                 self._processor, PartStore(self.store, partition), cache_rows=CACHE_ROWS
             )
         fresh = batch.after(folder.marker.applied[0])
         for start in range(0, len(fresh.offsets), FOLD_RECORDS):
             self._fold(partition, folder, fresh.slice(start, start + FOLD_RECORDS))
 
-    def _fold(self, partition: int, folder: MergingFolder[Any], batch: Batch) -> None:
+    def _fold(self, partition: int, folder: Folder[Any], batch: Batch) -> None:
         reached = [*accumulate(batch.times_ms, max, initial=folder.marker.reached_ms[0])][1:]
         changes = self._patiently(
             partition, folder, Stretch((Portion(batch, reached),), bytes(len(reached)), reached)
@@ -227,7 +226,7 @@ class GlobalCopy:
         for each in changes.refused:
             self._on_refused(partition, each)
 
-    def _patiently(self, partition: int, folder: MergingFolder[Any], stretch: Stretch) -> Changes:
+    def _patiently(self, partition: int, folder: Folder[Any], stretch: Stretch) -> Changes:
         while True:
             try:
                 changes = folder.fold([stretch])

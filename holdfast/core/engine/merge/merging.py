@@ -8,14 +8,13 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import accumulate, islice
-from typing import Any
 
 from holdfast.core.engine.batches import Batch
 from holdfast.core.engine.choices import Choice
 from holdfast.core.engine.declared.sources import LIMIT_SOURCES
-from holdfast.core.engine.merge.ordering import MergeOrder, OwnTimes
+from holdfast.core.engine.fold.ordering import MergeOrder, OwnTimes
+from holdfast.core.engine.fold.stretches import Portion, Stretch, stretch_of
 from holdfast.core.engine.positions import NO_TIME, Position
 from holdfast.core.engine.state.global_rows import Vector, covers
 from holdfast.errors import ChoicesError, Later
@@ -45,63 +44,6 @@ def last_key(position: Position) -> int:
     choice.
     """
     return LOWEST if position.last < 0 else canonical(position.order_ms[position.last], position.last)
-
-
-@dataclass(frozen=True, slots=True)
-class Portion:
-    """Consecutive records of one source; *reached_ms* is of each the highest append time up to it, and
-    *ordered_ms* the highest of the times that it was ordered by, where these are others. *events* are the
-    records' events, for the first fold of them alone, which may change them.
-    """
-
-    batch: Batch
-    reached_ms: Sequence[int]
-    ordered_ms: Sequence[int] | None = None
-    events: Sequence[Any] | None = None
-
-    def slice(self, start: int, stop: int) -> Portion:
-        ordered_ms = None if self.ordered_ms is None else self.ordered_ms[start:stop]
-        events = None if self.events is None else self.events[start:stop]
-        return Portion(self.batch.slice(start, stop), self.reached_ms[start:stop], ordered_ms, events)
-
-
-@dataclass(frozen=True, slots=True)
-class Stretch:
-    """Records of several sources in the order in which they are folded, or one choice.
-
-    *order* has the source of each record, and *reached_ms* the highest append time so far, which ascends.
-    They were ordered by the event times of the sources in *by_event*; where that is 0, by append time, and
-    then *reached_ms* are those of the portions. With a *choice* there are no records; it is *decided* if it
-    is a new one, to be recorded with the records folded.
-    """
-
-    portions: tuple[Portion | None, ...]
-    order: bytes = b""
-    reached_ms: Sequence[int] = ()
-    choice: Choice | None = None
-    decided: bool = False
-    by_event: int = 0
-    _counted: dict[int, list[int]] = field(default_factory=dict, init=False, repr=False, compare=False)
-
-    @property
-    def records(self) -> int:
-        return len(self.order)
-
-    def slice(self, start: int, stop: int) -> Stretch:
-        """Return records *start* to *stop*, not included."""
-        order = self.order[start:stop]
-        # How many of each source lie before: known where a slice ended, since a folder takes one after
-        # another.
-        firsts = self._counted.pop(start, None)
-        if firsts is None:
-            firsts = [self.order.count(source, 0, start) for source in range(len(self.portions))]
-        lasts = [first + order.count(source) for source, first in enumerate(firsts)]
-        self._counted[stop] = lasts
-        portions = [
-            portion.slice(first, last) if portion and last > first else None
-            for portion, first, last in zip(self.portions, firsts, lasts, strict=True)
-        ]
-        return Stretch(tuple(portions), order, self.reached_ms[start:stop], by_event=self.by_event)
 
 
 class _Fetched:
@@ -551,6 +493,57 @@ class Merger:
             )
 
 
+class LogOrder(Merger):
+    """The records of one source in the order of their log: nothing is merged, waited for or decided."""
+
+    def __init__(self, marker: Position) -> None:
+        self._batches, self._at, self._offered = deque[Batch](), 0, marker.applied[0]
+        self.settle(marker)
+
+    def offer(self, source: int, batch: Batch, offset_next: int | None = None) -> None:
+        fresh = batch.after(self._offered)
+        if fresh.offsets:
+            self._batches.append(fresh)
+            self._offered = fresh.offsets[-1]
+
+    def tick(self, now_ms: int) -> None:
+        pass
+
+    def see(self, vectors: tuple[Vector, ...]) -> None:
+        pass
+
+    def settle(self, marker: Position) -> None:
+        self._applied, self._at = marker.applied[0], 0
+        while self._batches and self._batches[0].offsets[-1] <= self._applied:
+            self._batches.popleft()
+
+    def take(self, ends: Sequence[int | None] | None = None) -> Stretch | None:
+        if self._at == len(self._batches):
+            return None
+        self._at += 1
+        return stretch_of(self._batches[self._at - 1].after(self._applied))
+
+    def waits_for(self, ends: Sequence[int | None] | None = None) -> int | None:
+        return 0 if ends is None or ends[0] is None else None
+
+    @property
+    def pending(self) -> tuple[int, ...]:
+        return (sum(each.records for each in self._batches),)
+
+    @property
+    def next_choice(self) -> Choice | None:
+        return None
+
+    def forget_taken(self) -> None:
+        while self._at:
+            self._applied, self._at = self._batches.popleft().offsets[-1], self._at - 1
+
+
+def merger_of(marker: Position, recorded: Iterable[Choice] = (), order: MergeOrder | None = None) -> Merger:
+    """Return what puts the records after *marker* in order, see `Merger`."""
+    return Merger(marker, recorded, order) if marker.reached_ms else LogOrder(marker)
+
+
 def _otherwise(what: str) -> ChoicesError:
     """Return the error of a table that has folded on where another version then decided otherwise."""
     return ChoicesError(
@@ -576,7 +569,7 @@ def replayed(
     the last choice, the order of the rest is not known: with *open_end* the stretches end there, else raises
     ChoicesError.
     """
-    merger, pending = Merger(marker, recorded, order), [iter(log) for log in logs]
+    merger, pending = merger_of(marker, recorded, order), [iter(log) for log in logs]
     waited: list[int | None] = [None] * len(pending)
     while True:
         while (stretch := merger.take(waited)) is not None:

@@ -21,7 +21,6 @@ from holdfast.core.engine.declared.streams import Internal
 from holdfast.core.engine.fold.folding import Changes, Folder
 from holdfast.core.engine.merge.handing_over import barrier_at
 from holdfast.core.engine.merge.merging import Merger
-from holdfast.core.engine.merge.merging_folder import MergingFolder
 from holdfast.core.engine.positions import Position, start_of
 from holdfast.core.engine.state.handover import HANDOVER_FORMAT, Handover, decode_handover, encode_handover
 from holdfast.core.engine.state.memory_store import DictStore
@@ -136,7 +135,7 @@ class Successor(Worker):
             )
             if self.noted is None or not self.noted.covers(learned.applied, learned.choices):
                 self.handover = learned
-        self.folder = MergingFolder(
+        self.folder = Folder(
             self.processor,
             store,
             marker=marker,

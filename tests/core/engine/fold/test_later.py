@@ -20,7 +20,6 @@ from holdfast.core.engine.declared.sources import Source
 from holdfast.core.engine.fold.asides import emit_result
 from holdfast.core.engine.fold.folding import Folder, Refused, Transition
 from holdfast.core.engine.merge.merging import Merger, replayed
-from holdfast.core.engine.merge.merging_folder import MergingFolder
 from holdfast.core.engine.state.memory_store import DictStore
 from holdfast.core.engine.state.rows import Rows
 from holdfast.errors import Later, StoppedError
@@ -239,7 +238,7 @@ def merged_of(world: World) -> Processor[Any, str]:
 def merged(world: World) -> tuple[list[tuple[bytes, bytes]], list[Emit], list[Choice]]:
     """Fold two sources live, one record of which comes too late for its position, and a tick."""
     processor, store = merged_of(world), DictStore()
-    folder: MergingFolder[str] = MergingFolder(processor, store)
+    folder: Folder[str] = Folder(processor, store)
     merger = Merger(folder.marker)
     emits: list[Emit] = []
     choices: list[Choice] = []
@@ -278,7 +277,7 @@ def test_records_and_ticks_of_several_sources_wait_and_replay_to_the_same(needed
     assert waited[0] == there[0]
     assert waited[1] == there[1]
     store, choices = DictStore(), waited[2]
-    folder: MergingFolder[str] = MergingFolder(merged_of(World()), store)
+    folder: Folder[str] = Folder(merged_of(World()), store)
     logs = [[Batch([0, 1], [10, 14], ([b"a", b"b"],))], [Batch([0, 1], [12, 20], ([b"1", b"2"],))]]
     changes = folder.fold(list(replayed(folder.marker, logs, choices)))
     assert changes is not None

@@ -9,7 +9,8 @@ import pytest
 
 from holdfast.core.engine.batches import Batch
 from holdfast.core.engine.choices import Choice
-from holdfast.core.engine.merge.merging import Merger, Stretch, replayed
+from holdfast.core.engine.fold.stretches import Stretch
+from holdfast.core.engine.merge.merging import Merger, replayed
 from holdfast.core.engine.positions import Position, ordered_start
 from holdfast.errors import ChoicesError
 

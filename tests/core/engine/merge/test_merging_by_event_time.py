@@ -22,8 +22,9 @@ from holdfast.core.engine.declared.serdes import Json
 from holdfast.core.engine.declared.sources import Source
 from holdfast.core.engine.declared.streams import Stream
 from holdfast.core.engine.emits import Emits
-from holdfast.core.engine.merge.merging import LOWEST, Merger, Stretch, last_key, replayed
-from holdfast.core.engine.merge.merging_folder import MergingFolder
+from holdfast.core.engine.fold.folding import Folder
+from holdfast.core.engine.fold.stretches import Stretch
+from holdfast.core.engine.merge.merging import LOWEST, Merger, last_key, replayed
 from holdfast.core.engine.positions import decode_position, encode_position
 from holdfast.core.engine.state.codec import APPLIED
 from holdfast.core.engine.state.memory_store import DictStore
@@ -67,7 +68,7 @@ def batch(events: Iterable[Event | bytes | None], first: int = 0, at_ms: int = F
     return Batch(range(first, first + len(values)), times, (values,))
 
 
-def asked(folder: MergingFolder[str], stretches: Iterable[Stretch]) -> list[tuple[str, str]]:
+def asked(folder: Folder[str], stretches: Iterable[Stretch]) -> list[tuple[str, str]]:
     """Fold *stretches* in one transaction; return what each question was answered."""
     changes = folder.fold(stretches)
     if changes is None:
@@ -78,7 +79,7 @@ def asked(folder: MergingFolder[str], stretches: Iterable[Stretch]) -> list[tupl
 
 
 def whole(processor: Processor[Any, str], *logs: Batch) -> list[tuple[str, str]]:
-    folder = MergingFolder(processor, DictStore())
+    folder = Folder(processor, DictStore())
     return asked(folder, replayed(folder.marker, [[log] for log in logs], order=folder.order))
 
 
@@ -120,7 +121,7 @@ def test_the_first_of_all_sources_with_the_least_time_is_next_however_it_is_fetc
             at_ms += rng.randrange(4)
             log.append((f"{source}/{number}", max(0, at_ms - rng.choice((0, 0, 0, 9)))))
         logs.append(log)
-    folder = MergingFolder(asking(), DictStore())
+    folder = Folder(asking(), DictStore())
     merger, fetched = Merger(folder.marker, (), folder.order), [0, 0]
     found: list[tuple[int, int]] = []
     for turn in count():
@@ -161,7 +162,7 @@ def test_of_sources_without_time_the_append_time_counts() -> None:
 
 
 def test_where_no_source_reads_time_the_written_bytes_are_as_before() -> None:
-    folder = MergingFolder(
+    folder = Folder(
         asking(prices=Source("prices", Json(Event)), questions=Source("questions", Json(Event))), DictStore()
     )
     assert folder.order.by_event == 0
@@ -180,7 +181,7 @@ def test_a_processor_of_one_source_has_no_order_to_choose() -> None:
     one: Processor[Any, str] = Processor(
         name="one", on={Source("prices", Json(Event), time=at_of): price}, row=str
     )
-    assert MergingFolder(one, DictStore()).order.by_event == 0
+    assert Folder(one, DictStore()).order.by_event == 0
 
 
 # -- records without a time
@@ -208,7 +209,7 @@ def test_a_record_without_a_time_follows_the_one_before_it(without: Any) -> None
     processor: Processor[Any, str] = Processor(
         name="asking", on={prices: keep, Source("questions", Json(Event), time=at_of): keep}, row=str
     )
-    folder = MergingFolder(processor, DictStore())
+    folder = Folder(processor, DictStore())
     logs = [
         [batch([("p1", 10), without, ("p3", 30)])],
         [batch([("q1", 9), ("q2", 11), ("q3", 40)])],
@@ -258,7 +259,7 @@ class Looked:
 def test_a_record_that_has_to_wait_ends_the_batch_and_is_asked_again() -> None:
     registry = Registry()
     registry.fails = lambda: Later("it is away", needs="the registry")
-    folder = MergingFolder(
+    folder = Folder(
         asking(prices=Source("prices", Looked(registry), time=at_of)),
         DictStore(),
     )
@@ -281,7 +282,7 @@ def test_a_record_unknown_when_it_was_ordered_is_refused_though_it_is_known_when
     registry, store = Registry(), DictStore()
     registry.fails = lambda: UnknownSchemaError("nobody knows it")
     processor = asking(prices=Source("prices", Looked(registry), time=at_of))
-    folder = MergingFolder(processor, store)
+    folder = Folder(processor, store)
     logs = [batch([("p1", 10), ("x2", 50), ("p3", 30)]), batch([("q1", 40)])]
     stretches = [*replayed(folder.marker, [[each] for each in logs], order=folder.order)]
     registry.fails = None
@@ -291,7 +292,7 @@ def test_a_record_unknown_when_it_was_ordered_is_refused_though_it_is_known_when
     assert [msgspec.json.decode(each.value or b"")[2] for each in changes.emits] == ["p3"]
     folder.commit()
     assert folder.order.unread == {}
-    again = MergingFolder(processor, DictStore())
+    again = Folder(processor, DictStore())
     again.refused_before = {("prices", 1)}
     found = asked(again, replayed(again.marker, [[each] for each in logs], order=again.order))
     assert found == [("q1", "p3")]
@@ -316,7 +317,7 @@ OLD_STORED = {
 def test_what_an_earlier_release_merged_is_folded_again_to_its_bytes() -> None:
     upto = decode_position(OLD_STORED[APPLIED])
     assert (len(OLD_CHOICES), upto.choices, upto.by_event) == (1, 1, 0)
-    store, folder = DictStore(), MergingFolder(asking(), DictStore())
+    store, folder = DictStore(), Folder(asking(), DictStore())
     logs = [[golden(topic, 0, last + 1)] for topic, last in zip(TOPICS, upto.applied, strict=True)]
     recorded = [*map(decode_choice, OLD_CHOICES)]
     changes = folder.fold(replayed(folder.marker, logs, recorded, order=folder.order.as_at(upto)))
@@ -327,10 +328,10 @@ def test_what_an_earlier_release_merged_is_folded_again_to_its_bytes() -> None:
     assert emits == [emit for turn in GOLDEN["written"] for emit in turn["emits"]]
 
 
-def resumed() -> tuple[MergingFolder[str], Merger, DictStore]:
+def resumed() -> tuple[Folder[str], Merger, DictStore]:
     store = DictStore()
     store.apply([(key, value) for key, value in OLD_STORED.items() if key != APPLIED])
-    folder = MergingFolder(asking(), store, marker=decode_position(OLD_STORED[APPLIED]))
+    folder = Folder(asking(), store, marker=decode_position(OLD_STORED[APPLIED]))
     return folder, Merger(folder.marker, map(decode_choice, OLD_CHOICES), folder.order), store
 
 
@@ -355,7 +356,7 @@ def test_a_worker_that_takes_over_an_older_table_parts_the_two_orders_by_a_barri
     assert decode_choice(encode_choice(second)).by_event
     # All of it again, from the beginning.
     recorded = [*map(decode_choice, OLD_CHOICES), barrier, second]
-    again = MergingFolder(asking(), DictStore())
+    again = Folder(asking(), DictStore())
     logs = [
         [golden("prices", 0, 4), batch([("p5", 41)], first=4)],
         [golden("questions", 0, 4)],
@@ -372,7 +373,7 @@ def test_where_a_choice_lies_right_before_no_barrier_is_needed() -> None:
     old = decode_position(OLD_STORED[APPLIED])
     store = DictStore()
     behind = msgspec.structs.replace(old, last=-1, choices=2)
-    folder = MergingFolder(asking(), store, marker=behind)
+    folder = Folder(asking(), store, marker=behind)
     merger = Merger(folder.marker, (), folder.order)
     merger.offer(0, golden("prices", 3, 4))
     assert merger.take((0, 0)) is not None
@@ -407,7 +408,7 @@ def test_values_are_decoded_once_and_again_where_a_fold_may_have_changed_them() 
         for name, serde in zip(("a", "b"), serdes, strict=True)
     ]
     processor = Processor(name="grown", on=dict.fromkeys(sources, grow), row=str)
-    folder = MergingFolder(processor, DictStore())
+    folder: Any = Folder(processor, DictStore())
     merger = Merger(folder.marker, (), folder.order)
     merger.offer(0, batch([(f"a{at}", 10 * at) for at in range(5)]))
     merger.offer(1, batch([(f"b{at}", 10 * at + 5) for at in range(5)]))

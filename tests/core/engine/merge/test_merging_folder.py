@@ -15,10 +15,10 @@ from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.declared.serdes import Json
 from holdfast.core.engine.declared.sources import FoldWith, Source, fingerprint
 from holdfast.core.engine.declared.streams import Stream
-from holdfast.core.engine.fold.folding import Changes
+from holdfast.core.engine.fold.folding import Changes, Folder
 from holdfast.core.engine.fold.stepping import Transition
-from holdfast.core.engine.merge.merging import Merger, Stretch, replayed
-from holdfast.core.engine.merge.merging_folder import MergingFolder
+from holdfast.core.engine.fold.stretches import Stretch
+from holdfast.core.engine.merge.merging import Merger, replayed
 from holdfast.core.engine.positions import Position, decode_position, start_of
 from holdfast.core.engine.state.codec import APPLIED, row_key, tick_key, wake_key
 from holdfast.core.engine.state.rows import NEVER, Rows
@@ -86,7 +86,7 @@ def stretches(
 
 
 def changes_of(processor: Processor[Any, Any], logs: Mapping[int, Batch]) -> Changes:
-    changes = MergingFolder(processor, MemoryStore()).fold(stretches(processor, logs))
+    changes = Folder(processor, MemoryStore()).fold(stretches(processor, logs))
     assert changes is not None
     return changes
 
@@ -183,19 +183,17 @@ def rung(rows: Rows[Known], key: str, at_ms: int) -> Iterator[Any]:
         raise RuntimeError("the timer failed")
 
 
-def armed(*timers: tuple[str, int], **more: Any) -> tuple[MergingFolder[Known], Merger, MemoryStore]:
+def armed(*timers: tuple[str, int], **more: Any) -> tuple[Folder[Known], Merger, MemoryStore]:
     """Return a folder that has folded orders which set tick timers, by key and time."""
     processor, store = joined(on={orders: arm}, on_tick=rung, **more), MemoryStore()
-    folder: MergingFolder[Known] = MergingFolder(processor, store)
+    folder: Folder[Known] = Folder(processor, store)
     merger = Merger(folder.marker)
     merger.offer(0, batch(*((1, JoinedOrder("x", key, at_ms)) for key, at_ms in timers)))
     ticked(folder, merger, store)
     return folder, merger, store
 
 
-def ticked(
-    folder: MergingFolder[Known], merger: Merger, store: MemoryStore, now_ms: int | None = None
-) -> Changes:
+def ticked(folder: Folder[Known], merger: Merger, store: MemoryStore, now_ms: int | None = None) -> Changes:
     if now_ms is not None:
         merger.tick(now_ms)
     changes = folder.fold(iter(partial(merger.take, None), None))
@@ -222,7 +220,7 @@ def test_a_tick_fires_due_timers_in_order_of_time_and_is_recorded() -> None:
 
 def test_tick_timers_are_found_again_after_a_restart() -> None:
     folder, _, store = armed(("a", 10))
-    again: MergingFolder[Known] = MergingFolder(folder.processor, store, marker=folder.marker)
+    again: Folder[Known] = Folder(folder.processor, store, marker=folder.marker)
     assert again.next_tick_ms == 10
 
 
@@ -254,7 +252,7 @@ def test_tick_timers_need_on_tick() -> None:
 
 def test_a_transaction_that_ends_early_says_where() -> None:
     processor = joined()
-    folder: MergingFolder[Known] = MergingFolder(processor, MemoryStore())
+    folder: Folder[Known] = Folder(processor, MemoryStore())
     logs = {0: batch((5, ANN), (6, BOB)), 1: batch((5, JoinedOrder("x", "1")), (6, JoinedOrder("y", "2")))}
     for _ in folder.steps(stretches(processor, logs)):
         folder.close_early()
@@ -287,7 +285,7 @@ def test_the_store_s_failure_is_no_record_s() -> None:
         def get(self, key: bytes) -> bytes | None:  # type: ignore[override]
             raise StoreError("the disk is gone")
 
-    folder: MergingFolder[Known] = MergingFolder(joined(), Broken({row_key("0"): b""}))
+    folder: Folder[Known] = Folder(joined(), Broken({row_key("0"): b""}))
     with pytest.raises(StoreError, match="the disk is gone"):
         folder.fold(stretches(joined(), {0: batch((5, ANN))}))
 
@@ -300,7 +298,7 @@ def test_choices_that_do_not_fit_end_the_fold_and_no_record_is_to_blame() -> Non
         ([lost], None),
         ([kept, Choice(number=2, sources=lost.sources, applied=(1, 0))], 2),
     ):
-        folder: MergingFolder[Known] = MergingFolder(joined(), MemoryStore())
+        folder: Folder[Known] = Folder(joined(), MemoryStore())
         with pytest.raises(ChoicesError, match="is missing"):
             folder.fold(replayed(folder.marker, logs, recorded))
         assert folder.changes is None, records
@@ -310,13 +308,13 @@ def test_choices_that_do_not_fit_end_the_fold_and_no_record_is_to_blame() -> Non
 def test_a_table_of_other_sources_is_not_folded_on() -> None:
     marker = start_of(joined(on={orders: enrich, customers: keep}))
     with pytest.raises(ChangelogError, match="folded from other sources than customers, orders"):
-        MergingFolder(joined(), MemoryStore(), marker=marker)
+        Folder(joined(), MemoryStore(), marker=marker)
 
 
 def test_each_change_can_be_reported() -> None:
     told: list[Transition[Known]] = []
     processor = joined()
-    folder: MergingFolder[Known] = MergingFolder(processor, MemoryStore(), trace=told.append)
+    folder: Folder[Known] = Folder(processor, MemoryStore(), trace=told.append)
     folder.fold(stretches(processor, {0: batch((5, ANN)), 1: batch((6, JoinedOrder("x", "1")))}))
     assert [(each.topic, each.offset, each.at_ms, each.after) for each in told] == [
         ("customers", 0, 5, Known("Ann")),

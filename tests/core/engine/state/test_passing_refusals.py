@@ -12,7 +12,6 @@ from holdfast.core.engine.declared.serdes import Text
 from holdfast.core.engine.declared.sources import Source
 from holdfast.core.engine.fold.folding import Folder
 from holdfast.core.engine.merge.merging import replayed
-from holdfast.core.engine.merge.merging_folder import MergingFolder
 from holdfast.core.engine.state.codec import digest
 from holdfast.core.engine.state.memory_store import DictStore
 from holdfast.core.engine.state.passing_refusals import refusal_note, refusals_in
@@ -49,7 +48,7 @@ def folder_of(kind: str, store: DictStore, *, knows: bool) -> Any:
     declared: dict[str, Any] = {"name": "counts", "row": int, "on_wake": woken}
     if kind == "one":
         return Folder(Processor(source="words", decode=serde.decode, fold=count, **declared), store)
-    return MergingFolder(Processor(on={Source("words", serde): count}, **declared), store)
+    return Folder(Processor(on={Source("words", serde): count}, **declared), store)
 
 
 def folded(kind: str, *, knows: bool, refused: frozenset[tuple[str, int]] = frozenset()) -> tuple[str, Any]:
