@@ -360,7 +360,17 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "choices": frozenset({"declared"}),
         "positions": frozenset({"declared", "state"}),
         "fold": frozenset(
-            {"batches", "choices", "declared", "emits", "origins", "positions", "state", "trace_context"}
+            {
+                "batches",
+                "choices",
+                "declared",
+                "emits",
+                "event_times",
+                "origins",
+                "positions",
+                "state",
+                "trace_context",
+            }
         ),
         "merge": frozenset(
             {

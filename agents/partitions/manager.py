@@ -16,7 +16,7 @@ from holdfast.agents.globals.intake import GlobalIntake
 from holdfast.agents.globals.served import ServedGlobal
 from holdfast.agents.metrics import Metrics
 from holdfast.agents.partitions.batches.flow import FlowControl
-from holdfast.agents.partitions.batches.intake import Intake, SingleIntake
+from holdfast.agents.partitions.batches.intake import Intake, LogIntake
 from holdfast.agents.partitions.batches.merging_intake import MergingIntake
 from holdfast.agents.partitions.batches.runner import Runner
 from holdfast.agents.partitions.gate import FoldGate
@@ -284,9 +284,9 @@ class PartitionManager:
         """Return a new runner of a partition that was restored."""
         limits, clock = self._limits, self._clock
         intake: Intake = (
-            SingleIntake(self, part, limits.transaction_bytes, clock=clock)
-            if part.processor.on is None
-            else MergingIntake(self, part, self._seen(part), clock=clock)
+            MergingIntake(self, part, self._seen(part), clock=clock)
+            if part.choices_topics
+            else LogIntake(self, part, limits.transaction_bytes, clock=clock)
         )
         return Runner(self, part, intake, limits, clock=clock)
 
@@ -323,7 +323,7 @@ class PartitionManager:
         if owned is None or not self.owns(owned.part, fetched.epoch):
             self.void(event)
         else:
-            owned.runner.hand(event)
+            owned.runner.enqueue(event)
 
     def void(self, event: FoldEvent, *, counted: bool = True) -> None:
         """Drop an event that this worker no longer owns: it is neither folded nor acked, and nothing waits
@@ -357,7 +357,7 @@ class PartitionManager:
         most the bytes that may be in hand.
         """
         return self.settings.inflight_bytes // max(
-            1, sum(len(each.part.places) for each in self.holdings.merged())
+            1, sum(len(each.part.places) for each in self.holdings.ordered())
         )
 
     # -- serving (holdfast.agents.serving.Serving)

@@ -141,7 +141,7 @@ class Latecomers:
 
     def __init__(self, late_s: float, held: Path) -> None:
         self._late_s, self._held = late_s, held
-        self._hand = MergingIntake.hand
+        self._hand = MergingIntake.enqueue
         self._waiting: deque[tuple[float, MergingIntake, Any]] = deque()
 
     def take(self, intake: MergingIntake, event: Any) -> None:
@@ -161,7 +161,7 @@ class Latecomers:
 
 def lie(customers: str) -> None:
     """Report that every source has ended, and have the customers come late."""
-    hand = MergingIntake.hand
+    hand = MergingIntake.enqueue
     latecomers = Latecomers(float(os.environ.get("JOIN_LATE_S", "0.5")), Path(os.environ["JOIN_HELD"]))
 
     def late(self: MergingIntake, event: Any) -> None:
@@ -173,7 +173,7 @@ def lie(customers: str) -> None:
     async def ended(self: SourceEnds, client: object, places: Iterable[Place]) -> dict[Place, int]:
         return dict.fromkeys(places, 0)
 
-    MergingIntake.hand = late  # type: ignore[method-assign]
+    MergingIntake.enqueue = late  # type: ignore[method-assign]
     SourceEnds._ask = ended  # type: ignore[method-assign]
 
 

@@ -1,11 +1,11 @@
-"""Intakes choose the events of a runner's next transaction, and ack, keep or drop them afterwards: for one
-source here, for several in `agents/partitions/batches/merging_intake.py`.
+"""Intakes choose the events of a runner's next transaction, and ack, keep or drop them afterwards: in the
+order of a log here, merged in `agents/partitions/batches/merging_intake.py`.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Protocol
 
 from holdfast.agents.partitions.types import FoldEvent, IntakeHost
@@ -28,15 +28,15 @@ Readers soon see the changes of a shorter one.
 class Intake(Protocol):
     """The events of one partition, from when they are fetched until they are acked.
 
-    `draw` chooses the events of the next transaction, `given` yields their records to a folder. Then follows
-    `settle` when the transaction is durable (or there was nothing to fold), `again` when it was rolled back,
-    or `let_go`.
+    `next_batch` chooses the events of the next transaction, `records` yields their records to a folder. Then
+    follows `ack` when the transaction is durable (or there was nothing to fold), `retry` when it was rolled
+    back, or `abandon`.
     """
 
     epoch: int
     """The epoch of the drawn events."""
 
-    def hand(self, event: FoldEvent) -> None:
+    def enqueue(self, event: FoldEvent) -> None:
         """Enqueue one fetched event."""
 
     @property
@@ -49,11 +49,11 @@ class Intake(Protocol):
         """Return the source partitions of which nothing more is to be fetched for the time being."""
         ...
 
-    def draw(self) -> bool:
+    def next_batch(self) -> bool:
         """Choose the events of the next transaction; return False when there are none."""
         ...
 
-    def given(self) -> Iterator[Any]:
+    def records(self) -> Iterator[Any]:
         """Yield records to the folder; more than were drawn when that takes long."""
         ...
 
@@ -61,34 +61,46 @@ class Intake(Protocol):
         """Return the topic and the content of a record of this transaction that was refused."""
         ...
 
-    def settle(self) -> None:
+    def ack(self) -> None:
         """Ack the events that the state now contains; the rest is for the next transaction."""
 
-    def again(self) -> None:
+    def retry(self) -> None:
         """Keep the drawn events for the next transaction, and stop counting these and the later ones as in
         hand: they wait, and other records are fetched in the meantime.
         """
 
-    def let_go(self) -> None:
+    def abandon(self) -> None:
         """Drop the drawn events: this worker no longer owns them, or they are read again."""
 
-    def void(self) -> None:
+    def clear(self) -> None:
         """Drop all events."""
 
     def revoked(self) -> None:
         """Drop the events that are not being folded, at once: those fetched before a revocation are void."""
 
+    def asks(self) -> tuple[int, list[Place]]:
+        """Return the partitions whose ends are wanted, and the round, to which alone the answer belongs."""
+        return 0, []
 
-class SingleIntake:
-    """Events of one source, which are folded in their order. A transaction holds *transaction_bytes* of
-    them.
+    def answer(self, asked: int, ends: Mapping[Place, int], wait_s: float) -> None:
+        """Take the *ends* that logs had after round *asked* had begun, as far as they are known."""
+        return
+
+    def look(self) -> None:
+        """Check whether there is something to fold without new events."""
+        return
+
+
+class LogIntake(Intake):
+    """Events of one source, which are folded in the order of its log. A transaction holds *transaction_bytes*
+    of them.
     """
 
     def __init__(
         self, host: IntakeHost, part: Partition, transaction_bytes: int, *, clock: Clock = system_clock
     ) -> None:
         self._host, self._part, self._clock = host, part, clock
-        self._transaction_bytes = transaction_bytes
+        self._transaction_bytes, self._inputs = transaction_bytes, part.processor.folds[0].inputs
         self._pending: deque[FoldEvent] = deque()
         self._drawn: list[FoldEvent] = []
         self._waits, self._parked = False, set[int]()
@@ -96,7 +108,7 @@ class SingleIntake:
         self._folder: Folder[Any] | None = None
         self.epoch = -1
 
-    def hand(self, event: FoldEvent) -> None:
+    def enqueue(self, event: FoldEvent) -> None:
         self._pending.append(event)
         if self._waits:
             self._park(event)
@@ -124,13 +136,12 @@ class SingleIntake:
     def held(self) -> Collection[Place]:
         return ()
 
-    def draw(self) -> bool:
+    def next_batch(self) -> bool:
         self._drawn = self._gather()
         if not self._drawn:
             return False
         first = self._drawn[0].value
         part, folder = self._part, self._part.owner.folder
-        assert isinstance(folder, Folder), "of one source"
         self._folder, (applied,) = folder, folder.marker.applied
         assert first.first <= applied + 1, (
             f"{part.changelog} partition {part.partition}: state at {applied}, records begin at {first.first}"
@@ -153,12 +164,12 @@ class SingleIntake:
                 self._void(event)
         return events
 
-    def given(self) -> Iterator[Batch]:
+    def records(self) -> Iterator[Batch]:
         """Yield the drawn records, and draw events that arrive in the meantime when that takes long."""
         began_s, events = self._clock.monotonic_s(), self._drawn
         for event in events:
             fetched = event.value
-            yield fetched.records.batch(fetched.partition, self._part.processor.columns)
+            yield fetched.records.batch(fetched.partition, self._inputs)
             if event is events[-1] and self._clock.monotonic_s() - began_s > BACKLOG_S:
                 events += self._gather(sum(each.value.size_bytes for each in events))
 
@@ -167,7 +178,7 @@ class SingleIntake:
         record = next(fetch.records.at(refused.offset) for fetch in fetches if refused.offset <= fetch.last)
         return self._part.processor.topics[0], record
 
-    def settle(self) -> None:
+    def ack(self) -> None:
         assert self._folder is not None, "draw first"
         (applied,) = self._folder.marker.applied
         for event in reversed(self._drawn):
@@ -178,18 +189,18 @@ class SingleIntake:
                 self._host.done(event, counted=self._is_counted(event))
         self._drawn, self._waits = [], False
 
-    def again(self) -> None:
+    def retry(self) -> None:
         self._pending.extendleft(reversed(self._drawn))
         self._drawn, self._waits = [], True
         for event in self._pending:
             self._park(event)
 
-    def let_go(self) -> None:
+    def abandon(self) -> None:
         drawn, self._drawn = self._drawn, []
         for event in drawn:
             self._void(event)
 
-    def void(self) -> None:
+    def clear(self) -> None:
         while self._pending:
             self._void(self._pending.popleft())
 

@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from holdfast.agents.globals.intake import GlobalIntake
-from holdfast.agents.partitions.batches.intake import BACKLOG_S
+from holdfast.agents.partitions.batches.intake import BACKLOG_S, Intake
 from holdfast.agents.partitions.types import FoldEvent, MergingIntakeHost
 from holdfast.clock import Clock, system_clock
 from holdfast.core.engine.batches import Batch
@@ -54,7 +54,7 @@ class _SourceQueue:
         """True if nothing was received of it, records or an end, for as long as the others wait."""
 
 
-class MergingIntake:
+class MergingIntake(Intake):
     """Events of several sources, which are folded in the order of a `Merger`.
 
     It *asks* for the ends of the sources that hold back the events in hand. While it does, it takes more
@@ -89,7 +89,7 @@ class MergingIntake:
 
     # -- events
 
-    def hand(self, event: FoldEvent) -> None:
+    def enqueue(self, event: FoldEvent) -> None:
         number = self._numbers[event.value.topic]
         queue = self._queues[number]
         queue.arrived.append(event)
@@ -101,7 +101,7 @@ class MergingIntake:
     def ready(self) -> bool:
         return self._news
 
-    def draw(self) -> bool:
+    def next_batch(self) -> bool:
         self._news = False
         host, part = self._host, self._part
         if not host.open or not host.owns(part, host.epoch):
@@ -153,12 +153,12 @@ class MergingIntake:
         """Return the transaction's folder: the partition has none any more once it is lost, or its store
         rots.
         """
-        assert self._folder is not None, "draw first"
+        assert self._folder is not None, "next_batch first"
         return self._folder
 
     @property
     def _merging(self) -> Merger:
-        assert self._merger is not None, "draw first"
+        assert self._merger is not None, "next_batch first"
         return self._merger
 
     def _begin(self) -> None:
@@ -175,7 +175,7 @@ class MergingIntake:
         """Drop the events that were fetched in another epoch than the host's, or that this worker no longer
         owns.
         """
-        self.let_go()
+        self.abandon()
         for queue in self._queues:
             arrived, queue.arrived = queue.arrived, deque()
             for event in arrived:
@@ -214,7 +214,7 @@ class MergingIntake:
 
     # -- one transaction
 
-    def given(self) -> Iterator[Stretch]:
+    def records(self) -> Iterator[Stretch]:
         """Yield stretches as long as the next one is known; take the events that arrive in the meantime when
         that takes long.
         """
@@ -245,7 +245,7 @@ class MergingIntake:
             fetch.records.at(refused.offset) for fetch in fetches if refused.offset <= fetch.last
         )
 
-    def settle(self) -> None:
+    def ack(self) -> None:
         folder, merger = self._folding, self._merging
         merger.settle(folder.marker)
         if self._globals is not None:
@@ -268,7 +268,7 @@ class MergingIntake:
     def held(self) -> Collection[Place]:
         return [queue.place for queue in self._queues if queue.held]
 
-    def again(self) -> None:
+    def retry(self) -> None:
         self._merging.settle(self._folding.marker)
         if self._globals is not None:
             self._globals.settle()
@@ -278,7 +278,7 @@ class MergingIntake:
         else:
             self._wait(moved=True)
 
-    def let_go(self) -> None:
+    def abandon(self) -> None:
         self._drawn = False
         if self._globals is not None:
             self._globals.reset()
@@ -294,8 +294,8 @@ class MergingIntake:
         self._ends, self._asked, self._since_s = None, frozenset(), 0.0
         self._clock_ms = self._clock_ends = None
 
-    def void(self) -> None:
-        self.let_go()
+    def clear(self) -> None:
+        self.abandon()
         for queue in self._queues:
             for event in queue.arrived:
                 self._host.void(event)

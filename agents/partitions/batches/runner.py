@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 
 from holdfast.agents.partitions.batches.commit import Commit
 from holdfast.agents.partitions.batches.intake import Intake
-from holdfast.agents.partitions.batches.merging_intake import MergingIntake
 from holdfast.agents.partitions.batches.placing import Placing
 from holdfast.agents.partitions.batches.stall import RETRY_S, Stall
 from holdfast.agents.partitions.batches.traced_batches import TracedBatches
@@ -71,7 +70,7 @@ class Runner:
         *,
         clock: Clock = system_clock,
     ) -> None:
-        self._host, self.part, self._intake, self._limits, self._clock = host, part, intake, limits, clock
+        self._host, self.part, self.intake, self._limits, self._clock = host, part, intake, limits, clock
         self._counts = host.metrics.partition(part.processor.name, part.partition)
         self._traced = TracedBatches(part, clock)
         name = part.processor.name
@@ -84,33 +83,27 @@ class Runner:
         self._allowed = set[TopicOffset]()
         """Records that an operator lets be refused, where others stop the partition."""
 
-    def hand(self, event: FoldEvent) -> None:
+    def enqueue(self, event: FoldEvent) -> None:
         """Enqueue one fetched event; it is acked when its records are durable, or dropped when the partition
         is lost.
         """
         if self._failed:
             self._host.void(event)
             return
-        self._intake.hand(event)
+        self.intake.enqueue(event)
         self.go_on()
 
     def go_on(self) -> None:
         """Fold the pending records, unless that is under way."""
-        if self._intake.ready and not self._failed and (self.job is None or self.job.done()):
+        if self.intake.ready and not self._failed and (self.job is None or self.job.done()):
             self.job = asyncio.ensure_future(self._run())
 
     def idle(self) -> bool:
-        return not self._intake.ready and (self.job is None or self.job.done())
+        return not self.intake.ready and (self.job is None or self.job.done())
 
     def revoked(self) -> None:
         """Drop fetched records whose fold has not begun: a revocation makes them void."""
-        self._intake.revoked()
-
-    @property
-    def merging(self) -> MergingIntake:
-        """Return the intake of a partition of several sources."""
-        assert isinstance(self._intake, MergingIntake), "of several sources"
-        return self._intake
+        self.intake.revoked()
 
     # -- transactions that fold nothing
 
@@ -193,13 +186,13 @@ class Runner:
 
     async def _run(self) -> None:
         try:
-            while self._intake.ready:
-                if self._intake.draw():
-                    await self._transact(self._intake.epoch)
+            while self.intake.ready:
+                if self.intake.next_batch():
+                    await self._transact(self.intake.epoch)
             self._stall.end()
         except RottenStoreError:
             self._failed = True  # the host takes the partition up again
-            self._intake.void()
+            self.intake.clear()
         except Exception as error:
             logger.exception(
                 "partition %(partition)d of %(table)s failed",
@@ -207,16 +200,16 @@ class Runner:
             )
             # The worker is about to end; folding on after a batch that is missing would only hide why.
             self._failed = True
-            self._intake.void()
+            self.intake.clear()
             self._host.crash(error)
 
     async def _transact(self, epoch: int) -> None:
         """Fold the drawn events, commit them, then ack or drop them; the errors are those of `Commit`."""
-        part, intake = self.part, self._intake
+        part, intake = self.part, self.intake
         if self._poisoned:
             while await self._stall.wait(f"is stalled: {self._poisoned}", epoch):
                 pass
-            intake.let_go()
+            intake.abandon()
             return
         folder = part.owner.folder  # kept to the end: a partition that is lost by then has none
         folder.allowed = self._allowed if part.processor.on_error == "stop" else None
@@ -230,23 +223,23 @@ class Runner:
                 else:
                     folder.rollback()  # this worker may keep the partition, and read the records again
         except FencedError as error:
-            intake.let_go()
+            intake.abandon()
             self._host.lost(part, epoch, error)
         except Later as later:
-            intake.again()
+            intake.retry()
             self._counts.waits += 1
             await self._stall.wait_for(later, *self._coordinates(later.at), epoch)
         except StoppedError as stopped:
-            intake.again()
+            intake.retry()
             await self._stop(stopped, epoch)
         except RottenStoreError:  # the durable state is read again from Kafka
-            intake.let_go()
+            intake.abandon()
             raise
         else:
             if is_durable:
-                intake.settle()
+                intake.ack()
             else:
-                intake.let_go()
+                intake.abandon()
 
     def _committed(self, folder: Folder[Any], changes: Changes, seconds: float) -> None:
         self._stall.end()
@@ -294,7 +287,7 @@ class Runner:
         host, alone, monotonic_s = self._host, False, self._clock.monotonic_s
         began_s = long_s = turn_s = step_s = monotonic_s()
         try:
-            for _ in folder.steps(self._traced.watched(self._intake.given())):
+            for _ in folder.steps(self._traced.watched(self.intake.records())):
                 now_s = monotonic_s()
                 folder.stepped(now_s - step_s)
                 enough = (

@@ -42,9 +42,9 @@ class Holdings:
             if each == number and topic in self._processors[name].topics
         ]
 
-    def merged(self) -> list[Owned]:
-        """Return the owned partitions of tables of several sources."""
-        return [owned for owned in self.owned.values() if owned.part.processor.on is not None]
+    def ordered(self) -> list[Owned]:
+        """Return the owned partitions of tables whose order of records is recorded in choices."""
+        return [owned for owned in self.owned.values() if owned.part.choices_topics]
 
     def lookup(self, table: str, partition: int) -> Partition | None:
         """Return the partition of a table, whatever it is to this worker; None when it holds none."""

@@ -46,24 +46,24 @@ class SourceEnds:
     async def run(self) -> None:
         """Run until cancelled; returns at once where no processor has several sources."""
         gate, settings = self._gate, self._settings
-        if all(processor.on is None for processor in self._processors.values()):
+        if not any(processor.choices_topics(settings.app) for processor in self._processors.values()):
             return
         client = EndsClient(settings.consumer(), committed=True)
         wait_s = settings.source_wait_ms / 1000
         while True:
-            owned = self._holdings.merged() if gate.open else []
+            owned = self._holdings.ordered() if gate.open else []
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_EVERY_S if owned else REST_S):
                     await self.wanted.wait()
             await asyncio.sleep(ASK_EVERY_S)  # for all that wait by then
             self.wanted.clear()
-            asking = [(each.runner.merging, *each.runner.merging.asks()) for each in owned]
+            asking = [(each.runner.intake, *each.runner.intake.asks()) for each in owned]
             ends = await self._ask(client, {place for _, _, places in asking for place in places})
             for intake, asked, _ in asking:
                 intake.answer(asked, ends, wait_s)
             for each in owned:
                 if gate.open and each.part.owner.fenced_in:
-                    each.runner.merging.look()
+                    each.runner.intake.look()
                     each.runner.go_on()
 
     async def _ask(self, client: EndsClient, places: Iterable[Place]) -> dict[Place, int]:

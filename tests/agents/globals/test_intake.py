@@ -87,7 +87,7 @@ class Bench:
     def fetch(self, text: str) -> None:
         offset = self.following
         self.following += 1
-        self.intake.hand(
+        self.intake.enqueue(
             event_of(
                 offset, [text.encode()], topic="orders", epoch=self.host.epoch, at_ms=offset, size_bytes=1
             )
@@ -97,14 +97,14 @@ class Bench:
         """Fold what there is; *between* happens while the transaction is open."""
         self.intake.look()
         while self.intake.ready:
-            if not self.intake.draw():
+            if not self.intake.next_batch():
                 continue
             between()
-            changes = self.folder.fold(self.intake.given())
+            changes = self.folder.fold(self.intake.records())
             if changes is not None:
                 self.choices += [each.globals[0] for each in changes.choices if each.globals]
                 self.folder.commit()
-            self.intake.settle()
+            self.intake.ack()
         return self.folder.rows.get("all", "")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from holdfast.agents.partitions.batches.intake import SingleIntake
+from holdfast.agents.partitions.batches.intake import LogIntake
 from holdfast.agents.partitions.batches.runner import Runner
 from holdfast.agents.partitions.types import FoldLimits
 from holdfast.core.engine.declared.processor import Processor
@@ -75,8 +75,8 @@ def test_few_calls_lie_between_a_transaction_and_its_end(tmp_path: Path) -> None
             quarantine_topic="quarantine",
             quarantine_limit=0,
         )
-        runner = Runner(host, part, SingleIntake(host, part, 1 << 20), limits)
-        runner.hand(event_of(0, [b"a", b"b"]))
+        runner = Runner(host, part, LogIntake(host, part, 1 << 20), limits)
+        runner.enqueue(event_of(0, [b"a", b"b"]))
         await ended(runner)
         assert (host.acked, host.failures, part.applied) == (1, [], 1)
         await part.owner.close_writer()

@@ -102,7 +102,7 @@ class Bench:
     def fetch(self, source: int, at_ms: int, text: str = "x", size: int = 1) -> None:
         offset, values = self.following[source], [text.encode()]
         self.following[source] += 1
-        self.intake.hand(
+        self.intake.enqueue(
             event_of(
                 offset,
                 values,
@@ -116,13 +116,13 @@ class Bench:
     def turn(self) -> str:
         """Fold while the next record is known; return the records met so far."""
         while self.intake.ready:
-            if not self.intake.draw():
+            if not self.intake.next_batch():
                 continue
-            changes = self.folder.fold(self.intake.given())
+            changes = self.folder.fold(self.intake.records())
             if changes is not None:
                 self.choices += len(changes.choices)
                 self.folder.commit()
-            self.intake.settle()
+            self.intake.ack()
         return self.folder.rows.get("all", "")
 
     def answer(self, **ends: int) -> None:
@@ -185,8 +185,8 @@ def test_records_of_other_sources_that_come_while_one_is_waited_for_are_not_fold
     bench.turn()
     bench.fetch(A, 30, "3")
     bench.answer(b=0)
-    bench.intake.draw()
-    changes = bench.folder.fold(bench.intake.given())
+    bench.intake.next_batch()
+    changes = bench.folder.fold(bench.intake.records())
     assert changes is not None
     assert changes.records == 1
 
@@ -358,8 +358,8 @@ def test_a_failure_at_a_tick_is_reported_by_its_choice(clock: ManualClock, stage
     bench.turn()
     bench.answer(a=1, b=0)
     while bench.folder.changes is None:
-        assert bench.intake.draw()
-        bench.folder.fold(bench.intake.given())
+        assert bench.intake.next_batch()
+        bench.folder.fold(bench.intake.records())
     topic, record = bench.intake.refused(Refused(offset=0, stage=stage, error="E", reason="r"))
     assert (topic, record.key, record.value) == ("app-joined-choices", None, None)
 

@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import KafkaError
 
 from holdfast.agents.partitions.batches.commit import FEW_ROWS
-from holdfast.agents.partitions.batches.intake import SingleIntake
+from holdfast.agents.partitions.batches.intake import LogIntake
 from holdfast.agents.partitions.batches.runner import TRANSACTION_S, Runner
 from holdfast.agents.partitions.batches.stall import RETRY_S
 from holdfast.agents.partitions.types import FoldEvent, FoldLimits
@@ -190,7 +190,7 @@ def runner_of(host: Host, part: Any) -> Runner:
         quarantine_topic="quarantine",
         quarantine_limit=host.quarantine_limit,
     )
-    intake = SingleIntake(host, part, limits.transaction_bytes, clock=host.clock)
+    intake = LogIntake(host, part, limits.transaction_bytes, clock=host.clock)
     return Runner(host, part, intake, limits, clock=host.clock)
 
 
@@ -209,10 +209,10 @@ def test_what_arrives_while_a_transaction_is_under_way_is_the_next_one() -> None
         part, host = Part(), Host()
         part.answering.clear()
         runner = runner_of(host, part)
-        runner.hand(events_of(0, 1))
+        runner.enqueue(events_of(0, 1))
         await asyncio.wait_for(part.begun.wait(), DEADLINE_S)
-        runner.hand(events_of(1, 1))
-        runner.hand(events_of(2, 1))
+        runner.enqueue(events_of(1, 1))
+        runner.enqueue(events_of(2, 1))
         part.answering.set()
         await ended(runner)
         assert (part.transactions, part.kept) == ([1, 2], [(1, 1), (2, 1)])
@@ -230,7 +230,7 @@ def test_a_partition_that_is_lost_while_its_transaction_is_written_ends_nothing_
         part, host = Part(), Host()
         part.answering.clear()
         runner = runner_of(host, part)
-        runner.hand(events_of(0, 1))
+        runner.enqueue(events_of(0, 1))
         await asyncio.wait_for(part.begun.wait(), DEADLINE_S)
         del part.folder
         part.answering.set()
@@ -244,7 +244,7 @@ def test_many_rows_are_written_in_a_thread_and_few_are_not() -> None:
     async def run(records: int) -> int:
         part, host = Part(EACH), Host()
         runner = runner_of(host, part)
-        runner.hand(events_of(0, records))
+        runner.enqueue(events_of(0, records))
         await ended(runner)
         assert part.kept
         return host.threads
@@ -257,7 +257,7 @@ def test_a_partition_whose_write_is_fenced_is_lost_and_its_records_are_dropped()
         part, host = Part(), Host()
         part.refusals = [FencedError("there is a newer owner")]
         runner = runner_of(host, part)
-        runner.hand(events_of(0, 3))
+        runner.enqueue(events_of(0, 3))
         await ended(runner)
         assert (part.transactions, host.losses, host.voided, host.acked, host.failures) == ([], [0], 1, 0, [])
 
@@ -272,7 +272,7 @@ def test_others_have_their_turn_while_a_large_transaction_is_made() -> None:
         nonlocal turns
         runner = runner_of(host, part)
         for first in range(20):
-            runner.hand(events_of(first, 1))
+            runner.enqueue(events_of(first, 1))
         while not runner.idle():
             turns += 1
             await asyncio.sleep(0)
@@ -290,7 +290,7 @@ def test_others_have_their_turn_after_the_first_record_of_a_slow_fold() -> None:
         host = Host()
         part = Part(taking(host.clock, 60))
         runner = runner_of(host, part)
-        runner.hand(events_of(0, 20))
+        runner.enqueue(events_of(0, 20))
         seen = 0
         while not runner.idle():
             await asyncio.sleep(0)
@@ -322,7 +322,7 @@ def folded_side_by_side(records: int) -> list[tuple[str, int]]:
         parts = [noting("a"), noting("b")]
         runners = [runner_of(host, part) for part in parts]
         for runner in runners:
-            runner.hand(events_of(0, records))
+            runner.enqueue(events_of(0, records))
         for runner in runners:
             await ended(runner)
         assert [part.transactions for part in parts] == [[records]] * 2
@@ -355,7 +355,7 @@ def test_a_short_fold_waits_for_no_long_one() -> None:
         part, host = Part(), Host()
         runner = runner_of(host, part)
         async with host.long_folds:
-            runner.hand(events_of(0, 10))
+            runner.enqueue(events_of(0, 10))
             await ended(runner)
         assert part.transactions == [10]
 
@@ -368,7 +368,7 @@ def test_a_long_fold_whose_partition_is_lost_ends_and_the_next_has_its_turn() ->
         part = Part(taking(host.clock, STEP_MS))
         runner = runner_of(host, part)
         async with host.long_folds:
-            runner.hand(events_of(0, 20))
+            runner.enqueue(events_of(0, 20))
             for _ in range(10):
                 await asyncio.sleep(0)
             assert part.folder.marker.applied[0] == -1, "it waits"
@@ -386,8 +386,8 @@ def test_a_transaction_that_is_folded_for_long_ends_and_the_rest_is_the_next() -
 
     async def run() -> None:
         runner = runner_of(host, part)
-        runner.hand(events_of(0, 1_500))
-        runner.hand(events_of(1_500, 10))
+        runner.enqueue(events_of(0, 1_500))
+        runner.enqueue(events_of(1_500, 10))
         while not runner.idle():
             await ended(runner)
 
@@ -415,12 +415,12 @@ def transactions_of(records: int, room_bytes: int) -> list[int]:
 
     async def run() -> None:
         runner = runner_of(host, part)
-        runner.hand(events_of(0, records))
+        runner.enqueue(events_of(0, records))
         for _ in range(3):
             await asyncio.sleep(0)
         assert 0 < part.folder.rows.get("seen", 0) < records
-        runner.hand(events_of(records, records))
-        runner.hand(events_of(2 * records, records))
+        runner.enqueue(events_of(records, records))
+        runner.enqueue(events_of(2 * records, records))
         await ended(runner)
         assert (runner.idle(), host.acked, host.voided, host.failures) == (True, 3, 0, [])
 
@@ -454,7 +454,7 @@ def transacted(processor: Processor[bytes, int], records: int) -> Part:
 
     async def run() -> None:
         runner = runner_of(host, part)
-        runner.hand(events_of(0, records))
+        runner.enqueue(events_of(0, records))
         while not runner.idle():
             await ended(runner)
 
@@ -529,7 +529,7 @@ def test_a_partition_whose_record_a_topic_refuses_is_stalled_says_why_and_resume
         part, host = Part(ECHO), Host()
         part.refusals = [TOO_LARGE] * 3
         runner = runner_of(host, part)
-        runner.hand(events_of(0, 1))
+        runner.enqueue(events_of(0, 1))
         for tries_left in (2, 1, 0):
             await refused(host, part, tries_left)
             assert "echo partition 0 is stalled: topic echoes refused a record" in host.stalled["echo", 0]
@@ -557,13 +557,13 @@ def test_a_stalled_partition_is_given_up_when_it_is_revoked_and_may_come_back() 
         part, host = Part(ECHO), Host()
         part.refusals = [TOO_LARGE]
         runner = runner_of(host, part)
-        runner.hand(events_of(0, 1))
+        runner.enqueue(events_of(0, 1))
         await until(lambda: host.stalled)
         host.owned = False
         await ended(runner)
         assert (part.transactions, host.voided, host.stalled, host.failures) == ([], 1, {}, [])
         host.owned = True
-        runner.hand(events_of(0, 1))
+        runner.enqueue(events_of(0, 1))
         await ended(runner)
         assert [emit.value for emits in part.emitted for emit in emits] == [b"1"], (
             "folded again from where it was"
@@ -578,7 +578,7 @@ def test_a_quarantine_that_comes_back_gets_whole_copies() -> None:
         part, host = Part(POISON), Host()
         part.refusals = [UndeliverableError("quarantine", name_of(KafkaError.UNKNOWN_TOPIC_OR_PART))] * 3
         runner = runner_of(host, part)
-        runner.hand(events_of(0, 1))
+        runner.enqueue(events_of(0, 1))
         await refused(host, part, 0)
         host.clock.advance_ms(int(RETRY_S * 1000))
         await ended(runner)
@@ -593,7 +593,7 @@ def test_a_changelog_that_is_gone_ends_the_worker() -> None:
         part, host = Part(ECHO), Host()
         part.refusals = [UndeliverableError("log", name_of(KafkaError.UNKNOWN_TOPIC_OR_PART))]
         runner = runner_of(host, part)
-        runner.hand(events_of(0, 1))
+        runner.enqueue(events_of(0, 1))
         await until(lambda: host.failures)
 
     asyncio.run(run())
@@ -606,7 +606,7 @@ def test_a_partition_that_quarantines_without_end_stalls_after_its_committed_rec
         host.quarantine_limit = limit
         runner = runner_of(host, part)
         for first in range(0, 40, 10):
-            runner.hand(events_of(first, 10))
+            runner.enqueue(events_of(first, 10))
             if first == 20 and limit:
                 await until(lambda: host.stalled)
                 break
@@ -636,7 +636,7 @@ def test_an_accepted_record_resets_the_count_of_refused_ones() -> None:
         for first in range(0, 60, 10):
             values = [b"x"] * 9 + [b"fine"] if first % 20 else [b"x"] * 10
             event = event_of(first, values)
-            runner.hand(event)
+            runner.enqueue(event)
             await ended(runner)
         assert (part.folder.marker.applied[0], host.stalled) == (59, {})
 
@@ -656,7 +656,7 @@ def test_a_result_that_fails_at_each_record_stops_no_partition() -> None:
         host.quarantine_limit = 5
         runner = runner_of(host, part)
         for first in range(0, 40, 10):
-            runner.hand(events_of(first, 10))
+            runner.enqueue(events_of(first, 10))
             await ended(runner)
         assert (part.folder.marker.applied[0], host.stalled) == (39, {})
 
@@ -689,8 +689,8 @@ def test_a_fold_that_has_to_wait_is_tried_again_and_its_partition_says_what_it_n
         registry = Registry()
         part, host = Part(registry.processor()), Host()
         runner = runner_of(host, part)
-        runner.hand(event_of(0, [b"x", b"x", b"needs", b"x"]))
-        runner.hand(events_of(4, 2))
+        runner.enqueue(event_of(0, [b"x", b"x", b"needs", b"x"]))
+        runner.enqueue(events_of(4, 2))
         await until(lambda: host.stalled)
         said = "needy partition 0 waits for registry http://r:8081, at offset 2 of events: nobody answers"
         assert (host.stalled["needy", 0], part.stalled) == (said, said)
@@ -702,7 +702,7 @@ def test_a_fold_that_has_to_wait_is_tried_again_and_its_partition_says_what_it_n
         await until(lambda: registry.asked > asked)
         assert host.stalled["needy", 0] == said
         assert host.resting == {("events", 0)}, "nothing more is fetched between two tries"
-        runner.hand(events_of(6, 1))
+        runner.enqueue(events_of(6, 1))
         assert host.parked == 3
         registry.there = True
         host.clock.advance_ms(5_000)
@@ -714,7 +714,7 @@ def test_a_fold_that_has_to_wait_is_tried_again_and_its_partition_says_what_it_n
             host.failures,
         ) == (6, 7, 3, [])
         assert (host.stalled, host.resting, host.uncounted, part.stalled) == ({}, set(), 3, None)
-        runner.hand(events_of(7, 1))
+        runner.enqueue(events_of(7, 1))
         await ended(runner)
         assert (host.acked, host.parked, host.uncounted) == (4, 3, 3), "counted again"
 
@@ -727,7 +727,7 @@ def test_a_worker_ends_when_what_a_fold_needs_does_not_come() -> None:
         registry = Registry()
         part, host = Part(registry.processor()), Host()
         runner = runner_of(host, part)
-        runner.hand(event_of(0, [b"needs"]))
+        runner.enqueue(event_of(0, [b"needs"]))
         for _ in range(1_000):
             host.clock.advance_ms(500)
             for _ in range(4):
@@ -749,7 +749,7 @@ def test_a_partition_that_waits_is_given_up_when_it_is_revoked() -> None:
         registry = Registry()
         part, host = Part(registry.processor()), Host()
         runner = runner_of(host, part)
-        runner.hand(event_of(0, [b"needs"]))
+        runner.enqueue(event_of(0, [b"needs"]))
         await until(lambda: host.stalled)
         host.owned = False
         await ended(runner)
@@ -767,7 +767,7 @@ def test_a_record_that_may_not_be_refused_stops_its_partition_until_an_operator_
         )
         part, host = Part(stopping), Host()
         runner = runner_of(host, part)
-        runner.hand(event_of(0, [b"fine", b"x", b"fine", b"x"]))
+        runner.enqueue(event_of(0, [b"fine", b"x", b"fine", b"x"]))
         for offset in (1, 3):
             at = f"before offset {offset} "
             await until(lambda at=at: at in host.stalled.get(("poison", 0), ""))  # type: ignore[misc]

@@ -418,7 +418,7 @@ class SourceFold:
         return decoder_columns(self._takes, self.source.topic, batch)
 
     def send_all(self, batch: Batch, clock: StepClock | None) -> Emitted:
-        """Return what `step` sends for *batch*."""
+        """Return the records that `step` sends for *batch*."""
         assert self.step is not None
         batch, marks = self._shown(batch, self._headers_of(batch))
         if True in marks and not self.marks:

@@ -1,4 +1,4 @@
-"""What a folder takes: records in the order in which they are folded, or one choice."""
+"""The input of a folder: records in the order in which they are folded, or one choice."""
 
 from __future__ import annotations
 

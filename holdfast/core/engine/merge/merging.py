@@ -540,7 +540,7 @@ class LogOrder(Merger):
 
 
 def merger_of(marker: Position, recorded: Iterable[Choice] = (), order: MergeOrder | None = None) -> Merger:
-    """Return what puts the records after *marker* in order, see `Merger`."""
+    """Return the merger of the records after *marker*: a `LogOrder` where their log has the order."""
     return Merger(marker, recorded, order) if marker.reached_ms else LogOrder(marker)
 
 
