@@ -177,7 +177,8 @@ def test_without_headers_the_highest_time_counts_and_the_marker_is_as_it_was() -
 
 
 def test_watermarks_that_no_worker_wrote_are_refused() -> None:
-    marker = Position((2,), 3, 1, event_ms=250, origins=b"\xc1")
+    sources = folder_at(DictStore()).marker.sources
+    marker = Position((2,), 3, 1, sources=sources, event_ms=250, origins=b"\xc1")
     with pytest.raises(ChangelogError, match="watermarks in a position marker are malformed"):
         folder_at(DictStore(), marker)
 

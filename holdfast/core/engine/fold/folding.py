@@ -354,10 +354,10 @@ class Folder(SteppingFolder[R, Stretch, Changes]):
             folded = self._fold_alike(batch)
         else:
             folded = self._fold_one(*only, batch)
+        if not folded:
+            return 0
         if folded < batch.records:
             batch = batch.slice(0, folded)
-            if not folded:
-                return 0
         for source, portion in enumerate(batch.portions):
             if portion is not None:
                 self._reach(source, portion, -1)

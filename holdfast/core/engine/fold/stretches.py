@@ -12,7 +12,7 @@ from holdfast.core.engine.choices import Choice
 from holdfast.core.engine.state.handover import Handover
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Portion:
     """Consecutive records of one source; *reached_ms* is of each the highest append time up to it, and
     *ordered_ms* the highest of the times that it was ordered by, where these are others. Both are empty where
@@ -31,7 +31,7 @@ class Portion:
         return Portion(self.batch.slice(start, stop), self.reached_ms[start:stop], ordered_ms, events)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Stretch:
     """Records of several sources in the order in which they are folded, or one choice.
 
@@ -57,12 +57,22 @@ class Stretch:
     @property
     def only(self) -> tuple[int, Portion] | None:
         """Return the source of all its records and these; None where several sources have some."""
-        found = [(source, each) for source, each in enumerate(self.portions) if each is not None]
-        return found[0] if len(found) == 1 else None
+        found = None
+        for source, each in enumerate(self.portions):
+            if each is not None:
+                if found is not None:
+                    return None
+                found = source, each
+        return found
 
     def slice(self, start: int, stop: int) -> Stretch:
         """Return records *start* to *stop*, not included."""
-        order = self.order[start:stop]
+        order, reached_ms = self.order[start:stop], self.reached_ms[start:stop]
+        if (only := self.only) is not None:
+            cut = only[1].slice(start, stop)
+            return Stretch(
+                tuple([each and cut for each in self.portions]), order, reached_ms, by_event=self.by_event
+            )
         # How many of each source lie before: known where a slice ended, since a folder takes one after
         # another.
         firsts = self._counted.pop(start, None)
@@ -74,7 +84,7 @@ class Stretch:
             portion.slice(first, last) if portion and last > first else None
             for portion, first, last in zip(self.portions, firsts, lasts, strict=True)
         ]
-        return Stretch(tuple(portions), order, self.reached_ms[start:stop], by_event=self.by_event)
+        return Stretch(tuple(portions), order, reached_ms, by_event=self.by_event)
 
 
 def stretch_of(batch: Batch) -> Stretch:
