@@ -88,7 +88,7 @@ class Part:
         await asyncio.sleep(0)
         await self.answering.wait()
         self.transactions.append(changes.records)
-        self.emitted.append(changes.emits)
+        self.emitted.append([*changes.emits])
         return len(self.transactions)
 
     def noted(self, changes: Changes) -> Changes:

@@ -334,7 +334,7 @@ def run(
     folder = Folder(processor, NoStore())
     changes = folder.fold([columns(processor, records, 0)])
     assert changes is not None
-    return changes.emits, dict(changes.puts), [each.offset for each in changes.refused]
+    return [*changes.emits], dict(changes.puts), [each.offset for each in changes.refused]
 
 
 def rec(

@@ -80,7 +80,7 @@ def session_fold(emit: Any) -> tuple[Callable[[int], list[Any]], DictStore]:
         assert not changes.refused
         store.apply(changes.puts)
         folder.commit()
-        return changes.emits
+        return [*changes.emits]
 
     return fold, store
 

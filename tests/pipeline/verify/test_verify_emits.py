@@ -123,7 +123,7 @@ class Live:
             with TopicReader(settings, processor.source) as reader:
                 for batch, _ in reader.batches(partition, Span(first=0, end=upto + 1), processor.columns):
                     while (changes := folder.fold([batch])) is not None:
-                        changes.emits[:] = [each for each in changes.emits if not drop(each)]
+                        changes.emits = [each for each in changes.emits if not drop(each)]
                         notes = [] if handover is None else [(HANDOVER, encode_handover(handover))]
                         changes.puts += notes
                         await writer.write(changes, [], DEADLINE_S)

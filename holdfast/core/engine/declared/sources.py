@@ -412,11 +412,6 @@ class SourceFold:
         columns = decoder_columns(self._takes, self.source.topic, batch)
         return [map(partial(self.step.told_by, clock), batch.times_ms, *columns)]
 
-    def columns(self, batch: Batch) -> tuple[Sequence[Any], ...]:
-        """Return the columns of *batch* that the decoder takes."""
-        batch, _ = self._shown(batch, self._headers_of(batch))
-        return decoder_columns(self._takes, self.source.topic, batch)
-
     def send_all(self, batch: Batch, clock: StepClock | None) -> Emitted:
         """Return the records that `step` sends for *batch*."""
         assert self.step is not None
@@ -425,6 +420,10 @@ class SourceFold:
             batch = _unmarked(batch, marks)
         columns = decoder_columns(self._takes, self.source.topic, batch)
         return self.step.send_all(columns, clock, batch.times_ms)
+
+    def columns(self, batch: Batch) -> tuple[Sequence[Any], ...]:
+        """Return the columns of *batch* that the decoder takes, those of marks included."""
+        return decoder_columns(self._takes, self.source.topic, self._shown(batch, self._headers_of(batch))[0])
 
     def _headers_of(self, batch: Batch) -> Sequence[Any]:
         """Return the headers by which marks are known; none of a batch that was made without them."""

@@ -138,6 +138,7 @@ class Folder(SteppingFolder[R, Stretch, Changes]):
         self._ticks = TimerTable() if self._on_tick is None else timers_in(store, TICK)
         ticks = None if self._on_tick is None else self._ticks  # without: a fold that sets one is refused
         event_ms = self.marker.event_ms
+        self._folds, self._names = processor.folds, processor.named_sources or ("",)
         super().__init__(
             processor,
             store,
@@ -153,11 +154,10 @@ class Folder(SteppingFolder[R, Stretch, Changes]):
         )
         if self._on_tick is not None and self._carried is not None:
             self._on_tick = self._carried.of_timer(self._on_tick)
-        self._folds, self._names = processor.folds, processor.named_sources or ("",)
+        self._fold_all = processor.fold_all if self._carried is None else None
         self.order = MergeOrder(processor, lambda: self.refused_before)
         """The times by which its records are merged: for the `Merger` that makes its stretches."""
         self._plain = tuple(map(self._one_fold, self._folds))
-        self._fold_all = processor.fold_all if self._carried is None else None
         self.event_clock = event_clock_of(processor, self.marker.origins)
         self._headers_left: list[Iterator[Headers]] = [iter(()) for _ in self._folds]
         """The headers of the next records to fold of each source, if event time passes by them."""
@@ -173,7 +173,7 @@ class Folder(SteppingFolder[R, Stretch, Changes]):
         self._forget()
 
     def _no_emits(self) -> Emitted:
-        return EmitColumns() if self.processor.stateless else []
+        return [] if self._folds[0].step is None else EmitColumns()
 
     def fold(self, batches: Iterable[Batch | Stretch]) -> Changes | None:
         for _ in self.steps(batches, whole=True):
@@ -403,7 +403,7 @@ class Folder(SteppingFolder[R, Stretch, Changes]):
         if found is None:
             return 0
         done, emits = found
-        if emits.__class__ is Paced:
+        if isinstance(emits, Paced):
             self._rest, self._rest_before = emits.parts, False
         self.stream_ms = max(self.stream_ms, *batch.times_ms[:done])
         return done

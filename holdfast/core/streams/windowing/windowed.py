@@ -202,7 +202,7 @@ class Windowed(Processor[Any, Any], Generic[E, A]):
     @property
     def fold_all(self) -> FoldAll | None:
         reader: RunReader | None = getattr(self.decode, "in_runs", None)
-        if reader is None or self.on is not None or not self._by_origin:
+        if reader is None or not self._by_origin:
             return None
         fold_run = self._windows.by_origin_all
 

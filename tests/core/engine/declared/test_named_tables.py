@@ -177,7 +177,8 @@ def test_cuts_restarts_and_tracing_change_no_byte(
     whole = DictStore()
     everything = Folder(visits(), whole).fold([batch(*log)])
     whole.apply([] if everything is None else everything.puts)
-    store, emits, at = DictStore(), [], 0
+    store, at = DictStore(), 0
+    emits: list[Any] = []
     options: dict[str, Any] = {"trace": lambda each: None} if trace else {}
     folder: Folder[Any] = Folder(visits(), store, cache_rows=3, **options)
     for cut in [*cuts, len(log) or 1]:

@@ -137,7 +137,8 @@ def test_transactions_of_any_size_put_the_same_aside(records: int, monkeypatch: 
     def folded(step: int) -> tuple[list[Any], list[Any], list[Any]]:
         store = DictStore()
         folder: Folder[Any] = Folder(closing(final("out", encode=bad_page)), store)
-        refused, sent = [], []
+        refused: list[Any] = []
+        sent: list[Any] = []
         for start in range(0, len(log), step):
             part = log[start : start + step]
             offsets = [*range(start, start + len(part))]

@@ -28,15 +28,15 @@ BY_STEP = Source(STEP.to, Json(Fare), time=at_of)
 
 
 def add(total: int | None, fare: Fare) -> int:
-    if fare.cents == 66:
+    if fare.number == 66:
         raise ValueError("refused")
-    return (total or 0) * 3 % 1_000_003 + fare.cents
+    return (total or 0) * 3 % 1_000_003 + fare.number
 
 
 def declared(**other: Any) -> Windowed[Fare, int]:
     given_: dict[str, Any] = {
         "window": Tumbling("10ms", grace="5ms"),
-        "emit": final(Stream("done", Json(Any))),  # type: ignore[arg-type]
+        "emit": final(Stream("done", Json(Any))),
         "retention": "4ms",
     }
     common: dict[str, Any] = {"by": lambda fare: fare.driver, "fold": add, "row": int}
