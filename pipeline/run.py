@@ -35,8 +35,8 @@ SPARK_START_S = 8.0
 """From a cold start to the first record folded, with the class archive in place."""
 LOCAL_US = {"topic": 2.5, "bronze": 1.3, "history": 1.3}
 SPARK_US = {"topic": 2.8, "bronze": 1.5, "history": 1.5}
-"""Core time for one record, a cheap fold included: measured by bench/spark_replay.py. Of one history most
-is in the table.
+"""Core time for one record, a cheap fold included: measured by bench/spark_replay.py; a task that reads a
+topic is reckoned to add to this process's time what it adds in bronze. Of one history most is in the table.
 """
 MARGIN = 1.25
 

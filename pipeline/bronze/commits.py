@@ -267,13 +267,6 @@ def newest_first(table: Any) -> Iterator[TableCommit]:
     return _commits_by(read, int(table.version()))
 
 
-def history_by(read: Callable[[int], bytes | None], version: int, limit: int) -> Sequence[TableCommit]:
-    """Return the history up to *version*, newest first, from what *read* gives of a commit's own file, until
-    that is None: the log was cleaned up to there.
-    """
-    return [*islice(_commits_by(read, version), limit)]
-
-
 def _commits_by(read: Callable[[int], bytes | None], version: int) -> Iterator[TableCommit]:
     for at in range(version, -1, -1):
         content = read(at)

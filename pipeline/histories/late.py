@@ -37,7 +37,6 @@ BY_TICK = -1
 
 TAKEN, PARTLY, LATE, AFTER_IDLE = "taken", "partly late", "late", "late after idle"
 REFUSED_OUTCOME, MARK, UNFOLDED = "refused", "mark", "not folded"
-LATE_OUTCOMES = (PARTLY, LATE, AFTER_IDLE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,14 +13,15 @@ from holdfast.config import Settings
 from holdfast.errors import SparkError
 from holdfast.pipeline.bronze.lake import bronze_path
 from holdfast.pipeline.bronze.landed_notes import LandedNotes
-from holdfast.pipeline.landing.landing import BronzeTable, Landing
+from holdfast.pipeline.landing.landing import Landing
+from holdfast.pipeline.landing.local_table import LocalTable
 from holdfast.pipeline.landing.options import LandOptions, LandReport, Progress, chosen_engine
 from holdfast.pipeline.spark.session import SparkOptions, open_session
 from holdfast.pipeline.topic import TopicLog
 
 logger = logging.getLogger(__name__)
 
-MakeTable = Callable[[str], BronzeTable]
+MakeTable = Callable[[str], LocalTable]
 
 
 @contextmanager
@@ -32,8 +33,6 @@ def tables_of(
     """
     engine, _ = chosen_engine(options.engine, lake, spark)
     if engine == "local":
-        from holdfast.pipeline.landing.local_table import LocalTable
-
         yield partial(LocalTable, settings)
         return
     from holdfast.pipeline.landing.task_table import TaskTable

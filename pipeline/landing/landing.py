@@ -17,7 +17,6 @@ import logging
 import threading
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
 
 from holdfast.clock import system_clock
 from holdfast.config import Settings
@@ -41,10 +40,10 @@ from holdfast.pipeline.bronze.lake import (
     Expired,
     Landed,
     check_identity,
-    describe,
     share,
 )
 from holdfast.pipeline.bronze.landed_notes import LandedNotes
+from holdfast.pipeline.landing.local_table import LandedRows, LocalTable
 from holdfast.pipeline.landing.options import LandOptions, LandReport
 from holdfast.pipeline.topic import Span, TopicLog
 
@@ -57,65 +56,12 @@ ATTEMPTS = 5
 Ranges = dict[int, list[tuple[int, int]]]
 
 
-class Contents(NamedTuple):
-    """The rows of a table for one partition of a topic, and their digest."""
-
-    topic: str
-    partition: int
-    first: int
-    last: int
-    rows: int
-    offsets: int
-    digest: int
-
-
-class LandedRows(NamedTuple):
-    """A commit's metadata, the rows that it has of each partition, and the bytes they take as stored."""
-
-    landed: Landed
-    added: Mapping[int, int]
-    stored_bytes: int
-
-
-class BronzeTable(Protocol):
-    """A bronze table as an engine reads and writes it. It exists, with all columns, once this does."""
-
-    path: str
-
-    def identity(self) -> str:
-        """Return the table's id: one that was made again has another."""
-
-    def history(self, limit: int) -> Sequence[TableCommit]:
-        """Return the newest commits, newest first."""
-
-    def counted(self, version: int) -> dict[int, int | None]:
-        """Return how many rows each partition has in the newest version that `history` gave, None if
-        unknown.
-        """
-
-    def below(self, version: int, vector: Mapping[int, int]) -> dict[int, int]:
-        """Return how many rows before *vector* each partition had in a version; LakeError when that is
-        gone.
-        """
-
-    def contents(self) -> Sequence[Contents]:
-        """Return the content of the table by its rows themselves."""
-
-    def write(
-        self, landed: Landed, link: str, spans: Mapping[int, Span], skips: Mapping[int, OffsetRanges]
-    ) -> LandedRows:
-        """Append the records of *spans* in one commit, the only one that may ever follow *link*.
-
-        LakeError when another landing's does, or when something else has changed rows.
-        """
-
-
 class Landing:
     """One landing of one table: remembers the last link of its chain of commits."""
 
     def __init__(
         self,
-        table: BronzeTable,
+        table: LocalTable,
         settings: Settings,
         log: TopicLog,
         options: LandOptions,
@@ -428,11 +374,3 @@ def _all_told(counted: Mapping[int, int | None]) -> dict[int, int] | None:
     """Return how many rows each partition has, None if one is unknown."""
     rows = {partition: each for partition, each in counted.items() if each is not None}
     return rows if len(rows) == len(counted) else None
-
-
-def taken(path: str, start: Mapping[int, int]) -> LinkTakenError:
-    """Return the error of a landing that lost a race for one link of the chain."""
-    return LinkTakenError(
-        f"{path}: another landing extended the table from the same offsets ({describe(start)}); nothing was"
-        " written by this one. Run one landing per topic and lake"
-    )

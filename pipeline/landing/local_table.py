@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 import msgspec
@@ -17,7 +17,7 @@ from deltalake.transaction import AddAction
 from holdfast.clock import system_clock
 from holdfast.config import Settings
 from holdfast.core.engine.fold.skips import OffsetRanges
-from holdfast.errors import LakeError, LostRecordsError
+from holdfast.errors import LakeError, LinkTakenError, LostRecordsError
 from holdfast.kafka.fetching.records import Records
 from holdfast.pipeline.bronze import digests
 from holdfast.pipeline.bronze.columns import PARTITIONED_BY, SCHEMA
@@ -34,16 +34,43 @@ from holdfast.pipeline.bronze.commits import (
 from holdfast.pipeline.bronze.features import refuse_features
 from holdfast.pipeline.bronze.files import File, FileReader, filesystem_of, remove
 from holdfast.pipeline.bronze.guarded import bronze_reader
-from holdfast.pipeline.bronze.lake import ADDED_COLUMNS, PROPERTIES, Landed, far_hint, open_table, table_uri
+from holdfast.pipeline.bronze.lake import (
+    ADDED_COLUMNS,
+    PROPERTIES,
+    Landed,
+    describe,
+    far_hint,
+    open_table,
+    table_uri,
+)
 from holdfast.pipeline.bronze.ordered import in_order
 from holdfast.pipeline.landing.bronze_file import BronzeFile
 from holdfast.pipeline.landing.columns import columns_of
-from holdfast.pipeline.landing.landing import Contents, LandedRows, taken
 from holdfast.pipeline.topic import Span, TopicReader
 
 LOOK_BACK = 20
 ATTEMPTS = 5
 """Commits that change the table's properties may come in between so often."""
+
+
+class Contents(NamedTuple):
+    """The rows of a table for one partition of a topic, and their digest."""
+
+    topic: str
+    partition: int
+    first: int
+    last: int
+    rows: int
+    offsets: int
+    digest: int
+
+
+class LandedRows(NamedTuple):
+    """A commit's metadata, the rows that it has of each partition, and the bytes they take as stored."""
+
+    landed: Landed
+    added: Mapping[int, int]
+    stored_bytes: int
 
 
 class LocalTable:
@@ -91,16 +118,24 @@ class LocalTable:
             ) from error
 
     def identity(self) -> str:
+        """Return the table's id: one that was made again has another."""
         return str(self._table.metadata().id)
 
     def history(self, limit: int) -> Sequence[TableCommit]:
+        """Return the newest commits, newest first."""
         return history_of(self._table, limit)
 
     def counted(self, version: int) -> dict[int, int | None]:
+        """Return how many rows each partition has in the newest version that `history` gave, None if
+        unknown.
+        """
         assert version == self._table.version(), "a handle's history ends at its version"
         return counted_rows(self._table)
 
     def below(self, version: int, vector: Mapping[int, int]) -> dict[int, int]:
+        """Return how many rows before *vector* each partition had in a version; LakeError when that is
+        gone.
+        """
         table = open_table(self.path)
         try:
             table.load_as_version(version)
@@ -116,6 +151,7 @@ class LocalTable:
         return rows
 
     def contents(self) -> Sequence[Contents]:
+        """Return the content of the table by its rows themselves."""
         topics = {
             unquote(each["path"]): each.get("partition.topic") for each in files_in(self._table).to_pylist()
         }
@@ -147,6 +183,10 @@ class LocalTable:
     def write(
         self, landed: Landed, link: str, spans: Mapping[int, Span], skips: Mapping[int, OffsetRanges]
     ) -> LandedRows:
+        """Append the records of *spans* in one commit, the only one that may ever follow *link*.
+
+        LakeError when another landing's does, or when something else has changed rows.
+        """
         self._judge(landed, link)
         landed_at_ms = system_clock.now_ms()
         files = self._write_files(landed.topic, spans, skips, landed_at_ms)
@@ -254,3 +294,11 @@ def _columns(file: BronzeFile, lots: Iterable[Records], landed_at_ms: int) -> It
     for records in lots:
         file.digest ^= digests.digest_of(digests.hashes_of(records))
         yield columns_of(records, landed_at_ms)
+
+
+def taken(path: str, start: Mapping[int, int]) -> LinkTakenError:
+    """Return the error of a landing that lost a race for one link of the chain."""
+    return LinkTakenError(
+        f"{path}: another landing extended the table from the same offsets ({describe(start)}); nothing was"
+        " written by this one. Run one landing per topic and lake"
+    )

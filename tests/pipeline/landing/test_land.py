@@ -33,7 +33,7 @@ from holdfast.pipeline.bronze.commits import TableCommit, history_of, last_lande
 from holdfast.pipeline.bronze.lake import COLUMNS, Landed, bronze_path
 from holdfast.pipeline.checks.check import check_table
 from holdfast.pipeline.landing.land import land as land_topic
-from holdfast.pipeline.landing.landing import BronzeTable, Landing
+from holdfast.pipeline.landing.landing import Landing
 from holdfast.pipeline.landing.local_table import LocalTable
 from holdfast.pipeline.landing.options import LandEngine, LandOptions, LandReport
 from holdfast.pipeline.landing.task_table import TaskTable
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 TINY = [part for name, value in FOR_TINY_DATA.items() for part in ("--conf", f"{name}={value}")]
 ON_SPARK = ["--master", "local[2]", *TINY]
-MakeTable = Callable[[str], BronzeTable]
+MakeTable = Callable[[str], LocalTable]
 DEFAULT = LandOptions()
 
 TEN: Log = {p: [Record(at, 1_000 + at, b"k", b"add k %d" % at) for at in range(10)] for p in range(2)}
