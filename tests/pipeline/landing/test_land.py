@@ -27,12 +27,16 @@ from pyarrow import parquet
 
 from holdfast.clock import system_clock
 from holdfast.config import Settings
+from holdfast.core.engine.declared.serdes import Bytes
+from holdfast.core.engine.declared.streams import Stream
+from holdfast.core.streams.steps import Map
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.errors import LakeError, LostRecordsError, TopicError
 from holdfast.pipeline.bronze.commits import TableCommit, history_of, last_landed
 from holdfast.pipeline.bronze.lake import COLUMNS, Landed, bronze_path
 from holdfast.pipeline.checks.check import check_table
 from holdfast.pipeline.landing.land import land as land_topic
+from holdfast.pipeline.landing.land_several import land_processor
 from holdfast.pipeline.landing.landing import Landing
 from holdfast.pipeline.landing.local_table import LocalTable
 from holdfast.pipeline.landing.options import LandEngine, LandOptions, LandReport
@@ -629,6 +633,17 @@ def test_a_topic_made_again_under_its_name_is_refused(
             land(settings, topic, str(lake))
     finally:
         broker.delete_topics([topic])
+
+
+def test_a_declared_topic_is_landed_by_its_name(
+    settings: Settings, make_topic: MakeTopic, lake: Path
+) -> None:
+    topic = make_topic(TEN)
+    step = Map(name="copied", source=Stream(topic, Bytes()), each=bytes, serde=Bytes())
+    assert type(step.source) is not str, "a toy"
+    [report] = land_processor(settings, step, str(lake), options=LandOptions(engine="local"))
+    assert (report.topic, report.rows) == (topic, 20)
+    assert land_topic(settings, step.source, str(lake), options=LandOptions(engine="local")).commits == 0
 
 
 def test_no_such_topic_is_reported_before_a_jvm_starts(land: Land, settings: Settings, lake: Path) -> None:
