@@ -144,4 +144,4 @@ def test_records_landed_before_they_were_skipped_are_left_out_by_every_reader_of
     for engine in ("local", "spark"):
         found = source.replay(engine=engine, source="bronze", lake=str(lake))
         assert (found.records, found.skipped) == (11 + HIDDEN, 3 * HIDDEN)
-        assert found.digest == source.replay(engine="spark").digest
+        assert found.digest == source.replay(able, engine="spark").digest
