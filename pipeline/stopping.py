@@ -64,7 +64,7 @@ class ReplayEnd:
         """Return the number of records of *stretch* before the end."""
         stop = stretch.records
         if self.at_ms is not None:
-            stop = bisect_right(stretch.reached_ms, self.at_ms)  # in the order of times, between choices
+            stop = _upto_time(stretch, self.at_ms)
         for source, (portion, last) in enumerate(zip(stretch.portions, self.last, strict=True)):
             if portion is None or last is None or portion.batch.offsets[-1] <= last:
                 continue
@@ -102,6 +102,16 @@ class ReplayEnd:
             " name the last offset of one source, and all that was folded before its next record is in the"
             " state"
         )
+
+
+def _upto_time(stretch: Stretch, at_ms: int) -> int:
+    """Return the number of records of *stretch* before the first later than *at_ms*."""
+    if stretch.reached_ms:
+        return bisect_right(stretch.reached_ms, at_ms)  # in the order of times, between choices
+    [portion] = stretch.portions
+    assert portion is not None, "a stretch of a log has its records"
+    times = enumerate(portion.batch.times_ms)
+    return next((number for number, time_ms in times if time_ms > at_ms), stretch.records)
 
 
 def stops(

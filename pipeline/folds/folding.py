@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from holdfast.core.engine.batches import Batch
 from holdfast.core.engine.choices import Choice
-from holdfast.core.engine.fold.stretches import Portion, Stretch, beginning_upto
-from holdfast.core.engine.merge.merging import highest_until, replayed
+from holdfast.core.engine.fold.stretches import Stretch, beginning_upto
+from holdfast.core.engine.merge.merging import replayed
 from holdfast.core.engine.positions import Position, counted
 from holdfast.core.engine.state.handover import Handover
 from holdfast.errors import OrderError
@@ -58,12 +58,9 @@ def fold_partition(
     else:
         fold = VersionDiff(plan, plan.other, partition, open_global)
     with closing(fold):
-        read = [sizes.of(log) for log in logs]
+        read = [sizes.of(log, f"partition {partition}") for log in logs]
         order = fold.order.as_at(upto)
-        if fold.position.reached_ms:
-            stretches = replayed(fold.position, read, recorded, ends, order=order, open_end=open_end)
-        else:
-            stretches = in_log_order(fold.position, partition, *read)
+        stretches = replayed(fold.position, read, recorded, ends, order=order, open_end=open_end)
         if stop is not None:
             stretches = stop.cut(stretches)
         if limit is not None:
@@ -75,22 +72,6 @@ def fold_partition(
                 advance(counted(fold.position.applied) - before)
                 yield from results.take()
         yield from fold.finish()
-
-
-def in_log_order(position: Position, partition: int, log: Iterable[Batch]) -> Iterator[Stretch]:
-    """Yield the records of one source after *position* as stretches; raises OrderError where offsets do not
-    ascend.
-    """
-    (last,), reached_ms = position.applied, position.stream_ms
-    for batch in log:
-        fresh = batch.after(position.applied[0])
-        if not fresh.offsets:
-            continue
-        if fresh.offsets[0] <= last:
-            raise OrderError(f"partition {partition}: offset {fresh.offsets[0]} came after {last}")
-        times = highest_until(fresh.times_ms, reached_ms)
-        last, reached_ms = fresh.offsets[-1], times[-1]
-        yield Stretch((Portion(fresh, times),), bytes(len(times)), times)
 
 
 def _first(stretches: Iterator[Stretch], limit: int) -> Iterator[Stretch]:
@@ -142,8 +123,13 @@ class _Sizes:
     def __init__(self) -> None:
         self._bytes = 0
 
-    def of(self, log: Iterable[tuple[Batch, int]]) -> Iterator[Batch]:
+    def of(self, log: Iterable[tuple[Batch, int]], where: str) -> Iterator[Batch]:
+        """Yield the batches of *log*; raises OrderError where one does not follow the last."""
+        last = -1
         for batch, size_bytes in log:
+            if batch.offsets and batch.offsets[0] <= last:
+                raise OrderError(f"{where}: offset {batch.offsets[0]} came after {last}")
+            last = batch.offsets[-1] if batch.offsets else last
             self._bytes += size_bytes
             yield batch
 

@@ -95,14 +95,12 @@ class PartitionFold:
     @property
     def position(self) -> Position:
         """Return the position that it has come to."""
-        found: Position = self._folder.marker
-        return found
+        return self._folder.marker
 
     @property
     def order(self) -> MergeOrder:
         """Return by which times what follows is merged."""
-        found: MergeOrder = self._folder.order
-        return found
+        return self._folder.order
 
     def _trace(self, each: Transition[Any]) -> None:
         if self._plan.tells(each):

@@ -106,6 +106,8 @@ def beginning_upto(stretch: Stretch, place: Handover) -> tuple[bool, Stretch]:
         0 if portion is None else bisect_right(portion.batch.offsets, upto)
         for portion, upto in zip(stretch.portions, place.applied, strict=True)
     ]
+    if sum(left) in (0, stretch.records):
+        return sum(left) > 0, stretch
     silent = left[stretch.order[0]] > 0
     for number, source in enumerate(stretch.order):
         if (left[source] > 0) is not silent:

@@ -113,7 +113,7 @@ class _Fetched:
     def offer(self, batch: Batch, offset_next: int | None) -> None:
         fresh = batch.after(self.offset_next - 1)
         if fresh.offsets:
-            reached = highest_until(fresh.times_ms, self.reached_ms)
+            reached = _highest_until(fresh.times_ms, self.reached_ms)
             number = self.number
             self._portions.append(Portion(fresh, reached))
             self._keys.append([at_ms << SOURCE_BITS | number for at_ms in reached])
@@ -136,7 +136,7 @@ class _Fetched:
         if self._run is None:
             start, number = self._start, self.number
             times = self._times(self._at).times[start:]
-            reached = highest_until(times, self.ordered_ms) if times else ()
+            reached = _highest_until(times, self.ordered_ms) if times else ()
             self._run = start, [*[LOWEST] * start, *[at_ms << SOURCE_BITS | number for at_ms in reached]]
         return self._run[1]
 
@@ -201,7 +201,7 @@ class _Fetched:
             self._own = deque(None if own is None or own.failure else own for own in self._own)
 
 
-def highest_until(times_ms: Sequence[int], before_ms: int) -> list[int]:
+def _highest_until(times_ms: Sequence[int], before_ms: int) -> list[int]:
     """Return the highest time up to each, *before_ms* included."""
     times = list(times_ms)
     # Clocks seldom go back, and to sort a sorted list costs less than `accumulate`.
