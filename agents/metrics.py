@@ -362,10 +362,11 @@ class _Page(Collector):
         labels = ("table", "partition", "role")
         serving = GaugeMetricFamily("holdfast_serving", "1 while this replica answers queries", labels=labels)
         stalled, standing = (
-            GaugeMetricFamily(
-                name, "1 while a partition waits or is stalled; /health/ready says why", labels=labels[:2]
+            GaugeMetricFamily(name, meaning, labels=labels[:2])
+            for name, meaning in (
+                ("holdfast_stalled", "1 while a partition waits or is stalled; /health/ready says why"),
+                ("holdfast_standing", "The old name of holdfast_stalled"),
             )
-            for name in ("holdfast_stalled", "holdfast_standing")  # the second is the old name
         )
         applied = GaugeMetricFamily(
             "holdfast_applied_offset",

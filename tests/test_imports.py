@@ -356,7 +356,8 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "event_times": frozenset(),
         "origins": frozenset({"emits", "event_times"}),
         "trace_context": frozenset({"emits"}),
-        "declared": frozenset({"batches", "emits", "event_times", "origins", "state"}),
+        "emit_columns": frozenset({"emits", "origins"}),
+        "declared": frozenset({"batches", "emit_columns", "emits", "event_times", "origins", "state"}),
         "choices": frozenset({"declared"}),
         "positions": frozenset({"declared", "state"}),
         "fold": frozenset(
@@ -364,6 +365,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
                 "batches",
                 "choices",
                 "declared",
+                "emit_columns",
                 "emits",
                 "event_times",
                 "origins",

@@ -11,8 +11,8 @@ from holdfast.cli.groups.partition_lag import PartitionLag, of_groups
 from holdfast.core.broker_logs.lag import of_group
 
 GROUP, PLACE = ("consumergroup",), ("consumergroup", "topic", "partition")
-STATUS_WORDS = ("status", "standing")
-"""The end of a metric's name and its label; the second is the old one."""
+STATUS_WORDS = {"status": "", "standing": "; the old name of ..._status"}
+"""The end of a metric's name and its label, and what to add to its meaning."""
 
 
 class LagPage(Collector):
@@ -41,10 +41,10 @@ class LagPage(Collector):
         status, standing = (
             GaugeMetricFamily(
                 f"holdfast_consumergroup_partition_{word}",
-                "1 for the status of the group in a partition: OK, WARN, STOP, STALL or REWIND",
+                f"1 for the status of the group in a partition: OK, WARN, STOP, STALL or REWIND{also}",
                 labels=(*PLACE, word),
             )
-            for word in STATUS_WORDS
+            for word, also in STATUS_WORDS.items()
         )
         for each in found:
             place = (each.group, each.place[0], str(each.place[1]))
@@ -55,10 +55,10 @@ class LagPage(Collector):
         yield from (offset, lag, status, standing)
 
     def _groups(self, found: Sequence[PartitionLag]) -> Iterator[Metric]:
-        for word in STATUS_WORDS:
+        for word, also in STATUS_WORDS.items():
             family = GaugeMetricFamily(
                 f"holdfast_consumergroup_{word}",
-                "1 for the status of the group: OK, WARN or ERR",
+                f"1 for the status of the group: OK, WARN or ERR{also}",
                 labels=(*GROUP, word),
             )
             for group, of_it in of_groups(found):

@@ -90,9 +90,9 @@ def test_groups_that_need_attention_come_first() -> None:
         told("c", 1, LagStanding.STALL, 7),
     ]
     assert [tuple(line.values()) for line in lag.by_group(found)] == [
-        ("c", "ERR", 2, 8, "t-1"),
-        ("b", "WARN", 1, 2, "t-0"),
-        ("a", "OK", 1, 0, None),
+        ("c", "ERR", "ERR", 2, 8, "t-1"),
+        ("b", "WARN", "WARN", 1, 2, "t-0"),
+        ("a", "OK", "OK", 1, 0, None),
     ]
 
 
@@ -125,11 +125,14 @@ def test_a_group_is_shown_with_its_state_and_lag() -> None:
     found = [told("a", 0, LagStanding.OK, 0), told("a", 1, LagStanding.STALL, 7)]
     assert samples(LagPage(found, 1_500)) == {
         "holdfast_consumergroups_read_timestamp_seconds": 1.5,
+        "holdfast_consumergroup_status a ERR": 1,
         "holdfast_consumergroup_standing a ERR": 1,
         "kafka_consumergroup_current_offset a t 0": 0,
         "kafka_consumergroup_current_offset a t 1": 0,
         "kafka_consumergroup_lag a t 0": 0,
         "kafka_consumergroup_lag a t 1": 7,
+        "holdfast_consumergroup_partition_status a t 0 OK": 1,
+        "holdfast_consumergroup_partition_status a t 1 STALL": 1,
         "holdfast_consumergroup_partition_standing a t 0 OK": 1,
         "holdfast_consumergroup_partition_standing a t 1 STALL": 1,
     }

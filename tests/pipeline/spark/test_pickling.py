@@ -21,9 +21,9 @@ from holdfast.config import Settings
 from holdfast.core.engine.declared.named_tables import Table
 from holdfast.core.engine.declared.sources import FoldColumns, FoldWith
 from holdfast.errors import SparkError
-from holdfast.pipeline import replay as replaying
 from holdfast.pipeline.folds.plan import FoldPlan
 from holdfast.pipeline.replay import ReplayOptions, replay
+from holdfast.pipeline.spark import session
 from holdfast.pipeline.spark.pickling import CODERS, modules_of, register
 from tests.pipeline.accounts import Record, accounts
 from tests.pipeline.lakes import write_bronze
@@ -203,7 +203,7 @@ def test_a_socket_in_a_lambda_is_reported_before_a_jvm_starts(
     def started(*_: object) -> None:
         raise AssertionError("a JVM was started")
 
-    monkeypatch.setattr(replaying, "open_session", started)
+    monkeypatch.setattr(session, "open_session", started)
     write_bronze(tmp_path, "t", {0: [Record(0, 5, None, b"add a 1")]})
     options = ReplayOptions(engine="spark", source="bronze", lake=str(tmp_path))
     with socket.socket() as held:
