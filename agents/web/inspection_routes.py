@@ -11,6 +11,7 @@ from aiohttp import web
 
 from holdfast.agents.serving import Replica, ReplicaState
 from holdfast.agents.web.inspections import Inspections
+from holdfast.agents.web.reaching import by_source
 from holdfast.agents.web.replies import QueryTerms, inspect_of, respond, stored_of, terms_of, wants_msgpack
 from holdfast.core.engine.query_wire import InspectReply, StoredReply, readable_bytes
 
@@ -69,10 +70,6 @@ def _about(replica: Replica, state: ReplicaState) -> dict[str, Any]:
         "partition": replica.partition,
         "role": "active" if replica.active else "standby",
         "as_of_offset": state.applied,
-        **(
-            {"as_of": dict(zip(named, state.offsets, strict=True))}
-            if (named := replica.processor.named_sources)
-            else {}
-        ),
+        **by_source("as_of", replica.processor, state.offsets),
         "stream_ms": state.stream_ms,
     }

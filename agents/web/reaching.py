@@ -4,7 +4,7 @@ sources.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from aiohttp import web
@@ -18,11 +18,18 @@ from holdfast.core.engine.query_wire import TOPIC_IDS, AtOffset
 def as_of(replica: Replica) -> dict[str, Any]:
     """Return a reply's fields about its reach, and its start if that is not the beginning."""
     told: dict[str, Any] = {"as_of_offset": replica.applied}
-    if replica.processor.named_sources:
-        told["as_of"] = dict(replica.offsets)
+    told |= by_source("as_of", replica.processor, replica.offsets.values())
     if partial := replica.partial:
         told["partial"] = dict(partial)
     return {**told, **ids_of(replica)}
+
+
+def by_source(name: str, processor: Processor[Any, Any], values: Iterable[int]) -> dict[str, Any]:
+    """Return field *name* of a reply, with a value for each source that users name; no field with `source=`,
+    where one number is all there is.
+    """
+    found = dict(zip(processor.named_sources, values, strict=False))
+    return {name: found} if found else {}
 
 
 def ids_of(served: Replica | GlobalReplica) -> dict[str, Any]:

@@ -26,7 +26,14 @@ from holdfast.agents.web.access import Access
 from holdfast.agents.web.bounding import bounded, size_of_row, size_of_value
 from holdfast.agents.web.global_routes import GlobalPages, described
 from holdfast.agents.web.inspection_routes import InspectionPages
-from holdfast.agents.web.reaching import as_of, has_reached, require_topics, shown_offsets, wanted_of
+from holdfast.agents.web.reaching import (
+    as_of,
+    by_source,
+    has_reached,
+    require_topics,
+    shown_offsets,
+    wanted_of,
+)
 from holdfast.agents.web.replies import (
     OF_A_SCAN,
     OF_WINDOWS,
@@ -400,12 +407,8 @@ class _Tables:
         told: dict[str, Any] = {}
         if replica.source_end != UNKNOWN:
             told["behind"] = behind(replica)
-            if named := replica.processor.named_sources:
-                told["behind_of"] = {
-                    topic: max(0, end - applied - 1)
-                    for topic, applied, end in source_positions(replica)
-                    if topic in named and end != UNKNOWN
-                }
+            behind_of = (max(0, end - applied - 1) for _, applied, end in source_positions(replica))
+            told |= by_source("behind_of", replica.processor, behind_of)
         if replica.role == "standby" and (age_ms := age_bound_ms(replica, self._clock.now_ms())) is not None:
             told["age_ms"] = age_ms
         if (
