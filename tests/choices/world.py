@@ -463,9 +463,9 @@ def in_turn(
 def by_append_time(
     logs: Sequence[Log], done: Sequence[int], upto: Sequence[int]
 ) -> Iterator[tuple[int, int]]:
-    """Yield the same sorted by the highest append time so far, source and offset."""
+    """Yield the same sorted by the highest append time so far, source and offset; a time below -1 is none."""
     keyed = [
-        (max(log.times_ms[: at + 1]), source, at)
+        (max(-1, *log.times_ms[: at + 1]), source, at)
         for source, log in enumerate(logs)
         for at in range(done[source], upto[source])
     ]
