@@ -28,7 +28,6 @@ from holdfast.agents.web.global_routes import GlobalPages, described
 from holdfast.agents.web.inspection_routes import InspectionPages
 from holdfast.agents.web.reaching import (
     as_of,
-    by_source,
     has_reached,
     require_topics,
     shown_offsets,
@@ -407,8 +406,12 @@ class _Tables:
         told: dict[str, Any] = {}
         if replica.source_end != UNKNOWN:
             told["behind"] = behind(replica)
-            behind_of = (max(0, end - applied - 1) for _, applied, end in source_positions(replica))
-            told |= by_source("behind_of", replica.processor, behind_of)
+            if named := replica.processor.named_sources:
+                told["behind_of"] = {
+                    topic: max(0, end - applied - 1)
+                    for topic, applied, end in source_positions(replica)
+                    if topic in named and end != UNKNOWN
+                }
         if replica.role == "standby" and (age_ms := age_bound_ms(replica, self._clock.now_ms())) is not None:
             told["age_ms"] = age_ms
         if (

@@ -16,8 +16,10 @@ from typing import Any
 from holdfast.agents.partitions.batches.runner import Runner
 from holdfast.core.engine.fold.folding import Folder
 from holdfast.core.engine.fold.stepping import SteppingFolder
+from holdfast.core.streams.windowing.fold import WindowFold
 
-_FAST_ONE, _FAST_SEVERAL = Folder._fast_step.__code__, Folder._fast_step.__code__
+_FAST_ONE, _FAST_SEVERAL = Folder._fold_one.__code__, Folder._fold_alike.__code__
+_FAST_COLUMNS, _RUN_OF_WINDOWS = Folder._fold_columns.__code__, WindowFold._run.__code__
 _RECORD = SteppingFolder._careful_record.__code__
 _RUN = Runner._fold.__code__
 LIMIT_FRAMES = 40
@@ -77,24 +79,34 @@ def _calls(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _record(calls: list[FrameType]) -> tuple[str, int | None]:
-    """Return topic and offset of the record of the innermost *calls* of a fold; no topic where the processor
-    has one source.
+    """Return topic and offset of the record of the innermost *calls* of a fold; no topic where it is not
+    known.
     """
     inner: FrameType | None = None
+    number: int | None = None
     for call in calls:
+        if call.f_code is _RUN_OF_WINDOWS:
+            number = call.f_locals.get("at")
+        if call.f_code is _FAST_COLUMNS:
+            offsets = call.f_locals["batch"].offsets
+            return _topic_of(call), None if number is None else int(offsets[min(number, len(offsets) - 1)])
         if call.f_code is _RECORD and "at" in call.f_locals:
             topic, offset = call.f_locals["at"]
             return topic, offset
         if call.f_code is _FAST_ONE:
-            return "", _of_one(call)
+            return _topic_of(call), _of_one(call)
         if call.f_code is _FAST_SEVERAL:
             return _of_several(call, inner)
         inner = call
     return "", None
 
 
+def _topic_of(call: FrameType) -> str:
+    return str(call.f_locals["of"].source.topic) if "of" in call.f_locals else ""
+
+
 def _of_one(call: FrameType) -> int | None:
-    """Return the offset of the record that `Folder._fast_step` is at: the rest of an iterator of times shows
+    """Return the offset of the record that `Folder._fold_one` is at: the rest of an iterator of times shows
     how many were taken, the last of which is folded unless the next is still being decoded.
     """
     found = call.f_locals
@@ -115,7 +127,7 @@ def _is_decoding(call: FrameType) -> bool:
 
 
 def _of_several(call: FrameType, inner: FrameType | None) -> tuple[str, int | None]:
-    """Return topic and offset of the record that `Folder._fast_step` is at."""
+    """Return topic and offset of the record that `Folder._fold_alike` is at."""
     found = call.f_locals
     if "left" not in found or "batch" not in found:
         return "", None

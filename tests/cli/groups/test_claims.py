@@ -48,6 +48,7 @@ class Fleet:
             web_port=free_ports(1)[0],
             kafka={"bootstrap.servers": broker.bootstrap},
             web_token="t",
+            coordination_topic=f"marshal-{ending()}",
         )
         self.now_s = system_clock.now_ms() // 1000
         self._processor = rationalizer.processors(self.settings)[0]
@@ -140,10 +141,11 @@ def run(
 
 
 def test_a_list_that_waits_reflects_every_frame_there_is_or_says_that_it_does_not_yet(
-    fleet: Fleet, run: Run, broker: SessionBroker, fresh_topic: FreshTopic
+    fleet: Fleet, run: Run, broker: SessionBroker
 ) -> None:
     """A worker that has just begun is ready before it has folded the frames that are there."""
-    coordination = fresh_topic("marshal", partitions=PARTITIONS)
+    coordination = fleet.settings.coordination_topic
+    broker.create_topic(coordination, partitions=PARTITIONS, exact=True)
     producer = Producer(broker.client_config())
     place = coordination_partition("orders", PARTITIONS)
     for _ in range(1_001):
