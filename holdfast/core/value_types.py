@@ -86,6 +86,17 @@ def class_of(of: Any) -> type | None:
     return kind if isinstance(kind, type) else None
 
 
+def may_nest(of: Any) -> bool:
+    """Return whether values of type *of*, as they are read, may nest without end: in a value of any type, a
+    class that holds itself, or a field that a class does not declare and a reader skips.
+
+    >>> may_nest(dict[str, list[int]]), may_nest(list[Any])
+    (False, True)
+    """
+    classes = inspect.StructType | inspect.DataclassType | inspect.TypedDictType | inspect.NamedTupleType
+    return any(isinstance(each, classes | inspect.AnyType) for each in _parts(inspect.type_info(of), set()))
+
+
 def _parts(found: Any, seen: set[Any]) -> Iterator[inspect.Type]:
     """Yield the types that *found* is made of, classes once."""
     if isinstance(found, tuple):

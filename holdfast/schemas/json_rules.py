@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate, islice
+from itertools import islice
 from typing import Any, Final, NamedTuple
 from urllib.parse import urljoin
 
 import msgspec
 
+from holdfast.core.untrusted.nesting import LIMIT_DEPTH, TEXTS, is_shallow
 from holdfast.errors import ConfigError, DecodeError
 from holdfast.schemas.bounded import Bounded
 from holdfast.schemas.json_ways import Ways
 from holdfast.schemas.types import missing
 
-LIMIT_DEPTH: Final = 500
-"""The deepest nesting of a value: readers of all languages have a limit, and this is below that of each."""
 LIMIT_DEPTH_UNIQUE: Final = 250
 """So deep the validator finds unique items by their hashes; deeper, it compares each item with each."""
 LIMIT_DEPTH_LARGE: Final = 12
@@ -44,8 +43,6 @@ LIMIT_PARTS: Final = 1_000
 _DRAFT_3: Final = "http://json-schema.org/draft-03/schema"
 _ROOT: Final = "json-schema:///holdfast-root"
 """The whole schema, relative to which names without a scheme are looked for."""
-_TEXTS: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
-_NOT_BRACKETS: Final = bytes(each for each in range(256) if each not in b"[]{}")
 _LARGE: Final = re.compile(rb"\d{19}")
 """A number that may have 64 bits or more."""
 _NO_RULES: Final = ("contentMediaType", "contentEncoding")
@@ -117,7 +114,7 @@ class JsonRules:
     def check(self, value: Any, encoded: bytes) -> None:
         """Raise DecodeError where *value*, which *encoded* means, is not valid."""
         rules = self._rules if self._rules_of_large is None else self._rules_for(encoded)
-        if not _is_shallow(encoded):
+        if not is_shallow(encoded):
             raise DecodeError(f"it nests more than {LIMIT_DEPTH} deep")
         if not rules.is_valid(value):
             raise DecodeError(self._why(value, len(encoded)))
@@ -127,11 +124,11 @@ class JsonRules:
         would take longer than it is long.
         """
         # The validator has one hash for all numbers of 64 bits and more, and none for what nests deep.
-        is_large = _LARGE.search(encoded) and _LARGE.search(_TEXTS.sub(b"", encoded))
-        if not is_large and _is_shallow(encoded, LIMIT_DEPTH_UNIQUE):
+        is_large = _LARGE.search(encoded) and _LARGE.search(TEXTS.sub(b"", encoded))
+        if not is_large and is_shallow(encoded, LIMIT_DEPTH_UNIQUE):
             return self._rules
         work = max(LIMIT_DEPTH_LARGE, LIMIT_UNIQUE_BYTES // len(encoded))
-        if work < LIMIT_DEPTH and not _is_shallow(encoded, work):
+        if work < LIMIT_DEPTH and not is_shallow(encoded, work):
             raise DecodeError(
                 f"it has {len(encoded)} bytes, nests more than {work} deep, and its items must be unique: too"
                 " much to compare"
@@ -373,15 +370,3 @@ def _cut(why: str) -> str:
 
 def _shown(value: Any) -> str:
     return f"{value!r:.200}"
-
-
-def _is_shallow(encoded: bytes, limit: int = LIMIT_DEPTH) -> bool:
-    """Return whether JSON nests no deeper than *limit*.
-
-    >>> _is_shallow(b"[" * 500 + b"]" * 500), _is_shallow(b"[" * 501), _is_shallow(b'["' + b"[" * 501 + b'"]')
-    (True, False, True)
-    """
-    if encoded.count(b"[") + encoded.count(b"{") <= limit:
-        return True
-    brackets = _TEXTS.sub(b"", encoded).translate(None, _NOT_BRACKETS)
-    return max(accumulate(1 if each in b"[{" else -1 for each in brackets), default=0) <= limit

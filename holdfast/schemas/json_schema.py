@@ -10,6 +10,7 @@ import msgspec
 
 from holdfast.core.untrusted import UNFIT
 from holdfast.core.untrusted.equal_hashes import guarded, read_json
+from holdfast.core.untrusted.nesting import LIMIT_DEPTH, is_shallow
 from holdfast.core.value_types import (
     has_open_keys,
     is_model,
@@ -112,6 +113,8 @@ class JsonSchema(SchemaSerde[T]):
             try:
                 if check is not None:
                     check(msgspec.json.decode(payload), payload)
+                elif not is_shallow(payload):
+                    raise DecodeError(f"it nests more than {LIMIT_DEPTH} deep")
                 return self._decode(payload)
             except UNFIT as error:
                 raise DecodeError(str(error)) from None
@@ -121,6 +124,8 @@ class JsonSchema(SchemaSerde[T]):
     def payload(self, value: T) -> bytes:
         try:
             encoded = self._encode(value)
+            if not is_shallow(encoded):
+                raise ValueError(f"it nests more than {LIMIT_DEPTH} deep")
             read = self._decode(encoded)
             if self._open_keys and self._encode(read) != encoded:
                 raise TypeError("it has keys that its TypedDict does not declare")

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from holdfast import JsonSchema, Source, Stream
+from holdfast.core.untrusted.nesting import LIMIT_DEPTH
 from holdfast.errors import ConfigError, DecodeError, FoldError
 from holdfast.schemas.frames import header
-from holdfast.schemas.json_rules import LIMIT_DEPTH
 from holdfast.schemas.registry import SchemaRegistry, SchemaText
 from tests.schemas.shop import FULL, Big, Order, Total
 from tests.support.limits import at_most

@@ -12,10 +12,12 @@ from holdfast.core.engine.emits import Headers
 from holdfast.core.untrusted import UNFIT
 from holdfast.core.untrusted.equal_hashes import guarded, read_json
 from holdfast.core.untrusted.msgpack_pairs import read_msgpack
+from holdfast.core.untrusted.nesting import LIMIT_DEPTH, is_shallow
 from holdfast.core.value_types import (
     class_of,
     has_open_keys,
     is_model,
+    may_nest,
     model_reader,
     model_writer,
     packed_reader,
@@ -118,6 +120,8 @@ class _Typed(Generic[T]):
     _decode: Callable[[Any], Any]
     _encode: Callable[[Any], bytes]
     _read: Callable[[bytes], Any]
+    _may_nest = False
+    """True where a value may nest so deep that one reader would take it and another not."""
 
     def __init__(self, of: Any) -> None:
         self.of = of
@@ -145,6 +149,8 @@ class _Typed(Generic[T]):
     def decode(self, value: bytes | None) -> T:
         """Return the value in these bytes; raises DecodeError when it is not of the declared type."""
         try:
+            if self._may_nest and value is not None and not is_shallow(value):
+                raise msgspec.ValidationError(f"it nests more than {LIMIT_DEPTH} deep")
             decoded: T = self._decode(value)
         except UNFIT as error:
             raise DecodeError(f"not {self}: {error}") from error
@@ -166,6 +172,8 @@ class _Typed(Generic[T]):
             )
         try:
             encoded: bytes = self._encode(value)
+            if self._may_nest and not is_shallow(encoded):
+                raise ValueError(f"it nests more than {LIMIT_DEPTH} deep")
             read = self._decode(encoded)
             if self._open_keys and self._encode(read) != encoded:
                 raise TypeError("it has keys that its TypedDict does not declare")
@@ -200,6 +208,7 @@ class Json(_Typed[T]):
     def __init__(self: Json[Any], of: Any) -> None: ...
     def __init__(self, of: Any) -> None:
         super().__init__(of)
+        self._may_nest = may_nest(without_none(of)[0]) and not is_model(without_none(of)[0])
 
 
 class Msgpack(_Typed[T]):
@@ -280,6 +289,9 @@ def decode_all(serde: Serde[Any], values: Sequence[bytes | None]) -> Iterable[An
         return values
     if how is Text.decode and all(values):
         return map(bytes.decode, values)  # type: ignore[arg-type]  # there is no None
-    if how is _Typed.decode and all(values):
+    if how is _Typed.decode and values and all(values):
+        has_long = serde._may_nest and max(map(len, values)) > LIMIT_DEPTH  # type: ignore[attr-defined, arg-type]
+        if has_long and not all(map(is_shallow, values)):  # type: ignore[arg-type]  # there is no None
+            return map(serde.decode, values)
         return map(serde._decode, values)  # type: ignore[attr-defined]
     return map(serde.decode, values)

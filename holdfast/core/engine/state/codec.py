@@ -14,14 +14,15 @@ All integers are signed 64 bit unless said. Keys are UTF-8.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from struct import Struct
 from typing import Any, Generic, Optional, TypeVar
 
 import msgspec
 
-from holdfast.core.engine.state.row_types import has_lookalikes, is_plain
+from holdfast.core.engine.state.row_types import has_lookalikes, is_plain, nests_without_end
 from holdfast.core.untrusted import UNFIT
+from holdfast.core.untrusted.nesting import LIMIT_DEPTH, is_shallow_row
 from holdfast.errors import ChangelogError, FoldError
 
 R = TypeVar("R")
@@ -149,6 +150,8 @@ class RowCodec(Generic[R]):
     def __init__(self, row: Any) -> None:
         self.plain, self.lookalikes = is_plain(row), has_lookalikes(row)
         self._encode = msgspec.msgpack.Encoder(order="deterministic").encode
+        if nests_without_end(row):
+            self._encode = _shallow(self._encode)
         self._decode = msgspec.msgpack.Decoder(row).decode
         # a row may be a name in quotes
         self._decode_all = msgspec.msgpack.Decoder(list[Optional[row]]).decode  # noqa: UP045
@@ -207,6 +210,25 @@ class RowCodec(Generic[R]):
                 f"row does not fit its type ({error}): raise the processor's version when the row changes"
             ) from error
         return row
+
+
+def _shallow(encode: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
+    """Return *encode*, which raises FoldError for what nests so deep that some reader could not read it."""
+
+    def encode_shallow(row: Any) -> bytes:
+        try:
+            encoded = encode(row)
+            shallow = is_shallow_row(encoded)
+        except RecursionError:
+            shallow = False
+        if not shallow:
+            raise FoldError(
+                f"row nests more than {LIMIT_DEPTH} deep, and not every reader could read it again: keep what"
+                " it nests in rows of their own"
+            )
+        return encoded
+
+    return encode_shallow
 
 
 def _unreadable(error: msgspec.DecodeError) -> FoldError:

@@ -68,6 +68,34 @@ def has_lookalikes(row: Any) -> bool:
     )
 
 
+def nests_without_end(row: Any) -> bool:
+    """Return whether a row of type *row* may hold another of its own type, or of a class that holds itself.
+
+    >>> nests_without_end(tuple[tuple[int, str], ...])
+    False
+    """
+    return _is_within(inspect.type_info(row), frozenset())
+
+
+def _is_within(info: inspect.Type, outer: frozenset[Any]) -> bool:
+    if isinstance(info, inspect.Metadata):
+        info = info.type
+    match info:
+        case inspect.UnionType():
+            inner = info.types
+        case inspect.TupleType():
+            inner = info.item_types
+        case inspect.CollectionType():
+            inner = (info.item_type,)
+        case inspect.StructType() | inspect.DataclassType() | inspect.NamedTupleType():
+            if info.cls in outer:
+                return True
+            inner, outer = tuple(each.type for each in info.fields), outer | {info.cls}
+        case _:
+            return False
+    return any(_is_within(each, outer) for each in inner)
+
+
 def why_unfit(row: Any) -> str | None:
     """Return why *row* cannot be the type of rows, or None when it can.
 
