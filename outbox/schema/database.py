@@ -14,6 +14,7 @@ from sqlalchemy.sql import ClauseElement
 
 from holdfast.errors import OutboxDatabaseError
 from holdfast.outbox.schema.driver import DatabaseDriver, DatabaseLimits
+from holdfast.outbox.schema.tables import file_number
 from holdfast.outbox.schema.watch import CallWatch
 
 LIMITS: Final = DatabaseLimits()
@@ -42,6 +43,8 @@ class Database:
         self._driver = DatabaseDriver(url, limits)
         self.url, self.dialect = self._driver.url, self._driver.dialect
         self._connection: Any = None
+        self._file: tuple[int, int] | None = None
+        self._journal: tuple[int, int] | None = None
         self._lock = threading.Lock()  # between closing and interrupting
         self._interrupted = False
         self._watch = CallWatch(self._driver.answer_s, self._cut)
@@ -67,11 +70,28 @@ class Database:
             raise OutboxDatabaseError(
                 f"the connection to {self.place} was interrupted, and is not opened again", is_lost=True
             )
+        if self._connection is not None and (replaced := self._replaced()):
+            self.close()
+            raise OutboxDatabaseError(
+                f"{self.place}: {replaced} was replaced, moved or deleted while it was open; from here on"
+                " what is in the file of that name now is read",
+                is_lost=True,
+            )
         if self._connection is None:
             self._connection = self._open()
         return self._connection
 
+    def _replaced(self) -> str:
+        """Return which file of SQLite is another than the connection has open, or is gone; "" for none."""
+        if self._file is None:
+            return ""
+        if file_number(self.url) != self._file:
+            return "the file"
+        journal, self._journal = self._journal, file_number(self.url, "-wal")
+        return "the file's journal, -wal," if journal not in (None, self._journal) else ""
+
     def _open(self) -> Any:
+        self._file, self._journal = file_number(self.url), None  # a journal is there from the first read
         connection = self._driver.connect(autocommit=True)
         if self.dialect.driver == "psycopg":
             _leave_json(connection)

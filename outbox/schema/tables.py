@@ -226,6 +226,20 @@ def lacks_file(url: URL) -> bool:
     return url.get_backend_name() == "sqlite" and not name.startswith(":") and not Path(name).exists()
 
 
+def file_number(url: URL, ending: str = "") -> tuple[int, int] | None:
+    """Return the device and number of a SQLite database's file, or of the one with *ending*, which no other
+    file of that name shares; None for a database in memory or of a server, and where there is no file.
+    """
+    name = _file(url)
+    if url.get_backend_name() != "sqlite" or name.startswith(":"):
+        return None
+    try:
+        found = Path(f"{name}{ending}").stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
 def is_forgotten(url: URL) -> bool:
     """Return whether *url* is that of a SQLite database in memory that each connection has to itself: its
     tables are gone when the connection is closed.

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+import sqlite3
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -213,6 +217,53 @@ def test_another_database_under_the_name_is_reported_and_its_rows_are_published(
     other.publish()
     assert other.published() == OLD + NEW
     assert any("two databases have the same --name" in record.getMessage() for record in caplog.records)
+
+
+@pytest.mark.parametrize("strategy", [Strategy.FENCED, Strategy.MARK])
+def test_a_file_that_is_replaced_under_a_harvester_is_read_from_then_on(
+    strategy: Strategy, request: pytest.FixtureRequest, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The connection would show the file that is gone for ever."""
+    layout = "goharvest" if strategy is Strategy.MARK else "holdfast"
+    with bench(FreshOutbox.make(url_of("sqlite", request, tmp_path), layout)) as desk:
+        desk.strategy = strategy
+        file = Path(desk.outbox.url.removeprefix("sqlite:///"))
+        kept = file.with_suffix(".kept")
+        shutil.copy(file, kept)
+        desk.write(*OLD)
+        with desk.leading(strategy=strategy):
+            wait_for("an empty table", lambda: desk.left() == 0, DEADLINE_S)
+            desk.outbox.engine().dispose()
+            kept.replace(file)
+            desk.write(*NEW)
+            wait_for("an empty table", lambda: desk.left() == 0, DEADLINE_S)
+        assert desk.published() == OLD + NEW
+    assert any("the file was replaced" in record.getMessage() for record in caplog.records)
+
+
+def test_a_journal_that_is_deleted_under_a_harvester_hides_no_row(
+    plain: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The connection would read the journal that is gone, and writers another."""
+    file = plain.outbox.url.removeprefix("sqlite:///")
+    with contextlib.closing(sqlite3.connect(file)) as connection:
+        assert connection.execute("PRAGMA journal_mode = WAL").fetchone() == ("wal",)
+    plain.write(*OLD)
+    with plain.leading():
+        wait_for("an empty table", lambda: plain.left() == 0, DEADLINE_S)
+        plain.outbox.engine().dispose()
+        for ending in ("-wal", "-shm"):
+            Path(f"{file}{ending}").unlink()
+        # SQLite shares what it knows of a file within a process, so another one writes.
+        writes = (
+            f'import sqlite3; c = sqlite3.connect({file!r}); c.execute("INSERT INTO {plain.outbox.table}'
+            " (bucket, topic, key, value) VALUES (0, 'orders', 'k', 'new')\"); c.commit()"
+        )
+        subprocess.run([sys.executable, "-c", writes], check=True, timeout=DEADLINE_S)
+        wait_for("the new row", lambda: "new" in plain.published(), DEADLINE_S)
+        wait_for("an empty table", lambda: plain.left() == 0, DEADLINE_S)
+    assert plain.published() == [*OLD, "new"], "rows whose deletion was in the journal are published once"
+    assert any("the file's journal" in record.getMessage() for record in caplog.records)
 
 
 def test_a_progress_topic_that_was_made_again_is_said(plain: Bench, caplog: pytest.LogCaptureFixture) -> None:
