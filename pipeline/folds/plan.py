@@ -93,7 +93,9 @@ class FoldPlan:
 
     @property
     def source_inputs(self) -> list[tuple[Input, ...]]:
-        """Return the columns that batches of each source must have."""
+        """Return the columns that batches of each source must have: those that a version takes."""
+        if self.other is None:
+            return [each.inputs for each in self.processor.folds]  # a decoder may take one of them twice
         folds = zip(*(each.folds for each in self.processors), strict=True)
         return [tuple(dict.fromkeys(name for each in of for name in each.inputs)) for of in folds]
 

@@ -67,10 +67,11 @@ class LakeLog:
         Files in order, as landing writes them, are read as they are; see `in_order` for others.
         """
         files = [file for file in self.files.get(partition, ()) if file.touches(span)]
+        wanted = dict.fromkeys(inputs)  # a decoder may take one of them twice
         columns = [
             "offset",
             "timestamp_ms",
-            *(name for name in inputs if name not in ("offset", "partition")),
+            *(name for name in wanted if name not in ("offset", "partition")),
         ]
         for rows in in_order(self._reader(partition), files, columns):
             batch, size_bytes = _batch(rows, partition, span, inputs)
@@ -92,7 +93,10 @@ def _batch(rows: pa.RecordBatch, partition: int, span: Span, inputs: Sequence[In
     dense = last - first + 1 == len(found)
     offsets: Sequence[int] = range(first, last + 1) if dense else found.tolist()
     known: dict[str, Sequence[Any]] = {"offset": offsets, "partition": [partition] * len(offsets)}
-    columns = tuple(known[name] if name in known else _COLUMN[name](kept.column(name)) for name in inputs)
+    for name in inputs:
+        if name not in known:
+            known[name] = _COLUMN[name](kept.column(name))
+    columns = tuple(known[name] for name in inputs)
     return Batch(offsets, kept.column("timestamp_ms").to_numpy().tolist(), columns), kept.nbytes
 
 

@@ -15,6 +15,8 @@ from pyarrow import dataset
 
 from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
+from holdfast.core.engine.declared.serdes import Json
+from holdfast.core.engine.declared.sources import Source
 from holdfast.core.engine.fold.stepping import Transition
 from holdfast.errors import ConfigError, LakeError, LostRecordsError, PipelineError
 from holdfast.pipeline.bronze.extent import Until
@@ -24,6 +26,7 @@ from holdfast.pipeline.folds.results import Replayed
 from holdfast.pipeline.logs.lake_log import open_bronze
 from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.pipeline.topic import Span, TopicLog
+from holdfast.streams import Tumbling, Windowed
 from tests.pipeline.accounts import Log, Record, accounts, logs
 from tests.pipeline.conftest import MakeTopic
 from tests.pipeline.lakes import ends, landed, write_bronze
@@ -102,6 +105,27 @@ def test_both_engines_give_the_same_results_for_a_topic(
         ),
         processor,
     ) == told(local, processor)
+
+
+def test_a_decoder_may_take_a_column_twice(tmp_path: Path) -> None:
+    """As that of windows which send late records on: it takes the value to read it, and as it is."""
+    values = [b"5", b"25", b"3", b"31"]  # the third is late
+    write_bronze(tmp_path, "t", {0: [Record(at, 1_000 + at, b"k", each) for at, each in enumerate(values)]})
+    windows: Windowed[int, int] = Windowed(
+        name="windows",
+        source=Source("t", Json(int), time=lambda at_ms: at_ms),
+        by=lambda _: "all",
+        window=Tumbling("10ms", grace="0ms"),
+        fold=lambda so_far, _: (so_far or 0) + 1,
+        row=int,
+        late="late",
+    )
+    assert windows.columns.count("value") == 2
+    options = ReplayOptions(engine="local", source="bronze", lake=str(tmp_path))
+    got = replay(windows, NO_KAFKA, options)
+    assert [each.refused for each in got.partitions] == [0]
+    kept = {each["key"] for each in got.table("rows", windows).to_pylist()}
+    assert {"all@0000000000000000", "all@0000000000000020", "all@0000000000000030"} <= kept
 
 
 def test_both_engines_give_the_same_results_for_named_tables(spark: SparkSession, tmp_path: Path) -> None:
