@@ -324,7 +324,7 @@ def _chosen(inputs: Sequence[Input], wanted: Sequence[Input]) -> list[int] | Non
 
 def _with_columns(stretch: Stretch, columns: Sequence[list[int] | None]) -> Stretch:
     """Return a stretch with those columns of each source that a fold takes."""
-    if stretch.choice is not None or not any(columns):
+    if stretch.choice is not None or all(each is None for each in columns):
         return stretch
     portions = tuple(
         each if each is None or at is None else _portion(each, at)

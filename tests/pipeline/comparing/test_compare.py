@@ -20,6 +20,7 @@ from holdfast.config import Settings
 from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.declared.serdes import Text
 from holdfast.core.engine.declared.sources import Source
+from holdfast.core.engine.state.rows import Rows
 from holdfast.errors import ConfigError
 from holdfast.pipeline.comparing.compare import Comparison, compare
 from holdfast.pipeline.comparing.page import comparison_page
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 NO_KAFKA = Settings()
-Rows = dict[tuple[int, str], str]
+State = dict[tuple[int, str], str]
 
 
 def changes(processor: Processor[Any, Any], lake: Path) -> list[dict[str, Any]]:
@@ -53,7 +54,7 @@ def model(one: Processor[Any, Any], other: Processor[Any, Any], lake: Path) -> t
     """
     told = [changes(each, lake) for each in (one, other)]
     offsets = sorted({(each["partition"], each["offset"]) for side in told for each in side})
-    states: tuple[Rows, Rows] = ({}, {})
+    states: tuple[State, State] = ({}, {})
     first: dict[tuple[int, str], int] = {}
     for partition, offset in offsets:
         for state, side in zip(states, told, strict=True):
@@ -107,6 +108,29 @@ def test_the_differences_are_those_of_a_model(tmp_path_factory: pytest.TempPathF
     assert shown(found) == model(accounts("t"), second("t"), lake)
     assert found.records == sum(map(len, log.values()))
     assert found.equal == (not found.keys and all(each.equal for each in found.partitions))
+
+
+def test_each_version_is_given_the_columns_that_its_decoder_takes(tmp_path: Path) -> None:
+    """One takes none, and the other the value twice."""
+    write_bronze(tmp_path, "t", {0: [Record(at, 1_000 + at, b"k", b"7") for at in range(3)]})
+
+    def keep(rows: Rows[int], number: int, at_ms: int) -> None:
+        rows[str(at_ms)] = number
+
+    times: Processor[int, int] = Processor(
+        name="p", source="t", decode=lambda at_ms: at_ms, inputs=("timestamp",), fold=keep, row=int
+    )
+    twice: Processor[int, int] = Processor(
+        name="p",
+        source="t",
+        decode=lambda one, other: int(one) + int(other),
+        inputs=("value", "value"),
+        fold=keep,
+        row=int,
+        version=2,
+    )
+    apart, _, _ = shown(compare(times, twice, NO_KAFKA, bronze(tmp_path)))
+    assert apart == {(0, str(at_ms)): (str(at_ms), "14") for at_ms in (1_000, 1_001, 1_002)}
 
 
 @pytest.fixture
