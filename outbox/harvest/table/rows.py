@@ -506,7 +506,8 @@ class OutboxRows:
         sets = {name: self._given(name) for name in ("attempts", "last_error", "next_attempt_ms")}
         self._note_attempt(self._upsert(self._attempts, "id", named, sets), named)
         self._moved_aside(row, "a trial", self._clock.now_ms() * 1_000)
-        self._next_epoch(0, "a trial")
+        for _ in range(2):  # of a shard that had none, the first is an INSERT
+            self._next_epoch(0, "a trial")
 
     def _dropped(self, table: str, what: str, statement: str) -> OutboxDroppedError:
         return OutboxDroppedError(
@@ -596,9 +597,11 @@ class OutboxRows:
             "leader": self._given("leader"),
             "updated_ms": self._given("updated_ms"),
         }
+        asked = f"SELECT epoch, updated_ms FROM {self._lease} WHERE shard = {int(shard)}"
+        before = max((int(each[0]) for each in self.database.rows(asked)), default=0)
         self.database.count(self._upsert(self._lease, "shard", named, sets), named)
-        found = self.database.rows(f"SELECT epoch, updated_ms FROM {self._lease} WHERE shard = {int(shard)}")
-        if [int(each[1]) for each in found] != [named["updated_ms"]]:
+        found = self.database.rows(asked)
+        if [int(each[1]) for each in found] != [named["updated_ms"]] or int(found[0][0]) <= before:
             raise self._dropped(self._lease, f"the lease of shard {shard}", "INSERT or UPDATE")
         return int(found[0][0])
 

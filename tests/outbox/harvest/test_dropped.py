@@ -340,6 +340,26 @@ def test_attempts_and_leases_that_are_not_stored_are_said(
             rows.attempt_failed(row, "refused", 0) if ending == "_attempts" else rows.epoch(0, "me")
 
 
+def test_an_epoch_that_the_database_does_not_raise_is_said(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """Two leaders with one epoch would each pass for the newest."""
+    outbox = FreshOutbox.make(url_of("sqlite", request, tmp_path))
+    lease = f"{outbox.table}_lease"
+    with outbox.engine().begin() as connection:
+        connection.execute(
+            text(
+                f"CREATE TRIGGER {lease}_first AFTER UPDATE ON {lease} BEGIN UPDATE {lease} SET epoch = 1"
+                " WHERE shard = NEW.shard; END"
+            )
+        )
+    with outbox.rows() as rows:
+        assert any(lease in each for each in trial_findings(rows)[0])
+        assert rows.epoch(0, "me") == 1
+        with pytest.raises(OutboxDroppedError, match=lease):
+            rows.epoch(0, "you")
+
+
 def test_a_trial_of_a_sound_outbox_finds_nothing_and_leaves_nothing(desk: Bench) -> None:
     with desk.outbox.rows() as rows:
         assert trial_findings(rows) == ([], [])
