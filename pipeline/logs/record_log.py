@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
@@ -31,29 +31,36 @@ class RecordLog(Protocol):
         """Close connections that were kept for the next call."""
 
 
-class _IdleReaders:
-    """Readers that wait for another partition. Another process closes each after its use."""
+class _Readers:
+    """Readers, each for one partition after another. Another process closes each after its use."""
 
     def __init__(self, *, closed: bool = False) -> None:
-        self._readers, self._closed = list[TopicReader](), closed
+        self._idle, self._used, self._closed = list[TopicReader](), list[TopicReader](), closed
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(_IdleReaders, closed=True), ()
+        return partial(_Readers, closed=True), ()
 
-    def take(self) -> TopicReader | None:
-        return self._readers.pop() if self._readers else None
+    def take(self, make: Callable[[], TopicReader]) -> TopicReader:
+        reader = self._idle.pop() if self._idle else make()
+        self._used.append(reader)
+        return reader
 
     def put(self, reader: TopicReader) -> None:
+        if reader in self._used:
+            self._used.remove(reader)
         if self._closed:
             reader.close()
         elif not reader.closed:
-            self._readers.append(reader)
+            self._idle.append(reader)
 
     def close(self) -> None:
-        """Close the readers, and those that are put here later."""
+        """Close the readers, and those that are put here later. One that is in use has not read its partition
+        to the end, and its thread would hold up the end of the process.
+        """
         self._closed = True
-        while self._readers:
-            self._readers.pop().close()
+        for each in (*self._idle, *self._used):
+            each.close()
+        self._idle, self._used = [], []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +73,7 @@ class TopicRecords:
     settings: Settings
     topic: str
     skips: Mapping[int, OffsetRanges] = field(default_factory=dict)
-    idle: _IdleReaders = field(default_factory=_IdleReaders, repr=False, compare=False)
+    readers: _Readers = field(default_factory=_Readers, repr=False, compare=False)
 
     @property
     def uri(self) -> str:
@@ -75,17 +82,17 @@ class TopicRecords:
     def batches(self, inputs: Sequence[Input], partition: int, span: Span) -> Iterator[tuple[Batch, int]]:
         if span.first == span.end:
             return
-        reader = self.idle.take() or TopicReader(self.settings, self.topic, self.skips)
+        reader = self.readers.take(lambda: TopicReader(self.settings, self.topic, self.skips))
         try:
             yield from reader.batches(partition, span, inputs)
         except Exception:
             reader.close()
             raise
         finally:
-            self.idle.put(reader)
+            self.readers.put(reader)
 
     def close(self) -> None:
-        self.idle.close()
+        self.readers.close()
 
 
 class OpenLog(NamedTuple):
