@@ -15,6 +15,7 @@ from holdfast.core.engine.declared.processor import Processor
 from holdfast.core.engine.declared.serdes import Text
 from holdfast.core.engine.declared.sources import Source
 from holdfast.core.engine.state.rows import Rows
+from holdfast.core.streams.steps import Rekey
 
 HANG, PLACE = os.environ.get("HANG", ""), os.environ.get("HANG_AT", "fold")
 ORDERS, CUSTOMERS = "orders", "customers"
@@ -58,6 +59,16 @@ def rate(rows: Rows[int], event: str, at_ms: int) -> None:
     rows[event] = at_ms
 
 
+def time_of(event: str) -> int:
+    at("time", event)
+    return 0
+
+
+def key_of(event: str) -> str:
+    at("key", event)
+    return event
+
+
 RATES = Global("rates", Source(ORDERS, Text()), rate, row=int)
 
 
@@ -66,6 +77,11 @@ def processors() -> list[Processor[Any, Any]]:
     if PLACE == "merged":
         on = {Source(ORDERS, Text()): merge, Source(CUSTOMERS, Text()): merge}
         return [Processor(name="both", on=on, row=int)]
+    if PLACE == "time":
+        on = {Source(CUSTOMERS, Text(), time=time_of): merge, Source(ORDERS, Text(), time=time_of): merge}
+        return [Processor(name="both", on=on, row=int)]
+    if PLACE == "key":
+        return [Rekey(name="both", source=Source(ORDERS, Text()), by=key_of)]
     if PLACE == "global":
         on = {Source(CUSTOMERS, Text()): merge}
         return [Processor(name="both", on=on, row=int, reads=(RATES,))]

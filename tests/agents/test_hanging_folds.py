@@ -66,7 +66,14 @@ def hanging(kafka: EmbeddedKafka, folder: Path, how: str, place: str, **settings
         ("loop", "fold"),
         *(
             pytest.param(how, place, marks=pytest.mark.variant)
-            for how, place in (("sleep", "decode"), ("sleep", "timer"), ("loop", "merged"), ("sleep", "fold"))
+            for how, place in (
+                ("sleep", "decode"),
+                ("sleep", "timer"),
+                ("loop", "merged"),
+                ("sleep", "fold"),
+                ("loop", "time"),
+                ("loop", "key"),
+            )
         ),
     ],
 )
@@ -75,7 +82,7 @@ def test_it_is_named_with_its_record_and_ends_when_asked(
 ) -> None:
     worker = hanging(kafka, tmp_path, how, place)
     line = worker.wait_said("a fold does not return", DEADLINE_S)
-    name = "both" if place == "merged" else "totals"
+    name = "both" if place in ("merged", "time", "key") else "totals"
     assert re.search(rf"\({name}: orders partition 0, offset {BEFORE}\)", line), line
     assert worker.said(r"tests/agents/hanging_shop\.py.*in hang")
     status, body = worker.ask("/health/ready")

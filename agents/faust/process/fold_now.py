@@ -7,7 +7,7 @@ from __future__ import annotations
 import dis
 import inspect
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import length_hint
 from types import CodeType, FrameType
@@ -15,11 +15,13 @@ from typing import Any
 
 from holdfast.agents.partitions.batches.runner import Runner
 from holdfast.core.engine.fold.folding import Folder
+from holdfast.core.engine.fold.ordering import TimesReader
 from holdfast.core.engine.fold.stepping import SteppingFolder
 from holdfast.core.streams.windowing.fold import WindowFold
 
 _FAST_ONE, _FAST_SEVERAL = Folder._fold_one.__code__, Folder._fold_alike.__code__
 _FAST_COLUMNS, _RUN_OF_WINDOWS = Folder._fold_columns.__code__, WindowFold._run.__code__
+_TIMES_OF_ALL, _TIME_OF_ONE = TimesReader.read_all.__code__, TimesReader.read.__code__
 _RECORD = SteppingFolder._careful_record.__code__
 _RUN = Runner._fold.__code__
 LIMIT_FRAMES = 40
@@ -28,18 +30,17 @@ LIMIT_FRAMES = 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoldNow:
-    """A record that is being folded: of which *processor*, and where it lies; *offset* None where that is not
-    known.
+    """A record that is being folded: of which *processor*, and where it lies; *offset* is a range if it may
+    be one of several, and None where it is not known.
     """
 
     processor: str
     topic: str
     partition: int
-    offset: int | None
+    offset: int | range | None
 
     def __str__(self) -> str:
-        at = "an unknown offset" if self.offset is None else f"offset {self.offset}"
-        return f"{self.processor}: {self.topic} partition {self.partition}, {at}"
+        return f"{self.processor}: {self.topic} partition {self.partition}, {_shown(self.offset)}"
 
 
 def fold_now(frame: FrameType | None) -> FoldNow | None:
@@ -61,7 +62,22 @@ def fold_now(frame: FrameType | None) -> FoldNow | None:
 def global_fold_now(frame: FrameType | None) -> str:
     """Return which record of a global's topic is folded in the call *frame*, as far as that is known."""
     topic, offset = _record([*_calls(frame)])
-    return f"{topic or 'an unknown record'}, {'an unknown offset' if offset is None else f'offset {offset}'}"
+    return f"{topic or 'an unknown record'}, {_shown(offset)}"
+
+
+def _shown(offset: int | range | None) -> str:
+    """Return an offset in words.
+
+    >>> _shown(7), _shown(range(7, 10)), _shown(None)
+    ('offset 7', 'one of the offsets 7 to 9', 'an unknown offset')
+    """
+    match offset:
+        case None:
+            return "an unknown offset"
+        case range():
+            return f"one of the offsets {offset.start} to {offset.stop - 1}"
+        case _:
+            return f"offset {offset}"
 
 
 def stack_of(frame: FrameType | None) -> str:
@@ -78,27 +94,57 @@ def _calls(frame: FrameType | None) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def _record(calls: list[FrameType]) -> tuple[str, int | None]:
+def _record(calls: list[FrameType]) -> tuple[str, int | range | None]:
     """Return topic and offset of the record of the innermost *calls* of a fold; no topic where it is not
     known.
     """
     inner: FrameType | None = None
     number: int | None = None
-    for call in calls:
+    for depth, call in enumerate(calls):
         if call.f_code is _RUN_OF_WINDOWS:
             number = call.f_locals.get("at")
         if call.f_code is _FAST_COLUMNS:
-            offsets = call.f_locals["batch"].offsets
-            return _topic_of(call), None if number is None else int(offsets[min(number, len(offsets) - 1)])
+            return _topic_of(call), _of_all(call, number, calls[:depth])
+        if call.f_code is _TIMES_OF_ALL:
+            return call.f_locals["self"].topic, _of_all(call, None, calls[: depth + 1])
+        if call.f_code is _TIME_OF_ONE:
+            return call.f_locals["self"].topic, int(call.f_locals["batch"].offsets[call.f_locals["at"]])
         if call.f_code is _RECORD and "at" in call.f_locals:
             topic, offset = call.f_locals["at"]
             return topic, offset
         if call.f_code is _FAST_ONE:
+            if "batch" in call.f_locals and "times" not in call.f_locals:  # a step takes all at once
+                return _topic_of(call), _of_all(call, number, calls[:depth])
             return _topic_of(call), _of_one(call)
         if call.f_code is _FAST_SEVERAL:
             return _of_several(call, inner)
         inner = call
     return "", None
+
+
+def _of_all(call: FrameType, number: int | None, inner: list[FrameType]) -> int | range:
+    """Return the offset of the record that a *call* with a whole batch is at: by its *number*, or by the
+    event that one of the *inner* calls holds; a range where it may be one of several.
+    """
+    batches = (each.f_locals["batch"] for each in (*inner, call) if "batch" in each.f_locals)
+    offsets = next(batches).offsets  # the innermost is without marks
+    if number is None:
+        number = _event_at_hand(inner)
+    if number is None:
+        return range(int(offsets[0]), int(offsets[-1]) + 1)
+    return int(offsets[min(number, len(offsets) - 1)])
+
+
+def _event_at_hand(calls: list[FrameType]) -> int | None:
+    """Return the number of the last of a call's `events` that its inner call holds; None if unclear."""
+    for outer, inner in zip(calls[1:], calls, strict=False):
+        if isinstance(events := outer.f_locals.get("events"), Sequence):
+            held = {id(each) for each in inner.f_locals.values()}
+            if not (found := [at for at, event in enumerate(events) if id(event) in held]):
+                return None
+            # Other locals hold what came of an earlier event, such as its key.
+            return found[-1] if sum(each is events[found[-1]] for each in events) == 1 else None
+    return None
 
 
 def _topic_of(call: FrameType) -> str:

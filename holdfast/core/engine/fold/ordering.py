@@ -64,7 +64,7 @@ class MergeOrder:
         readers = [
             None
             if time is None or "value" not in has or len(folds) == 1
-            else _TimesReader(fold.source, time, has)
+            else TimesReader(fold.source, time, has)
             for fold, time, has in zip(folds, processor.own_times, columns, strict=True)
         ]
         self._readers, self._topics = readers, processor.topics
@@ -109,7 +109,7 @@ class MergeOrder:
         }
 
     def _one_by_one(
-        self, reader: _TimesReader, topic: str, batch: Batch, refused: Container[tuple[str, int]]
+        self, reader: TimesReader, topic: str, batch: Batch, refused: Container[tuple[str, int]]
     ) -> OwnTimes:
         times = list[int]()
         for at, offset in enumerate(batch.offsets):
@@ -131,10 +131,11 @@ class MergeOrder:
         return OwnTimes(times, max(times))
 
 
-class _TimesReader:
+class TimesReader:
     """Reads the event times of one source's records."""
 
     def __init__(self, source: Any, time: Callable[[Any], int], columns: Sequence[Input]) -> None:
+        self.topic = str(source.topic)
         self._serde, self._frames = source.serde, framing(source.serde)
         self._time, (self._limit_ms, _) = getattr(time, "read", time), limit_of(time)
         self._value = columns.index("value")
