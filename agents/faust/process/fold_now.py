@@ -30,8 +30,8 @@ LIMIT_FRAMES = 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoldNow:
-    """A record that is being folded: of which *processor*, and where it lies; *offset* is a range if it may
-    be one of several, and None where it is not known.
+    """A record that is being folded: of which *processor*, and where it lies. *offset* is a range where just
+    the first and last that it may be are known, and None where these are not.
     """
 
     processor: str
@@ -124,7 +124,7 @@ def _record(calls: list[FrameType]) -> tuple[str, int | range | None]:
 
 def _of_all(call: FrameType, number: int | None, inner: list[FrameType]) -> int | range:
     """Return the offset of the record that a *call* with a whole batch is at: by its *number*, or by the
-    event that one of the *inner* calls holds; a range where it may be one of several.
+    event that one of the *inner* calls holds; otherwise the range of the batch.
     """
     batches = (each.f_locals["batch"] for each in (*inner, call) if "batch" in each.f_locals)
     offsets = next(batches).offsets  # the innermost is without marks
