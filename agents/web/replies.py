@@ -56,6 +56,9 @@ class RequestRefused(Exception):
         retry_after_ms: int | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
+        message = message.encode(
+            errors="backslashreplace"
+        ).decode()  # it may quote a header that is not UTF-8
         super().__init__(message)
         self.status = status
         self.refusal = Refusal(error=error, message=message, owner=owner, retry_after_ms=retry_after_ms)

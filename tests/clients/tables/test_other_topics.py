@@ -12,6 +12,7 @@ from unittest.mock import patch
 import aiohttp
 import msgspec
 import pytest
+from yarl import URL
 
 from holdfast.agents.web import global_routes, server
 from holdfast.clients.tables.answers import Answer, AtLeast, ReachedOffsets
@@ -29,6 +30,7 @@ from holdfast.errors import OtherTopicError, QueryError
 from tests.clients.tables.tabling import TOTALS, Total, client, one_worker, scenario
 from tests.clients.tables.test_globals import ORDERS, RATES, a_worker, with_rates
 from tests.clients.tables.test_globals import client as client_of_rates
+from tests.support.patience import DEADLINE_S
 
 OLD, NEW = "old-topic_id==", "m+WK/F7-X_BftA"
 
@@ -115,6 +117,24 @@ async def test_ids_of_what_the_table_is_not_folded_from_are_refused(ids: str) ->
             assert (response.status, (await response.json())["error"]) == (409, "other_topic")
         async with session.get(url, headers={TOPIC_IDS: f"orders:{NEW}"}) as response:
             assert (await response.json())["topic_ids"] == {"orders": NEW}
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@scenario
+async def test_an_id_that_is_not_utf_8_is_refused_too(packed: bool) -> None:
+    accepted = "application/msgpack" if packed else "application/json"
+    async with worker_of() as worker:
+        url = URL(worker.url)
+        reader, writer = await asyncio.open_connection(url.host, url.port)
+        writer.write(
+            f"GET /tables/totals/0/rows/ada?at-offset=7 HTTP/1.1\r\nHost: {url.authority}\r\n"
+            f"Accept: {accepted}\r\nConnection: close\r\n{TOPIC_IDS}: orders:".encode()
+            + b"\xff\xfe\r\n\r\n"
+        )
+        answer = await asyncio.wait_for(reader.read(), DEADLINE_S)
+        writer.close()
+        assert answer.startswith(b"HTTP/1.1 409"), answer
+        assert b"other_topic" in answer
 
 
 @pytest.mark.parametrize("ids", [{"orders": "a\r\nX: y"}, {"orders": ""}, {7: "a"}, {"orders": None}, "x"])
