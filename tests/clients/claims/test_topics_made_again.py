@@ -270,3 +270,22 @@ async def test_members_that_work_on_ranges_notice_the_new_topic(
             await held.done()
         await work(shop, one, 100, NEW)
     assert "was deleted and made again" in caplog.text
+
+
+@pytest.mark.long
+@scenario
+async def test_a_coordination_topic_that_is_another_is_reported(
+    shop: Shop, caplog: pytest.LogCaptureFixture
+) -> None:
+    shop.produce(0, OLD)
+    with caplog.at_level(logging.WARNING):
+        async with shop.reading("a"):
+            await shop.has(0, OLD)
+            assert "coordination-topic-made-again" not in caplog.text
+            admin = AdminClient(shop.kafka.client_config())
+            admin.delete_topics(["__marshal"])["__marshal"].result(DEADLINE_S)
+            shop.kafka.create_topic("__marshal", partitions=4, config=LOG_APPEND)
+            shop.produce(100, NEW)
+            await shop.has(100, NEW)
+            await until("a line about it", lambda: "coordination-topic-made-again" in caplog.text)
+    assert caplog.text.count("coordination-topic-made-again") == 1

@@ -99,6 +99,7 @@ class OffsetFetcher:
         self._config = impatient(settings.consumer(**overrides))
         self._consumer: Consumer | None = None
         self._identities = TopicIdentities(self._admin_config, timeout_s=self._attempt_s)
+        self._coordination, self._coordination_mark = settings.coordination_topic, -1
         self._changed = threading.Condition()
         self._wanted: dict[tuple[str, int], bool] = {}
         self._count_wanted: tuple[str, ...] = ()
@@ -193,6 +194,8 @@ class OffsetFetcher:
                 # Offsets that a claim waits for come first; counts wait longest for a broker that is away
                 identified = self._identify(identify)
                 done = self._look(asked) and identified and self._count_all(topics)
+                if topics:  # now and then
+                    self._watch_coordination()
                 with self._changed:
                     self._count_wanted = ()
                     if not done:
@@ -257,6 +260,22 @@ class OffsetFetcher:
         with self._changed:
             self._identified += [TopicIdentity(topic, mark, asked_s) for topic, mark in marks.items()]
         return True
+
+    def _watch_coordination(self) -> None:
+        """Warn where the coordination topic is another than at the last look: all claims went with it."""
+        mark: int | None = None
+        with suppress(KafkaException):
+            mark = self._identities.marks({self._coordination})[self._coordination]
+        if mark is None:
+            return
+        if self._coordination_mark not in (-1, mark):
+            logger.warning(
+                "coordination-topic-made-again: %(topic)s was deleted and made again, with all claims and "
+                "their offsets. Members of group %(group)s that claim now begin at the offsets committed to "
+                "Kafka, or by auto_offset_reset: messages since then are delivered again",
+                {"topic": self._coordination, "group": self._group_id},
+            )
+        self._coordination_mark = mark
 
     def _failed(self, what: str, cause: KafkaError) -> None:
         logger.info("%(what)s: %(cause)s", {"what": what, "cause": cause.str() or cause.name()})
