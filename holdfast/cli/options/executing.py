@@ -14,12 +14,12 @@ ExecuteOrYes = Annotated[
     typer.Option("--execute", "--yes", help="Do it; else nothing changes. --yes is the old name."),
 ]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", hidden=True)]
-"""The old word of commands that did it without being asked."""
+"""The old option of commands that act by default."""
 
 
 def is_executed(command: str, *, execute: bool, dry_run: bool) -> bool:
-    """Return whether a command that once needed no `--execute` removes something; in this release it still
-    does without a word, and prints that the next one will not.
+    """Return whether the command removes something. In this release it does without `--execute` too, unless
+    `--dry-run` is given, and prints a note that the next release will not.
     """
     if not execute and not dry_run:
         note(f"{command} without --execute only shows what it would remove from the next release on")

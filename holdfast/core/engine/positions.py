@@ -6,7 +6,7 @@ others:
 
 | format | fields |
 |---|---|
-| 1 | offset, stream_ms, version, format, and sources unless that is 0 |
+| 1 | offset, stream_ms, version, format, and sources unless that is 0; read without format too |
 | 4, 8 | those of 1 with sources, event_ms; 8 has origins too |
 | 2 | offsets, stream_ms, version, format, reached_ms, last, tick_ms, choices, sources |
 | 3, 5, 6 | those of 2; globals; event_ms; both |
@@ -99,7 +99,7 @@ _FIELDS: dict[int, tuple[str, ...]] = {
     7: (*_ORDERED, "by_event", "ordered_ms", "globals", "event_ms", "origins"),
 }
 _OF_ONE = (1, 4, 8)
-_MAY_LACK = {1: {"sources"}, 7: {"globals", "event_ms", "origins"}}
+_MAY_LACK = {1: {"format", "sources"}, 7: {"globals", "event_ms", "origins"}}
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(list[Any]).decode
 
@@ -154,7 +154,7 @@ def _position_of(kind: int, read: dict[str, Any]) -> Position:
             raise TypeError(f"format {kind} without {name}")
     if kind in _OF_ONE:
         read["applied"] = (read["applied"],)
-    del read["format"]
+    read.pop("format", None)
     position = msgspec.convert(read, Position)
     widths = {len(position.applied)}
     if kind not in _OF_ONE:

@@ -99,7 +99,8 @@ class OffsetFetcher:
         self._config = impatient(settings.consumer(**overrides))
         self._consumer: Consumer | None = None
         self._identities = TopicIdentities(self._admin_config, timeout_s=self._attempt_s)
-        self._coordination, self._coordination_mark = settings.coordination_topic, -1
+        self._coordination = settings.coordination_topic
+        self._coordination_mark: int | None = None
         self._changed = threading.Condition()
         self._wanted: dict[tuple[str, int], bool] = {}
         self._count_wanted: tuple[str, ...] = ()
@@ -262,13 +263,13 @@ class OffsetFetcher:
         return True
 
     def _watch_coordination(self) -> None:
-        """Warn where the coordination topic is another than at the last look: all claims went with it."""
+        """Warn once if the coordination topic was made again since the last look: all claims went with it."""
         mark: int | None = None
         with suppress(KafkaException):
             mark = self._identities.marks({self._coordination})[self._coordination]
         if mark is None:
             return
-        if self._coordination_mark not in (-1, mark):
+        if self._coordination_mark not in (None, mark):
             logger.warning(
                 "coordination-topic-made-again: %(topic)s was deleted and made again, with all claims and "
                 "their offsets. Members of group %(group)s that claim now begin at the offsets committed to "

@@ -256,3 +256,10 @@ def test_a_tables_digest_does_not_depend_on_the_order_of_partitions_but_on_their
     assert combine_digests([(0, "a"), (1, "b")]) != combine_digests([(0, "b"), (1, "a")])
     assert combine_digests([(0, "a"), (1, "b")]) != combine_digests([(0, "a"), (2, "b")])
     assert combine_digests([(0, "a")]) != combine_digests([(0, "a"), (1, "a")])
+
+
+def test_a_marker_without_a_format_is_of_the_first() -> None:
+    found = decode_position(msgspec.msgpack.encode([5, 10, 1]))
+    assert (found.applied, found.stream_ms, found.version, found.sources) == ((5,), 10, 1, 0)
+    with pytest.raises(ChangelogError, match="malformed"):
+        decode_position(msgspec.msgpack.encode([5, 10]))
