@@ -181,7 +181,7 @@ def settle(settings: Settings, topic: str, timeout_s: float) -> None:
     with TopicLog(settings, topic) as log:
         if not settled(log, timeout_s):
             raise BrokerError(
-                f"topic {topic}: a transaction is open for more than {timeout_s:g} s, and what is behind it"
+                f"topic {topic}: a transaction is open for more than {timeout_s:g} s, and records after it"
                 " cannot be read. Wait until its producer or the broker has ended it, or look for one that"
                 " hangs (`holdfast producers hanging`)"
             )

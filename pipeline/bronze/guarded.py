@@ -60,7 +60,7 @@ class DigestGuard:
         for segment, rows in zip(told, found, strict=True):
             rows.note_gap(rows.reached, segment.end)
             for fault in segment_faults(self._reader.where, self._partition, segment, rows, touched):
-                raise LakeError(f"{fault.told}: `holdfast pipeline check --deep` tells of all that is wrong")
+                raise LakeError(f"{fault.told}: `holdfast pipeline check --deep` lists every fault")
 
 
 class DigestGuards:

@@ -384,7 +384,7 @@ def cut_of(landed: Landed, path: str, name: str) -> Cut:
     """Return the offsets of the sources of processor *name* when its choices were landed."""
     if landed.cut is None:
         raise LakeError(
-            f"{path} does not tell how far the sources were landed: land them together with the choices "
+            f"{path} has no position up to which the sources were landed: land them with the choices "
             f"(`holdfast pipeline land --processor {name}`)"
         )
     return landed.cut

@@ -48,7 +48,7 @@ class LandedHistory:
             return {at: structs.replace(start, applied=(end - 1,)) for at, end in ends.items()}
         if not cut.positions:
             raise LakeError(
-                f"{self.path} does not tell where the table of {self._processor.name} stood: nobody had"
+                f"{self.path} has no position of the table of {self._processor.name}: no worker had"
                 " folded anything when it was landed, or an earlier holdfast landed it, so no order of the"
                 " sources is settled. Land again once workers have folded (`holdfast pipeline land"
                 f" --processor {self._processor.name}`)"

@@ -32,7 +32,7 @@ def open_bronze(path: str) -> tuple[LakeLog, Landed | None]:
     last = chain[0] if chain else None
     check_rows(path, last, all_told((at, file.rows) for at, files in listed.items() for file in files))
     for fault in layout_faults(path, chain, listed):
-        raise LakeError(f"{fault.told}; `holdfast pipeline check` tells of all that is wrong")
+        raise LakeError(f"{fault.told}; `holdfast pipeline check` lists every fault")
     found = LakeLog(
         uri=str(table.table_uri),
         version=table.version(),

@@ -89,7 +89,7 @@ def encode_choice(choice: Choice) -> bytes:
 def decode_choice(value: bytes | None) -> Choice:
     """Return the choice in *value*; raises ChoicesError for bytes that no worker of this format wrote."""
     if value is None:
-        raise ChoicesError("choice without a value: nobody may delete choices, they are part of the log")
+        raise ChoicesError("choice without a value: choices are part of the log and must not be deleted")
     try:
         kind, *read = _decode(value)
         if type(kind) is not int:

@@ -533,7 +533,7 @@ class StepClock:
         limit_ms, holds = self._limits[0]
         try:
             at_ms = [UNHEARD if event is None else time(event) for event in events]
-        except (Exception, SystemExit):  # noqa: BLE001  whoever needs the time refuses the record
+        except (Exception, SystemExit):  # noqa: BLE001  the fold, which needs the time, refuses the record
             at_ms = []
         if (
             {*map(type, at_ms)} == {int}

@@ -290,7 +290,7 @@ def test_a_choices_table_without_the_position_is_refused(lake: Path) -> None:
     from tests.pipeline.folds.test_merged_bronze import write
 
     write(lake)
-    with pytest.raises(LakeError, match=r"does not tell where the table of seen stood: .*--processor seen"):
+    with pytest.raises(LakeError, match=r"has no position of the table of seen: .*--processor seen"):
         run(lake)
 
 

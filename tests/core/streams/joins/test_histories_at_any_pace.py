@@ -106,7 +106,7 @@ def test_versions_that_no_record_may_ask_for_any_more_are_dropped_once_both_have
         for at_ms in range(0, 2_000, 100):
             topology.pipe(RATES, Fare("ada", at_ms, at_ms), key="ada")
         topology.pipe(RIDES, Fare("ada", 450, 1), key="ada")
-        assert topology.values(FOUND) == [("ada", (1, 400))], "nobody had come past it"
+        assert topology.values(FOUND) == [("ada", (1, 400))], "no origin had come past it"
         rows = topology.table("rated")
         assert rows[stream_key(0)].stream_ms == 1_900, "both let go, and rides had no more to ask"
         assert sorted(int(key[-16:]) for key in rows if "was/" in key) == [1_700, 1_800]
